@@ -1,1 +1,4 @@
-"""What every part costs, against what it must cost on this machine.  Run from a checkout: python -m benchmarks."""
+"""Times of single parts, compared with the least time that this machine allows.
+
+Run from a checkout: python -m benchmarks.
+"""

@@ -1,4 +1,4 @@
-"""python -m benchmarks: a command for each part, and the four that a card is used for.  Knows options and printing."""
+"""python -m benchmarks: a command for each part, and four commands for a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from longgraft.attention.backends import available
 from longgraft.runtime.devices import device_of, dtype_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="What every part costs here, against what it must cost.")
+                  help="Time single parts, and compare them with the least time that this machine allows.")
 BOTH = "llama-3.1-8b,qwen3-8b"
 LONG = "4096,8192,16384,32768"
-REHEARSED = 8       # training steps of a rehearsal
-SAVING = 0.75       # minutes kept back: what has begun is ended and written
+REHEARSED = 8       # number of training steps of a rehearsal
+SAVING = 0.75       # minutes reserved for ending the running part and writing the results
 
-Shapes = Annotated[str, typer.Option(help=f"Of {', '.join(SHAPES)}; comma-separated.")]
-Toy = Annotated[bool, typer.Option("--toy", help="Small layers of the same families, to rehearse with.")]
-Prefixes = Annotated[str, typer.Option(help="Tokens before the rows, or of prompts; comma-separated.")]
+Shapes = Annotated[str, typer.Option(help=f"Any of {', '.join(SHAPES)}; comma-separated.")]
+Toy = Annotated[bool, typer.Option("--toy", help="Use small layers of the same families, for a rehearsal.")]
+Prefixes = Annotated[str, typer.Option(help="Lengths of the prefix, or of prompts, in tokens; comma-separated.")]
 Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]     # noqa: UP045
 Dtype = Annotated[Optional[str], typer.Option(help="Default: bfloat16 on a GPU, else float32.")]    # noqa: UP045
-Attention = Annotated[str, typer.Option(help="The target's backend.")]
+Attention = Annotated[str, typer.Option(help="Attention backend of the target.")]
 Modes = Annotated[Optional[str], typer.Option(      # noqa: UP045
-    help=f"Of {', '.join(MODES)}; comma-separated. Default: all on a GPU, else eager.")]
+    help=f"Any of {', '.join(MODES)}; comma-separated. Default: all on a GPU, else eager.")]
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
-Patience = Annotated[float, typer.Option(help="Seconds for each number.")]
-Minutes = Annotated[float, typer.Option(help="After which it has ended.")]
-Rehearse = Annotated[bool, typer.Option("--rehearse", help="On small shapes, to see that it runs; so it is without a "
-                                                           "GPU.")]
-Chosen = Annotated[str, typer.Option("-k", help="Tests, as pytest's -k has it.")]
+Patience = Annotated[float, typer.Option(help="Seconds for each measurement.")]
+Minutes = Annotated[float, typer.Option(help="Most minutes that the command takes.")]
+Rehearse = Annotated[bool, typer.Option("--rehearse", help="Use small shapes, only to see that it runs; always so "
+                                                           "without a GPU.")]
+Chosen = Annotated[str, typer.Option("-k", help="Tests to run, as for pytest's -k.")]
 HERE = Path("results")
 Parts = dict[str, Callable[[Bench], Iterator[Row]]]
 
 
 def place(device: str | None, dtype: str | None) -> tuple[torch.device, torch.dtype]:
-    """Where, and in what."""
+    """Returns the device and the dtype."""
     where = device_of(device)
     return where, dtype_of(dtype or ("bfloat16" if where.type == "cuda" else "float32"))
 
 
 def shapes_of(names: str, toy: bool) -> list[Shape]:
-    """ValueError names the known ones."""
+    """Returns the shapes of these names; raises ValueError for an unknown name."""
     wanted = names.split(",")
     if unknown := [name for name in wanted if name not in SHAPES]:
         raise ValueError(f"Shape {unknown[0]!r} is unknown. Known: {', '.join(SHAPES)}.")
@@ -71,7 +71,7 @@ def numbers(text: str) -> list[int]:
 
 def opened(name: str, out: Path, minutes: float, where: torch.device, kind: torch.dtype,
            patience: float) -> tuple[Report, Machine]:
-    """An empty report on a measured machine."""
+    """Returns an empty report and the measured machine."""
     report = Report(name, out, minutes, where)
     machine = Machine.measured(where, kind, patience)
     report.about |= {"machine": machine.describe(), "rates": machine.figures()}
@@ -80,7 +80,7 @@ def opened(name: str, out: Path, minutes: float, where: torch.device, kind: torc
 
 def time_shape(report: Report, shape: Shape, machine: Machine, prefixes: list[int], patience: float, parts: Parts,
                modes: Sequence[str], backend: str = "auto") -> None:
-    """The parts of one shape in each mode, and each mode's costs as a file."""
+    """Times the parts of one shape in each mode, and writes the costs of each mode to a file."""
     target = shape.target(machine.device, machine.dtype, backend)
     network = shape.network(target)
 
@@ -98,12 +98,12 @@ def time_shape(report: Report, shape: Shape, machine: Machine, prefixes: list[in
         found = costs(bench, report.rows[first:], f"benchmarks, medians, commit {report.about['commit'][:10]}")
         if found is not None:
             path = report.path.with_name(f"costs-{shape.name}-{mode}.json")
-            path.unlink(missing_ok=True)        # of an earlier run
+            path.unlink(missing_ok=True)        # the file of an earlier run
             found.save(path)
-        del bench       # the next one needs the room
+        del bench       # the next bench needs the memory
 
 
-def _add(name: str, parts: Parts, help: str, alone: bool = False) -> None:
+def _add_command(name: str, parts: Parts, help: str, alone: bool = False) -> None:
     def command(shape: Shapes = "llama-3.1-8b", toy: Toy = False, prefix: Prefixes = LONG, device: Device = None,
                 dtype: Dtype = None, backend: Attention = "auto", mode: Modes = None, out: Out = HERE,
                 patience: Patience = 0.3, minutes: Minutes = 60.0) -> None:
@@ -119,15 +119,16 @@ def _add(name: str, parts: Parts, help: str, alone: bool = False) -> None:
 
 
 for _name, _part in PARTS.items():
-    _add(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
-_add("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
-_add("parts", dict(PARTS), "All of them, and the costs file of the controller and of `longgraft project`.", alone=True)
+    _add_command(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
+_add_command("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
+_add_command("parts", dict(PARTS), "All parts, and files of costs for the controller and `longgraft project`.",
+             alone=True)
 
 
 @app.command()
 def products(out: Out = HERE, patience: Patience = 0.3, minutes: Minutes = 10.0,
              toy: Toy = False) -> None:
-    """Products of the CPU kernels, by type of weight and number of rows; threads as OMP_NUM_THREADS says."""
+    """Products of the CPU kernels, by type of weight and number of rows; OMP_NUM_THREADS sets the threads."""
     report, machine = opened("products", out, minutes, torch.device("cpu"), torch.float32, patience)
     report.take("products", by_type(machine, patience, (64, 512) if toy else SHAPE))
     raise SystemExit(report.finish())
@@ -136,7 +137,7 @@ def products(out: Out = HERE, patience: Patience = 0.3, minutes: Minutes = 10.0,
 @app.command()
 def check(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False,
           chosen: Chosen = "") -> None:
-    """Is it right here: the tests marked gpu, and what the device can do."""
+    """Correctness on this device: run the tests marked gpu, and measure the device's rates."""
     from benchmarks.checks import capability, tests
 
     where, kind = place(device, None)
@@ -145,13 +146,13 @@ def check(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehear
     report, machine = opened("check", out, minutes - SAVING, where, kind, patience)
     report.take("capability", capability(machine, patience, 256 if small else 4096))
     report.attempt("tests", lambda: tests(report, chosen))
-    raise SystemExit(report.finish() or int(bool(report.left_out)))     # what was not asked is not right
+    raise SystemExit(report.finish() or int(bool(report.left_out)))     # tests that did not run have not passed
 
 
 @app.command("time")
 def time_(shape: Shapes = BOTH, device: Device = None, dtype: Dtype = None, out: Out = HERE, minutes: Minutes = 8.0,
           rehearse: Rehearse = False) -> None:
-    """Is it fast here: every part of models of real shapes, 4K to 32K, and their costs as files."""
+    """Speed on this device: time every part with real shapes after 4K to 32K tokens, and write files of costs."""
     where, kind = place(device, dtype)
     small = rehearse or where.type != "cuda"
     prefixes, patience = ([64, 256], 0.01) if small else (numbers(LONG), 0.15)
@@ -159,7 +160,7 @@ def time_(shape: Shapes = BOTH, device: Device = None, dtype: Dtype = None, out:
     shapes = shapes_of(shape, small)
     for each in shapes:
         time_shape(report, each, machine, prefixes, patience, PARTS, usual(where, small))
-    # Of shapes with the same heads one says it all.
+    # Attention is the same for all shapes with the same heads, so one of them is enough.
     for each in {tuple(each.config[name] for name in HEADS): each for each in shapes}.values():
         report.take(f"attention of {each.name}", attention(each, machine, prefixes, ROWS, patience))
         if not available()["triton"] or interpreted():
@@ -171,7 +172,7 @@ def time_(shape: Shapes = BOTH, device: Device = None, dtype: Dtype = None, out:
 
 @app.command()
 def pair(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False) -> None:
-    """The embedded pair: ar, eagle3, graft, graft-x and transformers' generate, in float32 and bfloat16."""
+    """The embedded pair: time ar, eagle3, graft, graft-x and transformers' generate, in float32 and bfloat16."""
     where, kind = place(device, None)
     small = rehearse or where.type != "cuda"
     lengths, new, repeats = ([96], 4, 1) if small else (numbers(LONG), 256, 2)
@@ -179,7 +180,7 @@ def pair(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehears
     for dtype in ("bfloat16", "float32"):
         task = pairs.Task(where, dtype, lengths, new, repeats)
         report.take(f"methods in {dtype}", pairs.methods(task))
-        # cuDNN's takes half precision only; a rehearsal has none.
+        # cuDNN's attention takes half precision only, and a rehearsal has no cuDNN.
         for last in (False, True) if dtype == "bfloat16" and not small else (False,):
             report.take(f"transformers in {dtype}{', cuDNN last' if last else ''}",
                         pairs.elsewhere(task, False, last, report.left), least=0 if small else 15)
@@ -193,7 +194,7 @@ def pair(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehears
 def baseline(prefix: Prefixes = LONG, device: Device = None, dtype: Dtype = None,
              new: Annotated[int, typer.Option()] = 256, static: Annotated[bool, typer.Option("--static")] = False,
              minutes: Minutes = 6.0) -> None:
-    """transformers' generate alone: a row of JSON a line, behind a tab."""
+    """transformers' generate alone: print each row as one line of JSON, after a tab."""
     where, kind = place(device, dtype)
     end = time.monotonic() + 60 * minutes
     for row in pairs.baseline(pairs.Task(where, str(kind)[6:], numbers(prefix), new), static):
@@ -204,11 +205,11 @@ def baseline(prefix: Prefixes = LONG, device: Device = None, dtype: Dtype = None
 
 @app.command()
 def train(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False,
-          what: Annotated[str, typer.Option(help="target (a new one) or drafter (the embedded head, further).")]
+          what: Annotated[str, typer.Option(help="target (a new one) or drafter (more training of the embedded head).")]
           = "target",
-          corpus: Annotated[Path, typer.Option(help="Of `encode`.")] = training.CARRIED,
-          tokens: Annotated[int, typer.Option(help="Of a step.")] = 16_384) -> None:
-    """At what rate the embedded pair is trained, then training for the time that is left; the weights come back."""
+          corpus: Annotated[Path, typer.Option(help="File written by `encode`.")] = training.CARRIED,
+          tokens: Annotated[int, typer.Option(help="Tokens of a training step.")] = 16_384) -> None:
+    """Training of the embedded pair: measure the rate, train for the remaining time, save the weights."""
     if what not in training.WHAT:
         raise ValueError(f"{what!r} cannot be trained here. Known: {', '.join(training.WHAT)}.")
     where, kind = place(device, None)
@@ -229,7 +230,7 @@ def train(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehear
 @app.command()
 def encode(data: Annotated[list[Path], typer.Argument(help="JSONL(.gz) with text, or text files.")],
            out: Annotated[Path, typer.Option(help="New file.")] = training.CARRIED) -> None:
-    """Write text as ids of the embedded tokenizer, for `train` on a machine that has the checkout alone."""
+    """Write text as ids of the embedded tokenizer, for `train` on a machine that has only the checkout."""
     corpus = training.encode(data, out)
     print(f"{len(corpus.tokens):,} tokens of {len(corpus.types):,} documents, {out.stat().st_size >> 20} MiB: {out}")
 

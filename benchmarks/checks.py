@@ -1,7 +1,4 @@
-"""Whether it is right on this device: the tests marked gpu, one row each, and what the device can do.
-
-Knows pytest and the stopwatch; what is claimed stands in the tests.
-"""
+"""Correctness on this device: the tests marked gpu, one row each; and the rates that the device reaches."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from benchmarks.machine import Machine, Work, race
 from benchmarks.report import Report, Row
 from benchmarks.texts import ROOT
 
-ENDED = (0, 1)      # of pytest: all passed, some failed; others are its own troubles
+ENDED = (0, 1)      # pytest's statuses if all tests passed or some failed; others mean that pytest itself failed
 
 
 class _Collected:
-    """A pytest plugin: every test becomes a row as it ends, and none begins after the deadline."""
+    """A pytest plugin that makes a row of every test as it ends, and begins none after the deadline."""
 
     def __init__(self, report: Report) -> None:
         self.report, self.rows = report, 0
@@ -41,23 +38,25 @@ class _Collected:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Why it failed or was skipped, for people."""
+    """Returns the reason why a test failed or was skipped, for people."""
     if report.passed:
         return ""
-    if isinstance(report.longrepr, tuple):      # of a skip: file, line, reason
+    if isinstance(report.longrepr, tuple):      # a skipped test: file, line, reason
         return report.longrepr[2]
     crash = getattr(report.longrepr, "reprcrash", None)
     return (crash.message if crash else str(report.longrepr)).splitlines()[0][:110]
 
 
 def tests(report: Report, chosen: str = "") -> None:
-    """All that are marked gpu, on the report's device, which gets their rows.  chosen: pytest's -k; RuntimeError where
-    none could be run."""
+    """Runs all tests marked gpu on the report's device, and adds their rows to the report.
+
+    Raises RuntimeError if no test could be run.  chosen: expression for pytest's -k
+    """
     files = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text()]
     if not files:
         raise RuntimeError(f"{ROOT / 'tests'} has no test that is marked gpu.")
     seen = _Collected(report)
-    # The options of pyproject.toml are for a suite on many cores.
+    # The options in pyproject.toml are for running the whole suite on many cores, so they are cleared.
     status = pytest.main(["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "gpu", "-k", chosen,
                           "--rootdir", str(ROOT), "--on", report.device.type, *files], plugins=[seen])
     if status == pytest.ExitCode.INTERRUPTED and report.left <= 0:
@@ -67,7 +66,7 @@ def tests(report: Report, chosen: str = "") -> None:
 
 
 def capability(machine: Machine, patience: float, side: int = 4096) -> Iterator[Row]:
-    """Products of 1 and 64 rows with weights that no cache holds, and what everything else is measured against."""
+    """Yields the rates that floors are computed from, and products of 1 and 64 rows with weights in no cache."""
     device, dtype = machine.device, machine.dtype
     yield Row("copy", f"{machine.copy / 1e9:,.0f} GB/s", note="read and written")
     yield Row("square product", f"{machine.products / 1e12:,.1f} TFLOP/s", note=str(dtype)[6:])

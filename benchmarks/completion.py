@@ -1,14 +1,12 @@
-"""Lines of a real repository that are held out: does a completion say them, and how fast, with the rest of the
-repository in the prompt and without.
+"""Completion of lines held out of a real repository: accuracy and speed, with and without other files in the prompt.
 
     python -m benchmarks.completion run urllib3-2.8.0 held-out --files "src/urllib3/**/*.py"
     python -m benchmarks.completion report held-out
 
-The lines are drawn by a seed, and nothing below them is known.  What a completion says is greedy and ends with its
-line.  Greedily a small model soon repeats itself, and in a loop every guess is right: what is timed is the file's own
-continuation, in place of the draws, by the method and plainly.  A run goes on where it was stopped.
-
-Knows sessions and layouts; gathers and lays out as `longgraft complete` does.
+A seed draws the lines, and the prompt contains nothing below them.  Completions are greedy and end with their line.  A
+small model soon repeats itself in greedy decoding, and in a loop every guess is right.  Speed is therefore measured on
+the file's own continuation, which replaces the draws, with the method and with plain decoding.  An interrupted run can
+be continued.  Files are gathered and laid out as in `longgraft complete`.
 """
 
 from __future__ import annotations
@@ -42,18 +40,18 @@ from longgraft.engine.session import Session, answer
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-ABOVE = 10              # lines that stand above a held-out one at least
-CHARACTERS = 10         # that it has at least
+ABOVE = 10              # least number of lines above a held-out line
+CHARACTERS = 10         # least number of characters of a held-out line
 CONTEXTS = ("file", "repository")
 PLAIN = "ar"
-SHOWN = (8_000, 16_000, 32_000)     # characters of pieces
+SHOWN = (8_000, 16_000, 32_000)     # characters of pieces for which `names` counts
 
 
 @dataclass(frozen=True)
 class Held:
-    """A line of code that the cursor stands before, behind its indentation.
+    """A held-out line of code; the cursor is between its indentation and its first character.
 
-    rest: the file from the cursor on; asks: names in the line that the file has not above it, and another file has
+    rest: the file from the cursor on; asks: names in the line that occur in another file, but not above in this file
     """
 
     path: str
@@ -66,7 +64,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Row:
-    """One request's answer for one line.  context: of `CONTEXTS`; mode: greedy, or replay of the file itself."""
+    """The answer of one request for one line.  context: one of `CONTEXTS`; mode: greedy, or replay of the file"""
 
     path: str
     line: int
@@ -78,7 +76,7 @@ class Row:
     exact: bool
     similarity: float
     asks: int
-    shown: int              # of the names asked for, that stand in the pieces of the prompt
+    shown: int              # how many of the names in `asks` occur in the pieces of the prompt
     prompt_tokens: int
     piece_tokens: int
     new_tokens: int
@@ -89,7 +87,7 @@ class Row:
 
 
 def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
-    """Lines of code, by a seed: no blank, no comment, no import, nothing of a string of several lines."""
+    """Draws lines of code by a seed: no blank lines, comments, imports or parts of multi-line strings."""
     sources = repository(root).sources("x.py")[0]
     places = [place for path in sorted(root.glob(files)) if path.relative_to(root).as_posix() in sources
               for place in _places(root, path)]
@@ -108,7 +106,7 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
 
 
 def _places(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
-    """(path, line, text of the file) of every line that may be held out."""
+    """Yields (path, line, text of the file) of every line that may be held out."""
     text = path.read_text(encoding="utf-8")
     excluded = set[int]()
     for node in ast.walk(ast.parse(text)):
@@ -122,12 +120,12 @@ def _places(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 @app.command()
-def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="That lines are drawn from.")] = "**/*.py",
-        lines: int = 100, seed: int = 0, tokens: Annotated[int, typer.Option(help="Of a prompt.")] = 4096,
-        new: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 64,
-        timed: Annotated[int, typer.Option(help="Of the lines every so manieth is timed beside plain decoding.")] = 5,
+def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="Files that lines are drawn from.")] = "**/*.py",
+        lines: int = 100, seed: int = 0, tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 4096,
+        new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+        timed: Annotated[int, typer.Option(help="N: every Nth line is also timed, with plain decoding beside it.")] = 5,
         method: str = "graft-x", minutes: float = 30.0) -> None:
-    """Ask for every line, with the repository and without, and write a row of each answer."""
+    """Complete every line with and without the repository, and write one row per answer."""
     end, out = time.monotonic() + 60 * minutes, out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     sessions = {name: load(method=name, tell=False) for name in dict.fromkeys((method, PLAIN))}
@@ -139,7 +137,7 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="That lin
     rows = out / "rows.jsonl"
     done = {(row.path, row.line, row.context) for row in read(rows)}
     for number, held in enumerate(held_out(repo.resolve(), files, seed, lines)):
-        # In turn, so that neither is always the one that finds the machine warm.
+        # The order changes, so that no method always runs second on a warm machine.
         names = () if number % timed else list(sessions)[::1 if number // timed % 2 else -1]
         for context in CONTEXTS:
             if (held.path, held.line, context) in done or time.monotonic() > end:
@@ -147,14 +145,14 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="That lin
             shown = () if context == "file" else gather(repo, held.cursor, tokens).snippets
             laid = layout.lay_out(held.cursor, shown, tokens, repo.name if shown else "")
             ids = layout.coder.ids(laid.held + held.rest)[:new]
-            made = [_asked(session, held, laid, context, method, new),
-                    *(_asked(sessions[name], held, laid, context, name, len(ids), ids) for name in names)]
-            with rows.open("a") as file:        # together: a line is asked for in a context, or it is not
+            made = [_answer_row(session, held, laid, context, method, new),
+                    *(_answer_row(sessions[name], held, laid, context, name, len(ids), ids) for name in names)]
+            with rows.open("a") as file:        # all rows together, so that no pair of line and context is half done
                 file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
 
 
-def _asked(session: Session, held: Held, laid: CompletionPrompt, context: str, method: str, new: int,
-           replay: Sequence[int] | None = None) -> Row:
+def _answer_row(session: Session, held: Held, laid: CompletionPrompt, context: str, method: str, new: int,
+                replay: Sequence[int] | None = None) -> Row:
     sampling = None if replay is None else Sampling(replay=replay)
     stop = "\n" if replay is None else ()
     made = answer(session.open(laid.ids, new, sampling, stop, eos=(), prediction=laid.prediction or None), False)
@@ -172,8 +170,10 @@ def read(path: Path) -> list[Row]:
 
 @app.command()
 def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) -> None:
-    """Without a model: the share of the names that held-out lines ask other files for, in the first characters of the
-    pieces, of all finders and of each alone."""
+    """Count, without a model, the names of other files that held-out lines need and that retrieved pieces contain.
+
+    The share is printed for all finders and for each of them alone, by the characters of the pieces.
+    """
     root, found = repo.resolve(), repository(repo)
     asked = [held for held in held_out(root, files, seed, lines) if held.asks]
     for label, finders in (("all", FINDERS), *((finder.__name__, (finder,)) for finder in FINDERS)):
@@ -195,7 +195,7 @@ def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) ->
 
 @app.command()
 def report(out: Path) -> None:
-    """The table of a run, for people, and `summary.csv`."""
+    """Print the table of a run, and write it to `summary.csv`."""
     rows = read(out / "rows.jsonl")
     found = list(summary(rows))
     with (out / "summary.csv").open("w", newline="") as file:
@@ -208,7 +208,7 @@ def report(out: Path) -> None:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """By lines and prompt: what greedy answers say, and the pace of what was timed; of lines asked for in both."""
+    """Yields the table: accuracy of greedy answers and speed of replays, for lines with answers in both contexts."""
     asked = {context: {(row.path, row.line) for row in rows if row.context == context} for context in CONTEXTS}
     rows = [row for row in rows if all((row.path, row.line) in places for places in asked.values())]
     for which, kept in (("all", rows), ("with another file's name", [row for row in rows if row.asks]),
@@ -226,8 +226,7 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _pace(timed: Sequence[Row]) -> dict[str, Any]:
-    """Of the file's own continuation: tokens that a step accepts, and medians of tokens per second and of the ratio of
-    a line's two answers."""
+    """Returns accepted tokens per step, and medians of tokens per second and of the speedup of each line's replays."""
     plain = {(row.path, row.line): row for row in timed if row.method == PLAIN}
     pairs = [(row, plain[row.path, row.line]) for row in timed if row.method != PLAIN]
     if not pairs:

@@ -1,4 +1,4 @@
-"""What each part must read, write and multiply at least.  Knows shapes; measures nothing."""
+"""The least work of each part: bytes that it must read and write, and operations of its matrix products."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from longgraft.yarn_drafters.network import Eagle3Network
 
 
 def attention(heads: tuple[int, int], size: int, width: int, prefix: int, rows: int) -> Work:
-    """One layer's.  heads: of queries and keys; size: of a head; width: bytes of a number."""
+    """Returns the work of one layer.  heads: query and key heads; size: numbers per head; width: bytes of a number"""
     queries, keys = heads
     return Work(width * size * (2 * keys * (prefix + rows) + 2 * queries * rows),
                 4.0 * rows * (prefix + rows) * queries * size)
 
 
 def target_pass(target: Target, prefix: int, rows: int, logits: bool = True) -> Work:
-    """Weights once, the prefix's keys and values once, the new ones and the logits written.  logits: of all rows."""
+    """Returns the work of a pass: weights and the prefix's cache are read once, new keys, values and logits written.
+
+    logits: True if all rows have logits
+    """
     c, width = target.config, target.dtype.itemsize
     matrices = _matrices(target.model.get_decoder()) + (_numbers(target.head) if logits else 0)
     one = attention((c.num_attention_heads, c.num_key_value_heads), c.head_dim, width, prefix, rows)
@@ -27,7 +30,7 @@ def target_pass(target: Target, prefix: int, rows: int, logits: bool = True) -> 
 
 
 def draft_level(network: Eagle3Network, prefix: int, rows: int) -> Work:
-    """Layers, head, keys and values of the prefix."""
+    """Returns the work of a draft level: layers, output head, and the keys and values of the prefix."""
     c, width = network.config, network.fc.weight.dtype.itemsize
     matrices = sum(_matrices(part) for part in (network.midlayer, network.layers)) + _numbers(network.lm_head)
     one = attention((c.heads, c.kv_heads), c.head_dim, width, prefix, rows)
@@ -36,7 +39,7 @@ def draft_level(network: Eagle3Network, prefix: int, rows: int) -> Work:
 
 
 def draft_feed(network: Eagle3Network, prefix: int, rows: int) -> Work:
-    """As a level, with the features' product, and the head for the newest state alone."""
+    """Returns the work of a feed: like a level, with the product of the features, and the head for one state only."""
     width, fused = network.fc.weight.dtype.itemsize, _numbers(network.fc)
     level = draft_level(network, prefix, rows)
     return Work(level.bytes + width * fused,
@@ -44,7 +47,7 @@ def draft_feed(network: Eagle3Network, prefix: int, rows: int) -> Work:
 
 
 def prefill(target: Target, tokens: int) -> Work:
-    """A prompt read in one go: every row sees half of the others, and one of them the output embedding."""
+    """Returns the work of a prompt read in one pass: a row sees half of the others on average, and one has logits."""
     whole = target_pass(target, 0, tokens, logits=False)
     c = target.config
     half = 2.0 * tokens * tokens * c.num_attention_heads * c.head_dim * c.num_hidden_layers
@@ -52,13 +55,13 @@ def prefill(target: Target, tokens: int) -> Work:
 
 
 def seeding(target: Target, rows: int) -> Work:
-    """The output embedding's product of so many rows; what is sorted of it need not be written."""
+    """Returns the work of the output embedding's product for these rows; its result need not be written."""
     head = _numbers(target.head)
     return Work(target.dtype.itemsize * head, 2.0 * rows * head)
 
 
 def reading(rows: int, vocab: int, width: int) -> Work:
-    """Logits read once."""
+    """Returns the work of reading logits once."""
     return Work(float(rows) * vocab * width)
 
 
@@ -67,5 +70,5 @@ def _numbers(module: nn.Linear) -> int:
 
 
 def _matrices(module: nn.Module) -> int:
-    """Weights of all products; an embedding is read in single rows."""
+    """Returns the number of weights in all products; embeddings do not count, because only single rows are read."""
     return sum(_numbers(each) for each in module.modules() if isinstance(each, nn.Linear))

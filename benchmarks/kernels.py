@@ -1,7 +1,6 @@
-"""Attention alone: new rows over a long prefix, by every backend that runs here, and our kernel's plans around its own.
+"""Attention alone: new rows over a long prefix, by every backend that runs here, and by other plans of our kernel.
 
-Knows tensors, layouts, backends and the kernel's plan; knows no model.  The caches of all layers are read in turn, as a
-pass reads them, so that no cache of the device holds the next one's.
+The KV caches of all layers are read in turn, as in a pass, so that the next one is in no cache of the device.
 """
 
 from __future__ import annotations
@@ -26,24 +25,25 @@ from longgraft.attention.layout import DeviceLayout, Layout
 if TYPE_CHECKING:
     from longgraft.attention.triton import Plan
 
-MOST = 16       # layers whose caches exist: more than any device caches at 4K
-HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")      # of a configuration: all that attention sees
+MOST = 16       # most layers with KV caches; at 4K tokens no device caches them all
+# The fields of a configuration that attention depends on.
+HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def backends(dtype: torch.dtype) -> dict[str, Backend]:
-    """Those that run here in this dtype."""
+    """Returns the backends that run here in this dtype."""
     return {name: BACKENDS[name] for name, reason in available().items()
             if not reason and (name != "flash" or dtype in HALF)}
 
 
 def layout(rows: int, prefix: int, device: torch.device) -> Layout:
-    """Of two chains behind so many tokens."""
+    """Returns the layout of two chains after a prefix of this many tokens."""
     tree = two_chains(rows)
     return Layout(prefix, tree.depths, None if tree.is_chain else tree.mask, device)
 
 
 def caches(shape: Shape, machine: Machine, capacity: int, most: int = MOST) -> Tensor:
-    """[layers, 2, 1, Hkv, capacity, D] random keys and values, of so many layers at most."""
+    """Returns random keys and values, [layers, 2, 1, Hkv, capacity, D], for at most `most` layers."""
     c = shape.config
     layers = min(most, c["num_hidden_layers"])
     return torch.randn(layers, 2, 1, c["num_key_value_heads"], capacity, c["head_dim"], device=machine.device,
@@ -51,14 +51,14 @@ def caches(shape: Shape, machine: Machine, capacity: int, most: int = MOST) -> T
 
 
 def queries(shape: Shape, machine: Machine, rows: int) -> Tensor:
-    """[1, H, n, D]"""
+    """Returns random queries, [1, H, n, D]."""
     c = shape.config
     return torch.randn(1, c["num_attention_heads"], rows, c["head_dim"], device=machine.device, dtype=machine.dtype)
 
 
 def row(shape: Shape, machine: Machine, rows: int, prefix: int, seconds: float, part: str, case: str, note: str = "",
         **figures: object) -> Row:
-    """Of one layer."""
+    """Returns the row of one layer's attention."""
     c = shape.config
     work = floors.attention((c["num_attention_heads"], c["num_key_value_heads"]), c["head_dim"],
                             machine.dtype.itemsize, prefix, rows)
@@ -69,7 +69,7 @@ def row(shape: Shape, machine: Machine, rows: int, prefix: int, seconds: float, 
 
 def attention(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int],
               patience: float) -> Iterator[Row]:
-    """Milliseconds of one layer, eager and, on a GPU, recorded."""
+    """Times attention of one layer by every backend: eager and, on a GPU, recorded."""
     every = caches(shape, machine, max(prefixes) + max(rows))
     scale = every.shape[-1] ** -0.5
     for prefix in prefixes:
@@ -91,12 +91,12 @@ def attention(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Seq
 
 
 def interpreted() -> bool:
-    """Whether Triton computes on a CPU, to rehearse with."""
+    """Returns True if Triton computes on a CPU, for a rehearsal."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def plans(around: Plan, rows: int) -> Iterator[Plan]:
-    """The kernel's own plan, then others that differ from it in one number.  rows: G * n of a key head."""
+    """Yields the kernel's own plan, then plans that differ from it in one number.  rows: G * n rows of a key head"""
     from longgraft.attention.triton import MOST_SPLITS
 
     yield around
@@ -112,8 +112,10 @@ def plans(around: Plan, rows: int) -> Iterator[Plan]:
 
 def sweep(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int], patience: float,
           small: bool = False) -> Iterator[Row]:
-    """The kernel by its own plan and by the best of those around it.  small: of one layer, another plan and little
-    patience, as the interpreter wants it."""
+    """Times the kernel with its own plan, and with the best of the plans around it.
+
+    small: only one layer, two plans and one measurement of each, because the interpreter is slow
+    """
     from triton.runtime.errors import OutOfResources
 
     from longgraft.attention.triton import Chip, Plan, tree_attention

@@ -1,7 +1,4 @@
-"""What this machine can do, measured: bytes and operations per second, and how soon anything at all is done.
-
-Knows devices and numbers; knows no model.
-"""
+"""Measured rates of this machine: bytes and operations per second, and the latency of the smallest launch."""
 
 from __future__ import annotations
 
@@ -13,15 +10,17 @@ from dataclasses import dataclass
 
 import torch
 
-LUMP = 0.002            # seconds of work between two looks at the clock, at least
-LEAST = 5               # looks, at least
+LUMP = 0.002            # least seconds of work between two readings of the clock
+LEAST = 5               # least number of measurements
 GIB = 2 ** 30
 
 
 @dataclass(frozen=True)
 class Work:
-    """What something must at least do.  bytes: read and written; operations: of matrix products, an addition and a
-    multiplication being two."""
+    """The least work of a part.
+
+    bytes: read and written; operations: additions and multiplications of matrix products
+    """
 
     bytes: float = 0.0
     operations: float = 0.0
@@ -29,8 +28,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Machine:
-    """copy: bytes per second, read and written by a copy; products: operations per second of a large square product;
-    latency: seconds until the smallest recorded launch is done, on a CPU the smallest operation."""
+    """The rates of a device.
+
+    copy: bytes per second, read and written by a copy; products: operations per second of a large square product;
+    latency: seconds of the smallest recorded launch, on a CPU of the smallest operation
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -40,22 +42,22 @@ class Machine:
 
     @classmethod
     def measured(cls, device: torch.device, dtype: torch.dtype, patience: float = 0.5) -> Machine:
-        """On sizes that no cache of the device holds.  patience: seconds for each number."""
+        """Measures a device on sizes that none of its caches holds.  patience: seconds for each number"""
         return cls(device, dtype, _copy(device, patience), _products(device, dtype, patience),
                    latency(device, patience))
 
     def floor(self, work: Work) -> tuple[float, str]:
-        """(seconds that this work takes at least, by what: memory, arithmetic or launch)."""
+        """Returns (least seconds for this work, what limits them: memory, arithmetic or launch)."""
         return max((work.bytes / self.copy, "memory"), (work.operations / self.products, "arithmetic"),
                    (self.latency, "launch"))
 
     def figures(self) -> dict[str, float | str]:
-        """For JSON."""
+        """Returns the rates for JSON."""
         return {"dtype": str(self.dtype)[6:], "copy_gb_per_second": self.copy / 1e9,
                 "products_tflops": self.products / 1e12, "latency_us": 1e6 * self.latency}
 
     def describe(self) -> str:
-        """For people."""
+        """Returns the rates in words."""
         return (f"copy {self.copy / 1e9:,.0f} GB/s, {str(self.dtype)[6:]} products {self.products / 1e12:,.2f} "
                 f"TFLOP/s, least launch {1e6 * self.latency:.1f} us")
 
@@ -73,12 +75,12 @@ def _products(device: torch.device, dtype: torch.dtype, patience: float) -> floa
 
 
 def rates(work: Work, seconds: float) -> str:
-    """What was reached, for people."""
+    """Returns the rates that were reached, in words."""
     return f"{work.operations / seconds / 1e12:.3g} TFLOP/s, {work.bytes / seconds / 1e9:.3g} GB/s"
 
 
 def latency(device: torch.device, patience: float) -> float:
-    """Seconds of a recorded launch of one tiny kernel on a GPU; elsewhere of that operation."""
+    """Returns the seconds of a recorded launch of one tiny kernel on a GPU, and of that operation elsewhere."""
     one = torch.zeros(1, device=device)
     if device.type != "cuda":
         return race({"": lambda: one.add_(1)}, device, patience)[""]
@@ -86,10 +88,10 @@ def latency(device: torch.device, patience: float) -> float:
 
 
 def recorded(action: Callable[[], object]) -> Callable[[], None]:
-    """A CUDA graph of the action, which must launch work of fixed shape only."""
+    """Records the action in a CUDA graph and returns its replay; the action may only launch work of fixed shape."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):       # what is compiled or planned at a first launch cannot be recorded
+    with torch.cuda.stream(side):       # first launches may compile or plan, which cannot be recorded
         for _ in range(3):
             action()
     torch.cuda.current_stream().wait_stream(side)
@@ -101,9 +103,9 @@ def recorded(action: Callable[[], object]) -> Callable[[], None]:
 
 def race(actions: Mapping[str, Callable[[], object]], device: torch.device, patience: float,
          least: int = LEAST) -> dict[str, float]:
-    """Median seconds of each action, taken in turn, so that a machine which changes does it to all of them.
+    """Returns the median seconds of each action.  They run in turn, so that changes of the machine affect all of them.
 
-    patience: seconds for each; every action is timed `least` times and twice before, in any case.
+    patience: seconds for each; every action runs twice before it is timed, and is timed at least `least` times
     """
     inner, taken = {}, {name: list[float]() for name in actions}
     for name, action in actions.items():
@@ -127,6 +129,6 @@ def _spent(action: Callable[[], object], times: int, device: torch.device) -> fl
 
 
 def wait(device: torch.device) -> None:
-    """Until all that was launched is done."""
+    """Waits until all launched work is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""How launches are made: one by one, recorded, or recorded and fused.  Knows regions and what fuses; times nothing."""
+"""Modes of launching work: one launch at a time, recorded, or recorded and fused."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MODES = ("eager", "graphs", "fused")
 
 
 def usual(device: torch.device, small: bool = False) -> tuple[str, ...]:
-    """All on a GPU; elsewhere recordings pay nothing, and are only rehearsed."""
+    """Returns all modes on a GPU; elsewhere recordings gain nothing, and are only rehearsed."""
     return MODES if device.type == "cuda" else MODES[:2] if small else MODES[:1]
 
 
 def prepared(target: Target, mode: str) -> tuple[Target, Regions]:
-    """The same model to be run in this mode, on a CPU as sessions run it; ValueError says why it cannot be."""
+    """Returns the model and its regions for this mode, on a CPU as in sessions.  Raises ValueError if it cannot run."""
     if mode not in MODES:
         raise ValueError(f"Mode {mode!r} is unknown. Known: {', '.join(MODES)}.")
     if mode == "eager":
@@ -41,7 +41,7 @@ def prepared(target: Target, mode: str) -> tuple[Target, Regions]:
 
 
 def _recorder(device: torch.device) -> Recorder:
-    """CUDA graphs; elsewhere the tests' stand-in for them."""
+    """Returns the recorder of CUDA graphs; elsewhere the tests' stand-in for it."""
     if device.type == "cuda":
         return cuda_graphs(device)
     spec = importlib.util.spec_from_file_location("recorder", ROOT / "tests" / "toys" / "recorder.py")

@@ -1,7 +1,4 @@
-"""The embedded pair against plain decoding and against transformers' own generate, on long prompts of code.
-
-Knows sessions and the checkout's own sources; knows no method but by name.
-"""
+"""The embedded pair against plain decoding and against transformers' own generate, on long prompts of code."""
 
 from __future__ import annotations
 
@@ -26,14 +23,17 @@ from longgraft.eval.checks.losslessness import margin
 from longgraft.loading import AUTO, assemble
 
 METHODS = ("ar", "eagle3", "graft", "graft-x")
-LATE = 20.0     # seconds
+LATE = 20.0     # seconds after its deadline at which a process is killed
 CUDNN = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 
 
 @dataclass(frozen=True)
 class Task:
-    """lengths: prompt tokens; new: tokens of an answer; repeats: of each answer, of which the fastest counts; graphs:
-    as `Settings` has it."""
+    """The prompts and answers to time.
+
+    lengths: prompt tokens; new: tokens of an answer; repeats: number of times that each answer is decoded, of which the
+    fastest counts; graphs: as in `Settings`
+    """
 
     device: torch.device
     dtype: str
@@ -43,7 +43,7 @@ class Task:
     graphs: str = "auto"
 
     def texts(self, session: Session) -> Iterator[tuple[int, list[int], list[int]]]:
-        """(length, prompt, what the source itself goes on with), of each length, from the sources' beginning."""
+        """Yields (length, prompt, the source's own continuation) for each length, from the beginning of the sources."""
         ids = session.encode(sources()[:8 * max(self.lengths) + 8 * self.new])
         for length in self.lengths:
             if len(ids) < length + self.new:
@@ -52,20 +52,20 @@ class Task:
 
 
 def methods(task: Task, names: Sequence[str] = METHODS) -> Iterator[Row]:
-    """Greedy, and with the source's own continuation in place of the draws, which does not repeat itself."""
+    """Times methods, greedily and on the source's own continuation in place of the draws, which does not loop."""
     sessions = {name: _session(task, name) for name in names}
     for length, prompt, continuation in task.texts(next(iter(sessions.values()))):
         for mode, sampling in (("greedy", Sampling()), ("replay", Sampling(replay=continuation))):
             answers = {name: _fastest(session, prompt, task, sampling) for name, session in sessions.items()}
             plain = answers["ar"]
             for name, found in answers.items():
-                compared = _exact(sessions[name], prompt, found, plain) if mode == "greedy" else (None, "")
+                compared = _compare_ids(sessions[name], prompt, found, plain) if mode == "greedy" else (None, "")
                 yield _row(task, mode, length, name, found, plain, compared)
 
 
 def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain: Generation,
          compared: tuple[bool | None, str]) -> Row:
-    """compared: whether the ids are plain decoding's, and the first difference in words."""
+    """Returns an answer's row.  compared: True if the ids are plain decoding's, and the first difference in words"""
     (same, difference), stats = compared, found.stats
     which = name if task.graphs == "auto" else f"{name}, graphs {task.graphs}"
     rate = stats.decode_tokens_per_second
@@ -83,19 +83,19 @@ def _session(task: Task, name: str) -> Session:
 
 
 def _fastest(session: Session, prompt: list[int], task: Task, sampling: Sampling) -> Generation:
-    # Kernels are loaded, plans made and graphs recorded by the first one.
+    # The first answer does not count: it loads kernels, makes plans and records graphs.
     found = [answer(session.open(prompt, task.new, sampling, eos=()), progress=False) for _ in range(1 + task.repeats)]
     return max(found[1:], key=lambda each: each.stats.decode_tokens_per_second)
 
 
-def _exact(session: Session, prompt: list[int], ours: Generation, plain: Generation) -> tuple[bool, str]:
-    """Whether it says what plain decoding says, but for near ties; and what to say of that."""
+def _compare_ids(session: Session, prompt: list[int], ours: Generation, plain: Generation) -> tuple[bool, str]:
+    """Returns True if the ids equal plain decoding's up to near ties, and the first difference in words."""
     at, dtype = first_divergence(ours.token_ids, plain.token_ids), str(session.target.dtype)[6:]
     if at is None:
         return True, ", identical"
     text, target = [*prompt, *plain.token_ids[:at]], session.target
     gap, largest = margin(target, target.cache(len(text)), text)
-    if dtype == "float32":      # on a GPU a product's rounding depends on its number of rows
+    if dtype == "float32":      # on a GPU the rounding of a product depends on its number of rows
         near = target.device.type == "cuda" and gap < 1e-3
     else:
         near = level([Check(len(plain.token_ids), at, gap, largest)], dtype) != "none"
@@ -103,8 +103,10 @@ def _exact(session: Session, prompt: list[int], ours: Generation, plain: Generat
 
 
 def baseline(task: Task, static: bool = False) -> Iterator[Row]:
-    """transformers' generate of the same target: seconds of a token, the prefill's taken away.  static: with its static
-    cache, which compiles the model on a GPU."""
+    """Times transformers' generate of the same target: seconds per token, without the prefill.
+
+    static: use its static cache, with which it compiles the model on a GPU
+    """
     session = _session(task, "ar")
     model: Any = session.target.model
     more = {"cache_implementation": "static"} if static else {}
@@ -127,8 +129,11 @@ def baseline(task: Task, static: bool = False) -> Iterator[Row]:
 
 
 def elsewhere(task: Task, static: bool, cudnn_last: bool, seconds: float) -> Iterator[Row]:
-    """`baseline` in a process of its own, since torch reads the order of its kernels once; RuntimeError with its last
-    line where it fails.  seconds: after which no length is begun; LATE more, and it is ended."""
+    """Runs `baseline` in its own process, because torch reads the order of its kernels only once.
+
+    Raises RuntimeError with the last line of its output if it fails.  seconds: time after which no length is begun; the
+    process is killed LATE seconds later
+    """
     command = [sys.executable, "-m", "benchmarks", "baseline", "--device", str(task.device), "--dtype", task.dtype,
                "--prefix", ",".join(map(str, task.lengths)), "--new", str(task.new), "--minutes",
                str(seconds / 60), *(["--static"] if static else [])]

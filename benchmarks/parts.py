@@ -1,7 +1,4 @@
-"""Every part of a decoding step and of a prefill, timed on its own against its floor.
-
-Knows rigs, floors and the stopwatch; knows no file and no command.
-"""
+"""Every part of a decoding step and of a prefill, timed on its own against its floor."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ from longgraft.trees.padded import PaddedTree, Tree, on_host, size_of
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 ROWS = (1, 8, 16, 32, 64)
-DEEP = 9                # levels of the draft that is timed, the root's own included
-FED = (1, 16)           # observed tokens
-SLOTS = (8, 20, 36, 52)     # freed by the drafter's gates: nodes that are looked up
+DEEP = 9                # levels of the timed draft, including the root's
+FED = (1, 16)           # numbers of observed tokens that are fed
+SLOTS = (8, 20, 36, 52)     # numbers of slots that the drafter leaves free for retrieved nodes
 BUDGET = 60
 NEW = 16                # tokens of transformers' generate
 RULES: dict[str, DrawThenWalk] = {
@@ -40,7 +37,7 @@ RULES: dict[str, DrawThenWalk] = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What is timed, and for how long.  prefixes: tokens; patience: seconds for each number."""
+    """The rig that is timed, and settings.  prefixes: lengths in tokens; patience: seconds for each measurement"""
 
     rig: Rig
     machine: Machine
@@ -54,21 +51,21 @@ class Bench:
 
     @property
     def which(self) -> str:
-        """The model and its mode, for people."""
+        """The name of the model and its mode."""
         return f"{self.name} {self.mode}"
 
     def race(self, actions: dict[str, Callable[[], object]]) -> dict[str, float]:
         return race(actions, self.machine.device, self.patience)
 
     def row(self, part: str, case: str, seconds: float, work: Work, note: str = "", **figures: object) -> Row:
-        """Of this model, against the floor of its work."""
+        """Returns a row of this model, with the floor of the work."""
         floor, bound = self.machine.floor(work)
         return Row(part, case, seconds, floor, bound, note,
                    figures={"model": self.name, "mode": self.mode, **figures})
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """A target pass over 1 to 64 rows, draw, walk and commit included."""
+    """A target pass over 1 to 64 rows, including draw, walk and commit."""
     rig = bench.rig
     for prefix in bench.prefixes:
         spent = bench.race({str(n): partial(rig.verify, two_chains(n), prefix) for n in ROWS})
@@ -80,7 +77,7 @@ def rows(bench: Bench) -> Iterator[Row]:
 
 
 def draft(bench: Bench) -> Iterator[Row]:
-    """A draft level of ten nodes, and observed tokens going into the drafter's cache."""
+    """A draft level of ten nodes, and a feed of observed tokens into the drafter's cache."""
     rig, network = bench.rig, bench.rig.network
     deep, flat = rig.drafter(DEEP), rig.drafter(1)
     for prefix in bench.prefixes:
@@ -99,7 +96,7 @@ def draft(bench: Bench) -> Iterator[Row]:
 
 
 def seeding(bench: Bench) -> Iterator[Row]:
-    """A prompt read with and without the matrix being seeded from it."""
+    """A prompt read with and without seeding the matrix."""
     rig, target = bench.rig, bench.rig.target
     for tokens in bench.prefixes:
         prompt = torch.tensor(numbered(tokens, target.vocab_size))
@@ -122,7 +119,7 @@ def seeding(bench: Bench) -> Iterator[Row]:
 
 
 def retrieval(bench: Bench) -> Iterator[Row]:
-    """A tree looked up in the matrix, and the matrix's update by a verified tree."""
+    """Looking up a tree in the matrix, and updating the matrix with a verified tree."""
     rig, vocab = bench.rig, bench.rig.target.vocab_size
     spent = bench.race({str(slots): partial(rig.retriever.candidates, 1, slots) for slots in SLOTS})
     for slots in SLOTS:
@@ -138,7 +135,7 @@ def retrieval(bench: Bench) -> Iterator[Row]:
 
 
 def merge(bench: Bench) -> Iterator[Row]:
-    """A drafted tree whose freed slots are filled with what was retrieved."""
+    """Filling the free slots of a drafted tree with retrieved nodes."""
     rig, regions = bench.rig, bench.rig.regions
     for slots in SLOTS:
         found, drafted = rig.retriever.candidates(1, slots), _drafted(bench, slots)
@@ -157,8 +154,7 @@ def merge(bench: Bench) -> Iterator[Row]:
 
 
 def _drafted(bench: Bench, slots: int) -> ProposalTree:
-    """A tree with so many slots free, half of which hold what is retrieved as well, so that there is something to
-    skip."""
+    """Returns a tree with this many free slots and half of the retrieved nodes, so that the merge skips some."""
     found, kept = on_host(bench.rig.retriever.candidates(1, slots)), BUDGET - slots
     tokens = [1, *found.tokens[1:1 + min(kept - 1, len(found) // 2)].tolist()]
     tokens += list(range(1, kept - len(tokens) + 1))
@@ -167,7 +163,7 @@ def _drafted(bench: Bench, slots: int) -> ProposalTree:
 
 
 def acceptance(bench: Bench) -> Iterator[Row]:
-    """Logits to the walked path: greedy and sampled."""
+    """From logits to the accepted path: greedy and sampled."""
     rig, target = bench.rig, bench.rig.target
     for n in (1, 16, BUDGET):
         padded = size_of(n) if rig.regions.fixed else n
@@ -176,10 +172,10 @@ def acceptance(bench: Bench) -> Iterator[Row]:
         positions = 4096 + tree.depths
         if rig.regions.fixed:
             actions: dict[str, Callable[[], object]] = {
-                name: partial(_walked, bench, rule, tree, logits) for name, rule in RULES.items()}
+                name: partial(_walk_in_region, bench, rule, tree, logits) for name, rule in RULES.items()}
         else:
             actions = {name: partial(rule, tree, logits, positions) for name, rule in RULES.items()}
-        # A CPU draws only where it walks, and of random logits nothing but the root is accepted.
+        # A CPU draws only at nodes that it reaches, and of random logits it accepts only the root.
         read = padded if rig.regions.fixed or target.device.type != "cpu" else 1
         with torch.inference_mode():
             spent = bench.race(actions)
@@ -188,8 +184,8 @@ def acceptance(bench: Bench) -> Iterator[Row]:
                             floors.reading(read, target.vocab_size, logits.itemsize), rows=n, rule=name)
 
 
-def _walked(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor) -> object:
-    """Drawn and walked in a region, as a pass of fixed shape does it.  logits: [m, V] of the padded tree."""
+def _walk_in_region(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor) -> object:
+    """Draws and walks in a region, like a pass of fixed shape.  logits: [m, V], of the padded tree"""
     regions, n, device, rows = bench.rig.regions, len(tree), logits.device, len(logits)
     padded = regions.kept(("tree", n), lambda: PaddedTree.of(tree, rows, device))
     positions = regions.kept(("positions", n), lambda: 4096 + padded.depths)
@@ -199,7 +195,7 @@ def _walked(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor
 
 
 def peer(bench: Bench) -> Iterator[Row]:
-    """transformers' own generate of the same model: a token of plain decoding."""
+    """transformers' own generate of the same model: one token of plain decoding."""
     model: Any = bench.rig.target.model
     device, vocab = bench.machine.device, bench.rig.target.vocab_size
     for prefix in dict.fromkeys((bench.prefixes[0], bench.prefixes[-1])):
@@ -209,7 +205,7 @@ def peer(bench: Bench) -> Iterator[Row]:
             model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
                            do_sample=False, pad_token_id=0)
 
-        # torch takes cuDNN first on some chips, which plans anew for every length.
+        # torch prefers cuDNN on some chips, and cuDNN plans anew for every length.
         for cudnn in (True, False) if device.type == "cuda" else (False,):
             torch.backends.cuda.enable_cudnn_sdp(cudnn)
             try:
@@ -222,16 +218,16 @@ def peer(bench: Bench) -> Iterator[Row]:
                             cudnn=cudnn)
 
 
-ONCE = ("seeding", "peer")      # what is the same in every mode
+ONCE = ("seeding", "peer")      # parts that are the same in every mode
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "rows": rows, "draft": draft, "seeding": seeding, "retrieval": retrieval, "merge": merge, "acceptance": acceptance,
     "peer": peer}
 
 
 def costs(bench: Bench, found: Sequence[Row], source: str) -> Costs | None:
-    """What `longgraft project` and the controller read, from this bench's rows; None without passes.
+    """Returns this bench's costs for `longgraft project` and the controller, from its rows; None without passes.
 
-    host: retrieval, merge and update, where they are among the rows: what a step costs besides.
+    The host's costs are those of retrieval, merge and update, if they are among the rows.
     """
     tables: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}}
     for row in found:

@@ -1,9 +1,9 @@
-"""What a prediction is worth where a file is edited: a name in it is replaced, and the edited file is the answer.
+"""Benefit of a prediction when a file is edited: a name in it is replaced, and the edited file is the answer.
 
     python -m benchmarks.predictions number.py value amount
 
-The answer is replayed, so that the embedded model, which follows no instructions, says it: what is accepted of
-proposals is then what it is for a model that does.  Knows sessions and predictions.
+The answer is replayed, because the embedded model follows no instructions.  As many proposed tokens are accepted as for
+a model that follows them.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ASKED = "# Rename `{}` to `{}`, and write the file again.\n\n"
 
 
 @app.command()
-def main(file: Path, old: str, new: str, methods: str = "graft-x,graft-x-text,samd,pld", most: Annotated[
-        int, typer.Option(help="Characters of the file.")] = 2000, out: Path = Path("results"), minutes: float = 10.0
-         ) -> None:
-    """Tokens per step, and decoding's speed against the same without prediction, of several methods."""
+def main(file: Path, old: str, new: str, methods: str = "graft-x,graft-x-text,samd,pld",
+         most: Annotated[int, typer.Option(help="Most characters of the file.")] = 2000, out: Path = Path("results"),
+         minutes: float = 10.0) -> None:
+    """Measure several methods' tokens per step, and their speedup over the same without a prediction."""
     original = file.read_text(encoding="utf-8")[:most]
     edited, asked = re.sub(rf"\b{re.escape(old)}\b", new, original), ASKED.format(old, new)
     report: Report | None = None
@@ -47,7 +47,7 @@ def main(file: Path, old: str, new: str, methods: str = "graft-x,graft-x-text,sa
 
 
 def _replayed(session: Session, prompt: str, text: str, prediction: str | None) -> tuple[int, int, float]:
-    """(tokens, steps, seconds of decoding)."""
+    """Returns (tokens, steps, seconds of decoding)."""
     ids = session.predicted(text)[0]
     found = answer(session.open(prompt, len(ids), Sampling(replay=ids), prediction=prediction), False)
     assert found.token_ids == ids

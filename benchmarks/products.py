@@ -17,12 +17,12 @@ from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 
 ROWS = (1, 2, 4, 8, 16, 64)
-SHAPE = 16384, 2048     # outputs and inputs: 18 MB or more in any type
-COPIES = 2              # matrices that are multiplied with in turn, so that no cache holds the next one
+SHAPE = 16384, 2048     # outputs and inputs; a matrix has 18 MB or more in any type
+COPIES = 2              # matrices that are used in turn, so that no cache holds the next one
 
 
 def _matrix(kind: str, shape: tuple[int, int], kernels: CpuKernels) -> tuple[nn.Parameter | PackedWeight, int]:
-    """A random matrix of this type, and its bytes in memory."""
+    """Returns a random matrix of this type, and its bytes in memory."""
     if kind in BLOCK_TYPES:
         import gguf  # an optional dependency, which the other benchmarks do without
 
@@ -37,7 +37,7 @@ def _matrix(kind: str, shape: tuple[int, int], kernels: CpuKernels) -> tuple[nn.
 
 
 def products(machine: Machine, patience: float, shape: tuple[int, int] = SHAPE) -> Iterator[Row]:
-    """One row a pass to 64, for each type of weight.
+    """Times products of 1 to 64 rows, for each type of weight.
 
     Args:
         machine: measured in float32; the floor of integers is that of memory alone.

@@ -1,7 +1,4 @@
-"""Rows of a benchmark, as they come: a table for people, JSON for programs, and an exit status that does not forgive.
-
-Knows rows and a deadline; knows nothing of what is measured.
-"""
+"""Rows of a benchmark, written as they come: a table for people, JSON for programs, and an exit status for failures."""
 
 from __future__ import annotations
 
@@ -27,13 +24,16 @@ from benchmarks.texts import sources
 from longgraft.eval.runs.provenance import git
 
 T = TypeVar("T")
-WIDTH = 160     # of a table that goes to no terminal
+WIDTH = 160     # characters of a table's line if the output is no terminal
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line.  seconds: measured; floor and bound: what it must take at least, and for want of what; ok: of a check;
-    figures: more, for JSON."""
+    """One line of the table.
+
+    seconds: measured; floor: least seconds possible; bound: what limits them; ok: result of a check; figures: further
+    values for JSON
+    """
 
     part: str
     case: str
@@ -46,15 +46,15 @@ class Row:
 
     @property
     def reached(self) -> float | None:
-        """Share of the floor: 1 where it takes no longer than it must."""
+        """Floor divided by measured seconds; 1: as fast as possible."""
         return self.floor / self.seconds if self.floor and self.seconds else None
 
 
 class Report:
-    """Everything one command finds.  Written after every row, so that what stops the command takes nothing away."""
+    """All results of one command, written after every row, so that an interruption loses none."""
 
     def __init__(self, name: str, out: Path, minutes: float, device: torch.device, **about: Any) -> None:
-        """minutes: after which no part and no row is begun."""
+        """Begins a report.  minutes: time after which no part and no row is begun"""
         self.device = device
         self.name, self.path, self.end = name, out / f"{name}.json", time.monotonic() + 60 * minutes
         self.about = {**environment(device), "minutes": minutes, **about}
@@ -66,7 +66,7 @@ class Report:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds until the end."""
         return self.end - time.monotonic()
 
     def add(self, row: Row) -> None:
@@ -74,7 +74,7 @@ class Report:
         self._save()
 
     def take(self, part: str, rows: Iterable[Row], least: float = 0.0) -> None:
-        """A part's rows, which are made as they are taken; otherwise as `attempt`."""
+        """Adds a part's rows, which are measured as they are taken, with the rules of `attempt`."""
         def taken() -> None:
             for row in rows:
                 self.add(row)
@@ -84,9 +84,9 @@ class Report:
         self.attempt(part, taken, least)
 
     def attempt(self, part: str, action: Callable[[], T], least: float = 0.0) -> T | None:
-        """What it returns.  least: seconds under which it is not begun.
+        """Runs a part and returns its result.  least: seconds that must be left, or else it is not begun
 
-        An exception is printed and ends this part alone; the command then ends with status 1.
+        An exception is printed and ends only this part; the command then ends with status 1.
         """
         if self.left <= least:
             self.left_out.append(part)
@@ -95,7 +95,7 @@ class Report:
         print(f"{self.name}: {part}, {self.left:.0f} s left", file=sys.stderr, flush=True)
         try:
             return action()
-        except Exception as error:      # the other parts are still worth their time on a card
+        except Exception as error:      # the other parts still run, because time on a GPU is scarce
             traceback.print_exc()
             if isinstance(error, torch.AcceleratorError):
                 self.left_out.append("all that followed: the device is lost to this process")
@@ -107,7 +107,7 @@ class Report:
             self._save()
 
     def finish(self) -> int:
-        """Print the table; 1 where a part raised, a check failed or nothing was found."""
+        """Prints the table; returns 1 if a part raised an exception, a check failed or there are no rows."""
         console = Console(width=None if sys.stdout.isatty() else WIDTH)
         console.print(self._table())
         for failure in self.failures:
@@ -147,7 +147,7 @@ class Report:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """What a result needs to be believed."""
+    """Describes the software and the machine, so that a result can be judged and repeated."""
     on_gpu = device.type == "cuda"
     return {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
             "torch": torch.__version__, "transformers": transformers.__version__, "triton": _version("triton"),
@@ -155,7 +155,7 @@ def environment(device: torch.device) -> dict[str, Any]:
             "cudnn": torch.backends.cudnn.version() if on_gpu else None,
             "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else None,
             "threads": torch.get_num_threads(), "cores": os.cpu_count(), "commit": git("rev-parse", "HEAD"),
-            # Where a checkout travels without its history, this tells which one it was.
+            # This identifies a checkout that was copied without its history.
             "sources": hashlib.sha256(sources().encode()).hexdigest()[:12],
             "changed": git("status", "--porcelain", "--untracked-files=no") not in ("", "unknown"),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}

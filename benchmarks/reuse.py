@@ -1,7 +1,7 @@
-"""What a prompt that begins as an earlier one did costs, beside one that is read: python -m benchmarks.reuse.
+"""Cost of a prompt that begins like an earlier one, compared with one that is read in full: python -m benchmarks.reuse.
 
-A prompt is edited near its end and asked again; a file is completed in its middle, and a line later again.  The text is
-this checkout's.
+A prompt is edited near its end and asked again; a file is completed in its middle, and again one line later.  The text
+is this checkout's.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from longgraft.engine.session import Session
 from longgraft.loading import assemble
 from longgraft.prefill.prefixes import Prefixes
 
-LATE = 40           # tokens before a prompt's end at which it is edited
-NEW = 20            # tokens that an edit brings
-ANSWER = 16         # tokens that are compared
+LATE = 40           # distance of an edit from the prompt's end, in tokens
+NEW = 20            # tokens that an edit adds
+ANSWER = 16         # tokens of an answer; answers are compared
 EDITED = ("longgraft/engine/request.py", "longgraft/runtime/kv_cache.py", "longgraft/serve/worker.py",
           "longgraft/completion/prompt/layout.py",
           "yarn_drafters/network.py", "eval/runs/bench.py")
@@ -39,8 +39,7 @@ Model = Annotated[Optional[str], typer.Option(help="Hub id or folder; default: t
 
 
 def timed(session: Session, ids: list[int]) -> dict[str, Any]:
-    """seconds: from the request to its first token, and of these the process's own; reused: tokens; ids: of the answer.
-    """
+    """Returns seconds and processor seconds (own) to the first token, reused tokens, and the ids of the answer."""
     began, worked, first = time.perf_counter(), time.process_time(), None
     with session.open(ids, ANSWER, eos=()) as request:
         answer: list[int] = []
@@ -53,7 +52,7 @@ def timed(session: Session, ids: list[int]) -> dict[str, Any]:
 
 
 def of_one(session: Session, text: list[int], tokens: int, number: int) -> dict[str, Any]:
-    """A prompt is read, asked again after an edit, after another and from a file; both edited ones without reuse."""
+    """Times a prompt, two edits of it, one edit with the prefix from a file, and both edits without reuse."""
     cold, at = session.engine, random.Random(1000 * number + tokens).randrange(len(text) - 2 * tokens)
     begins = text[at:at + tokens]
     edits = [[*begins[:-LATE - n], *text[at + tokens + n * NEW:at + tokens + (n + 1) * NEW], *begins[-LATE:]]
@@ -78,8 +77,7 @@ def of_one(session: Session, text: list[int], tokens: int, number: int) -> dict[
 
 
 def completed(session: Session, name: str, tokens: int) -> dict[str, Any]:
-    """In the middle of a file of this checkout, with the others around it: a completion, and another behind the line
-    that was typed meanwhile."""
+    """Times a completion in the middle of a file of this checkout, and another one after one more typed line."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
     completer, wanted = Completer(session), CompletionOptions(tokens=tokens, max_new_tokens=ANSWER, until="stop")
     session.engine.prefixes = Prefixes(2 ** 40)
@@ -98,10 +96,13 @@ def completed(session: Session, name: str, tokens: int) -> dict[str, Any]:
 
 
 def read_again(session: Session, tokens: int, typed: str) -> list[float]:
-    """At five places of each file, of a prompt for the cursor behind eight more characters, or behind one more line,
-    the share that lies behind what it has in common with the one before; nothing is decoded."""
+    """Returns the shares of prompts that must be read again after typing, at five places of each file.
+
+    A share is the part of a prompt after the beginning that it shares with the prompt before.  Nothing is decoded.
+    typed: characters (eight of them) or line
+    """
     found, wanted = [], CompletionOptions(tokens=tokens)
-    session.engine.prefixes = Prefixes(2 ** 40)     # without any, nothing of a prompt stays
+    session.engine.prefixes = Prefixes(2 ** 40)     # without it no prompt is kept
     for name in EDITED:
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
         text = "".join(lines)
@@ -117,7 +118,7 @@ def read_again(session: Session, tokens: int, typed: str) -> list[float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Medians, for people."""
+    """Returns a table of medians, for people."""
     lines = ["| prompt | read | after an edit | share | of the process's own seconds | after another edit "
              "| from a file | reused | bytes a token |", "|---" * 9 + "|"]
     for tokens in sorted({row["tokens"] for row in rows}):
@@ -133,7 +134,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def completions(rows: list[dict[str, Any]]) -> str:
-    """Medians over files, for people."""
+    """Returns a table of medians over files, for people."""
     lines = ["| prompt up to | first token, read | a line later | share | reused of | gathering and layout of it |",
              "|---" * 6 + "|"]
     for tokens in sorted({row["tokens"] for row in rows}):
@@ -154,7 +155,7 @@ def main(lengths: str = "8192,16384", times: int = 5, model: Model = None, metho
     session = assemble(model, "auto", Settings(method=method)).session()
     print(*session.about, sep="\n")
     rows, text = list[dict[str, Any]](), session.encode(sources())
-    timed(session, text[:600])      # compiled, measured and paged in
+    timed(session, text[:600])      # compiles kernels, measures costs and pages in the weights
     out.mkdir(parents=True, exist_ok=True)
     for number in range(times):
         for length in map(int, lengths.split(",")):

@@ -1,9 +1,9 @@
-"""What a server adds to a session's steps, and whether many requests leave anything behind.
+"""Time that a server adds to a session's steps, and a test that many requests leave nothing behind.
 
     python -m benchmarks.serving overhead
     python -m benchmarks.serving many --requests 10000
 
-Knows the server, its clients and the process's memory; the model is the embedded pair.
+The model is the embedded pair.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from longgraft.serve.worker import Worker
 T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
-Minutes = Annotated[float, typer.Option(help="After which it has ended.")]
-Method = Annotated[str, typer.Option(help="Of `longgraft methods`.")]
+Minutes = Annotated[float, typer.Option(help="Most minutes that the command takes.")]
+Method = Annotated[str, typer.Option(help="Name in `longgraft methods`.")]
 COMPLETIONS = "/v1/completions"
 HERE = Path("results")
 WRONG: list[dict[str, Any]] = [
@@ -52,7 +52,7 @@ WRONG: list[dict[str, Any]] = [
 
 @contextmanager
 def served(session: Session, **options: Any) -> Iterator[tuple[str, Worker]]:
-    """(address, worker) of a server of this process."""
+    """Runs a server in this process; yields (address, worker)."""
     given = Serving(port=0, **options)
     made, listens, ready = make_app(session, given), bind(given), threading.Event()
     server = Server(made, ready.set)
@@ -67,9 +67,9 @@ def served(session: Session, **options: Any) -> Iterator[tuple[str, Worker]]:
 
 
 @app.command()
-def overhead(pairs: Annotated[int, typer.Option(help="Answers of each kind, in turn.")] = 24, tokens: int = 96,
-             method: Method = "graft-x", out: Out = HERE, minutes: Minutes = 10.0) -> None:
-    """A step of a streamed answer against the same session's own: seconds of the clock, and of the processor."""
+def overhead(pairs: Annotated[int, typer.Option(help="Answers of each kind; the kinds take turns.")] = 24,
+             tokens: int = 96, method: Method = "graft-x", out: Out = HERE, minutes: Minutes = 10.0) -> None:
+    """Compare a step of a streamed answer with the session's own step, by clock and processor."""
     session = longgraft.load(method=method, tell=False)
     report = Report("serving-overhead", out, minutes, session.target.device, method=method)
     text, found = sources(), list[tuple[tuple[float, float], tuple[float, float]]]()
@@ -77,12 +77,12 @@ def overhead(pairs: Annotated[int, typer.Option(help="Answers of each kind, in t
         for number in range(pairs + 1):
             prompt = text[400 * number:400 * number + 1600]
             if number % 2:
-                own, streamed = _own(session, prompt, tokens), _streamed(address, prompt, tokens)
+                own, streamed = _step_in_session(session, prompt, tokens), _step_streamed(address, prompt, tokens)
             else:
-                streamed, own = _streamed(address, prompt, tokens), _own(session, prompt, tokens)
+                streamed, own = _step_streamed(address, prompt, tokens), _step_in_session(session, prompt, tokens)
             found.append((own, streamed))
     for at, clock in enumerate(("of the clock", "of the processor, the client's among them")):
-        rows = found[1:]        # the first warms both
+        rows = found[1:]        # the first pair is a warm-up
         ratios = [streamed[at] / own[at] for own, streamed in rows]
         report.add(Row("a step", clock, statistics.median(streamed[at] for _, streamed in rows),
                        statistics.median(own[at] for own, _ in rows), "the session's own",
@@ -90,8 +90,8 @@ def overhead(pairs: Annotated[int, typer.Option(help="Answers of each kind, in t
     raise typer.Exit(report.finish())
 
 
-def _own(session: Session, prompt: str, tokens: int) -> tuple[float, float]:
-    """Seconds of a step, by clock and processor, without the prompt's."""
+def _step_in_session(session: Session, prompt: str, tokens: int) -> tuple[float, float]:
+    """Returns the seconds of a step in the session, by clock and processor, without the prompt's."""
     began: tuple[float, float] | None = None
     steps = 0
     with session.open(prompt, tokens, eos=()) as request:
@@ -104,8 +104,8 @@ def _own(session: Session, prompt: str, tokens: int) -> tuple[float, float]:
     return _since(began, steps)
 
 
-def _streamed(address: str, prompt: str, tokens: int) -> tuple[float, float]:
-    """The same of a streamed answer."""
+def _step_streamed(address: str, prompt: str, tokens: int) -> tuple[float, float]:
+    """Returns the same for a streamed answer."""
     wire = HTTPConnection(address.removeprefix("http://"))
     wire.request("POST", COMPLETIONS, json.dumps({"prompt": prompt, "max_tokens": tokens, "stream": True,
                                                   "temperature": 0, "ignore_eos": True}),
@@ -132,7 +132,7 @@ def _since(began: tuple[float, float], steps: int) -> tuple[float, float]:
 
 @dataclass
 class Told:
-    """What many requests came to.  wrong: answers that were another's or nobody's."""
+    """Results of many requests.  wrong: descriptions of wrong answers; memory: (requests so far, resident bytes)"""
 
     answered: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -140,7 +140,7 @@ class Told:
 
 
 class Records(logging.Handler):
-    """Counts what is logged as an error."""
+    """Counts logged errors."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -153,19 +153,19 @@ class Records(logging.Handler):
 @app.command()
 def many(requests: int = 10_000, clients: int = 8, method: Method = "graft-x", prefixes: float = 0.05, seed: int = 0,
          out: Out = HERE, minutes: Minutes = 60.0) -> None:
-    """Short requests, a tenth cancelled at random and a tenth malformed: no wrong answer, no error, no leak."""
+    """Send many short requests, a tenth cancelled and a tenth malformed: no answer is wrong, no error, no leak."""
     session = longgraft.load(method=method, prefixes=prefixes, tell=False)
     report = Report("serving-many", out, minutes, session.target.device, method=method, requests=requests)
     text, draws = sources(), random.Random(seed)
     bodies = [{"prompt": text[at:at + draws.randrange(20, 900)], "max_tokens": draws.randrange(1, 12),
                "temperature": draws.choice((0, 0.8)), "seed": 3, "ignore_eos": True}
               for at in (draws.randrange(len(text) - 1000) for _ in range(60))]
-    wanted = [_alone(session, body) for body in bodies]
+    wanted = [_expected_text(session, body) for body in bodies]
     told, records = Told(), Records()
     logging.getLogger().addHandler(records)
     began = time.perf_counter()
     with served(session, queue=2 * clients) as (address, worker):
-        asyncio.run(_asked(address, bodies, wanted, told, (requests, clients, seed)))
+        asyncio.run(_run_clients(address, bodies, wanted, told, (requests, clients, seed)))
         seconds = time.perf_counter() - began
         idle = not worker.jobs and not worker.waiting
     kept = session.engine.prefixes
@@ -182,16 +182,16 @@ def many(requests: int = 10_000, clients: int = 8, method: Method = "graft-x", p
     raise typer.Exit(report.finish())
 
 
-def _alone(session: Session, body: dict[str, Any]) -> str:
-    """What the session itself says."""
+def _expected_text(session: Session, body: dict[str, Any]) -> str:
+    """Returns the session's own answer."""
     draw = {"temperature": body["temperature"], "seed": body["seed"]} if body["temperature"] else {}
     with session.open(body["prompt"], body["max_tokens"], Sampling(**draw), eos=()) as request:
         return "".join(step.text for step in request)
 
 
-async def _asked(address: str, bodies: list[dict[str, Any]], wanted: list[str], told: Told,
-                 about: tuple[int, int, int]) -> None:
-    """As many clients, each asking one after the other."""
+async def _run_clients(address: str, bodies: list[dict[str, Any]], wanted: list[str], told: Told,
+                       about: tuple[int, int, int]) -> None:
+    """Runs this many clients, each of which sends one request after the other.  about: (requests, clients, seed)"""
     requests, clients, seed = about
     left = iter(range(requests))
 
@@ -201,15 +201,15 @@ async def _asked(address: str, bodies: list[dict[str, Any]], wanted: list[str], 
             for at in left:
                 how = draws.choices(("whole", "streamed", "cancelled", "malformed"), (4, 4, 1, 1))[0]
                 which = draws.randrange(len(bodies))
-                told.answered[await _one(http, how, bodies[which], wanted[which], told, draws)] += 1
+                told.answered[await _send_one(http, how, bodies[which], wanted[which], told, draws)] += 1
                 if at % max(1, requests // 10) == 0:
                     told.memory.append((at, resident()))
     await asyncio.gather(*(one(number) for number in range(clients)))
     told.memory.append((requests, resident()))
 
 
-async def _one(http: httpx.AsyncClient, how: str, body: dict[str, Any], wanted: str, told: Told,
-               draws: random.Random) -> str:
+async def _send_one(http: httpx.AsyncClient, how: str, body: dict[str, Any], wanted: str, told: Told,
+                    draws: random.Random) -> str:
     if how == "malformed":
         response = await http.post(COMPLETIONS, json=draws.choice(WRONG))
         if response.status_code != 400 or "error" not in response.json():

@@ -1,7 +1,4 @@
-"""Models of real shapes with random weights, and a decoding state behind a random prefix: nothing is read or prefilled.
-
-Knows targets, drafters and memories; knows no clock.
-"""
+"""Models of real shapes with random weights, and decoding states after a random prefix, without any prefill."""
 
 from __future__ import annotations
 
@@ -33,16 +30,16 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
-YARN = Rope(kind="yarn", factor=32.0, original=2048)        # of the 64K heads
-BEHIND = 64 + LEVELS * TOP_K + 64       # rows behind a prefix: a tree, a draft, what is fed
+YARN = Rope(kind="yarn", factor=32.0, original=2048)        # the rotary embedding of the 64K heads
+BEHIND = 64 + LEVELS * TOP_K + 64       # rows after a prefix: a tree, a draft, fed tokens
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A public target's and its EAGLE-3 head's sizes.
+    """Sizes of a public target and its EAGLE-3 head.
 
-    name: what sessions of that target call it in the key of their costs
-    config: of transformers' `family`; mlp, draft_vocab: the head's.
+    name: the target's name in the key of a session's costs
+    config: fields of transformers' configuration class `family`; mlp, draft_vocab: sizes of the head
     """
 
     name: str
@@ -52,20 +49,20 @@ class Shape:
     draft_vocab: int = 32_000
 
     def small(self) -> Shape:
-        """To rehearse with: the same family, layers and sizes of a toy; positions stay."""
+        """Returns a toy of the same family for a rehearsal; the number of positions stays."""
         sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
                      num_key_value_heads=2, head_dim=16)
         return replace(self, name=f"toy-{self.name}", config={**self.config, **sizes}, mlp=96, draft_vocab=256)
 
     def target(self, device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Target:
-        """Random weights, made on the device: a cast of a whole model would cast its rotary frequencies too."""
+        """Makes a target with random weights.  It is not cast, because that would cast its rotary frequencies, too."""
         config = getattr(transformers, self.family)(**self.config)
         with torch.device(device):
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         return Target(model.eval(), self.name, attention)
 
     def network(self, target: Target) -> Eagle3Network:
-        """A head for it, which shares its embedding."""
+        """Makes a head for the target, which shares its embedding."""
         c = target.config
         config = HeadConfig(
             hidden_size=c.hidden_size, target_hidden_size=c.hidden_size, intermediate_size=self.mlp,
@@ -100,14 +97,14 @@ SHAPES = {
 
 
 class Rig:
-    """A target and its drafter behind a prefix of random keys and values.  longest: tokens of it at most."""
+    """A target and its drafter after a prefix of random keys and values.  longest: most tokens of the prefix"""
 
     def __init__(self, target: Target, network: Eagle3Network, longest: int, regions: Regions = EAGER) -> None:
         self.target, self.network, self.regions = target, network, regions
         self.memory = Eagle3Cache(network, kernels=target.kernels, regions=regions)
         self.wants = Wants(topk=WIDTH) | self.memory.wants
         self.verifier = Verifier(target, target.cache(longest + BEHIND), Greedy(), Clock(), regions)
-        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)     # buffers exist when they are written
+        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)     # the first pass makes the buffers
         fill(self.verifier.cache)
         self._features = {layer: rows[:1].clone() for layer, rows in seen.hidden.items()}
         self.memory.room(LEVELS * TOP_K)
@@ -116,23 +113,23 @@ class Rig:
         fill(self.memory.cache)
 
     def verify(self, tree: ProposalTree, prefix: int) -> Observation:
-        """A pass behind so many tokens; the next one's prefix is its own argument."""
+        """Runs a pass after this many tokens; the next pass does not depend on what it accepts."""
         self.verifier.cache.length = prefix
         return self.verifier.verify(tree, self.wants)
 
     def draft(self, drafter: Eagle3Drafter, prefix: int, fed: int = 0) -> Tree:
-        """A proposal behind so many tokens, after `fed` more were observed."""
+        """Makes a proposal after this many tokens, once `fed` more tokens were observed."""
         self.memory.cache.length = prefix
         if fed:
             self.memory.observe(self.observed(fed))
         return drafter.propose(Ask(0, 60, prefix + fed))
 
     def drafter(self, levels: int, top_k: int = TOP_K) -> Eagle3Drafter:
-        """One that never stops: `levels` of them in all, the root's own included."""
+        """Makes a drafter that never stops early: `levels` levels in all, including the root's."""
         return Eagle3Drafter(self.memory, Dense(), levels, top_k)
 
     def observed(self, fed: int) -> Observation:
-        """So many kept tokens, with their features."""
+        """Returns an observation of this many kept tokens, with their features."""
         return Observation(ProposalTree.chain(torch.arange(fed)), torch.arange(fed), 0,
                            hidden={layer: row.expand(fed, -1) for layer, row in self._features.items()})
 
@@ -150,19 +147,19 @@ class Rig:
 
     @staticmethod
     def _successors(vocab: int, device: torch.device) -> Tensor:
-        """[V, K] int32: eight distinct tokens behind each."""
+        """Returns eight distinct successors for each token, [V, K] int32."""
         start = torch.randint(vocab, (vocab, 1), device=device)
         return ((start + torch.arange(WIDTH, device=device) * 7) % vocab).int()
 
 
 def two_chains(rows: int) -> ProposalTree:
-    """Side by side under the root: a mask that no causal one equals."""
+    """Returns a tree of two chains under the root, whose mask no causal mask equals."""
     return ProposalTree.build(list(range(1, rows + 1)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
                               [ROOT] + [DRAFT] * (rows - 1))
 
 
 def fill(cache: KVCache) -> None:
-    """Random keys and values: zeros would be multiplied in less time, and what was there before may be NaN."""
+    """Fills a cache with random keys and values; zeros are faster to multiply, and old contents may be NaN."""
     for layer in cache.layers:
         if layer.is_initialized:
             layer.keys.normal_()

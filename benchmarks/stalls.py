@@ -1,8 +1,8 @@
-"""What other requests wait while a server refuses or answers a bad body, and the memory it leaves.
+"""Time that other requests wait while a server refuses or answers a bad body, and memory that stays in use afterwards.
 
     python -m benchmarks.stalls
 
-Knows the server as a process, its routes, and the memory that Linux says a process has.
+The server is a process of its own, and its memory is read from Linux's /proc.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ COMPLETIONS = "/v1/completions"
 
 
 def _bad_bodies(size: int) -> dict[str, tuple[str, bytes]]:
-    """{name: (path, body)} of requests whose refusal or answer once stopped all others.  size: bytes of each list;
-    the numbers of pieces are those of a MiB."""
+    """Returns {name: (path, body)} of requests whose refusal or answer once stopped all others.
+
+    size: bytes of each list; the counts of pieces in the names are for 1 MiB
+    """
     def listed(before: str, item: str, after: str) -> bytes:
         return (before + ",".join([item] * (size // (len(item) + 1))) + after).encode()
     extra = b'{"input_prefix": "a", "input_suffix": "", "n_predict": 1, "input_extra": [%s]}'
@@ -50,22 +52,22 @@ def _bad_bodies(size: int) -> dict[str, tuple[str, bytes]]:
 @app.command()
 def stalls(server: Annotated[str, typer.Option(help="Command that starts the server.")] = "longgraft serve",
            port: int = 8713, size: Annotated[int, typer.Option(help="Bytes of a bad list.")] = 2 ** 20,
-           repeats: Annotated[int, typer.Option(help="Of each body; medians are compared.")] = 5,
-           limit: Annotated[float, typer.Option(help="Added seconds that are allowed.")] = 0.1,
+           repeats: Annotated[int, typer.Option(help="Repeats of each body; medians are compared.")] = 5,
+           limit: Annotated[float, typer.Option(help="Most seconds that may be added.")] = 0.1,
            out: Path = Path("results"), minutes: float = 30.0) -> None:
-    """What /health and a short completion wait for longer while a bad body is answered, and the memory it leaves."""
+    """Measure the seconds that a bad body adds to /health and a short completion, and the memory that stays in use."""
     report = Report("serving-stalls", out, minutes, torch.device("cpu"), server=server, size=size)
     address, process = f"http://127.0.0.1:{port}", subprocess.Popen([*shlex.split(server), "--port", str(port)])
     try:
         _until_healthy(address)
-        for path, body in _bad_bodies(2 ** 12).values():        # what a first request loads is not what one leaves
+        for path, body in _bad_bodies(2 ** 12).values():        # a first request loads modules, which is not counted
             _post(address, path, body)
         for name, (path, body) in _bad_bodies(size).items():
             memory, began = _resident(process.pid), time.perf_counter()
             before, during = [], []
-            for _ in range(repeats):        # in turn: other programs of the machine slow both
-                during.append((found := _probed(address, partial(_post, address, path, body)))[0])
-                before.append(_probed(address, partial(time.sleep, 0.5))[0])
+            for _ in range(repeats):        # in turn, so that other programs slow both
+                during.append((found := _probe(address, partial(_post, address, path, body)))[0])
+                before.append(_probe(address, partial(time.sleep, 0.5))[0])
             seconds = time.perf_counter() - began
             time.sleep(1)
             left = (_resident(process.pid) - memory) / 2 ** 20
@@ -81,9 +83,11 @@ def stalls(server: Annotated[str, typer.Option(help="Command that starts the ser
     raise typer.Exit(report.finish())
 
 
-def _probed(address: str, work: Callable[[], T]) -> tuple[tuple[float, float], T]:
-    """(the longest seconds of /health and of a short completion, each asked again and again while `work` runs; what it
-    returns)."""
+def _probe(address: str, work: Callable[[], T]) -> tuple[tuple[float, float], T]:
+    """Asks for /health and a short completion again and again while `work` runs.
+
+    Returns (the longest seconds of each, the result of `work`).
+    """
     longest, done = [0.0, 0.0], threading.Event()
 
     def ask(at: int) -> None:
@@ -123,7 +127,7 @@ def _until_healthy(address: str) -> None:
 
 
 def _resident(process: int) -> int:
-    """Bytes in memory of a process, without those of files."""
+    """Returns the resident bytes of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
 
 

@@ -1,10 +1,9 @@
-"""Tokens per step of answers that follow a JSON schema, against the same method's without one, and their ids against
-plain constrained decoding's.
+"""Answers that follow a JSON schema: tokens per step with and without it, and ids compared with plain decoding's.
 
     python -m benchmarks.structured --model smollm2
 
-`schemas.json` has 50 shapes after public APIs in short: a text names a kind, a list its choices, {"*": ...} a list; all
-fields are required.  Knows sessions and schemas.
+`schemas.json` has 50 shapes of public APIs in a short form: a string names a kind, an array has the choices, {"*": ...}
+is a list of one or two items; all fields are required.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def schema_of(shape: Any) -> dict[str, Any]:
-    """A JSON schema of its short form."""
+    """Returns the JSON schema of a short form."""
     if isinstance(shape, str):
         return KINDS[shape]
     if isinstance(shape, list):
@@ -48,10 +47,10 @@ def schema_of(shape: Any) -> dict[str, Any]:
 
 
 @app.command()
-def main(model: str = "smollm2", method: Annotated[str, typer.Option(help="Of `longgraft methods`.")] = "graft-x-text",
-         tokens: int = 100, first: int = 0, shapes: int = 50, out: Path = Path("results"), minutes: float = 12.0
-         ) -> None:
-    """One row per schema, in the file's order, and one of all."""
+def main(model: str = "smollm2",
+         method: Annotated[str, typer.Option(help="Name in `longgraft methods`.")] = "graft-x-text", tokens: int = 100,
+         first: int = 0, shapes: int = 50, out: Path = Path("results"), minutes: float = 12.0) -> None:
+    """Measure one row per schema, in the order of the file, and print one row for all of them."""
     session = longgraft.load(model, method=method, tell=False)
     plain = plain_session(session)
     report = Report("structured", out, minutes, session.target.device, model=model, method=method, tokens=tokens)
@@ -75,7 +74,7 @@ def _row(session: Any, plain: Any, name: str, schema: dict[str, Any], tokens: in
     complete, valid = ours.finish_reason == "eos", True
     if complete:
         try:
-            # As decimals: 1.15 as a float is no multiple of 0.01.
+            # Decimals are needed: as a float, 1.15 is no multiple of 0.01.
             jsonschema.validate(json.loads(ours.text, parse_float=Decimal),
                                 json.loads(json.dumps(schema), parse_float=Decimal))
         except (ValueError, jsonschema.ValidationError):

@@ -1,4 +1,4 @@
-"""Long prompts that are in every checkout: its own sources, one after the other.  Knows files; knows no model."""
+"""Long prompts that are in every checkout: its own sources, one after the other."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import re
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]     # the checkout, also where it is seen through links
+ROOT = Path(__file__).resolve().parents[1]     # the checkout, also if it is reached through links
 FOLDERS = ("longgraft", "yarn_drafters", "prefill", "eval", "tests")
 PIECE = re.compile(r" ?\w+|\n\s*|[^\w\s]+|\s")
 
 
 @cache
 def sources() -> str:
-    """All Python files of the checkout, in the order of their names."""
+    """Returns all Python files of the checkout, in the order of their names."""
     return "\n".join(path.read_text(encoding="utf-8") for folder in FOLDERS
                      for path in sorted((ROOT / folder).rglob("*.py")))
 
 
 @cache
 def numbered(tokens: int, vocab: int) -> list[int]:
-    """So many words and marks of the sources, numbered as they first come: of a vocabulary which holds every word, as
-    large ones nearly do, so that words repeat as they do there."""
+    """Returns the first words and marks of the sources as ids, numbered in the order of their first occurrence.
+
+    Each word is one token, which is nearly true of large vocabularies, so that tokens repeat as often as with them.
+    """
     found: list[str] = PIECE.findall(sources())
     known: dict[str, int] = {}
     ids = [known.setdefault(piece, len(known)) % vocab for piece in found[:tokens]]

@@ -1,6 +1,6 @@
-"""The embedded target trained anew on this device for so many minutes, or its head trained further, and at what rate.
+"""Training on this device: a new embedded target, or more training of its head, for a given time; and the rate of it.
 
-Knows the trainers and an encoded corpus; the corpus is carried, for it is no part of the checkout.
+The encoded corpus is not in the checkout and must be copied to the machine.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from longgraft.yarn_drafters.training.target import TargetRecipe, TargetTrainer
 
 CARRIED = ROOT / "benchmarks" / "gpu" / "corpus.npz"
 FILES = ("model.safetensors", "config.json", "generation_config.json")
-STEPS = 8           # whose rate is measured, after two
-ENDLESS = 10 ** 12  # tokens: the clock ends it
-SMALL: dict[str, Any] = {       # of a rehearsal
+STEPS = 8           # number of steps whose rate is measured, after two warm-up steps
+ENDLESS = 10 ** 12  # tokens; the clock ends the training
+SMALL: dict[str, Any] = {       # settings of a rehearsal
     "bf16": False, "stages": (Stage(64),), "tokens_per_step": 128, "valid_length": 64, "log_steps": 1}
 
 
 def encode(data: Sequence[Path], out: Path) -> EncodedCorpus:
-    """Write text files as ids of the embedded tokenizer, two bytes each, to be carried to a machine without network."""
+    """Writes text files as ids of the embedded tokenizer, two bytes each, to be copied to a machine without network."""
     with tempfile.TemporaryDirectory() as folder:
         corpus = encode_corpus(data, _tokenizer(), Path(folder) / "corpus.npz")
     if int(corpus.tokens.min()) < 0:
@@ -52,7 +52,7 @@ def encode(data: Sequence[Path], out: Path) -> EncodedCorpus:
 
 
 def carried(path: Path) -> EncodedCorpus:
-    """What `encode` wrote; ValueError says how to make it."""
+    """Reads a corpus that `encode` wrote; the ValueError for a missing file says how to make it."""
     if not path.exists():
         raise ValueError(f"{path} is missing, the text to train on. Make it where the text is: python -m benchmarks "
                          f"encode TEXT.jsonl.gz --out {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
@@ -62,24 +62,24 @@ def carried(path: Path) -> EncodedCorpus:
 
 
 def rehearsed() -> EncodedCorpus:
-    """The checkout's own sources: enough to see that it trains."""
+    """Returns the checkout's own sources as a corpus, which is enough for a rehearsal."""
     ids = _tokenizer()(sources()[:200_000])["input_ids"]
     return EncodedCorpus(np.array([*ids, 0], dtype=np.int32), np.array([0, len(ids) + 1]), ("code:python",), ("own",))
 
 
 Make = Callable[[Recipe, Path], Trainer]
-"""(recipe, folder of the run) -> a trainer that begins"""
+"""Makes a trainer at its beginning, from (recipe, folder of the run)."""
 
 
 def target_recipe(device: torch.device, tokens: int, small: bool) -> TargetRecipe:
-    """The embedded target's.  tokens: of a step; small: to rehearse with."""
+    """Returns the recipe of the embedded target.  tokens: tokens of a step; small: for a rehearsal"""
     made = TargetRecipe.load(Path("embedded_target"), device=str(device), tokens_per_step=tokens, total_tokens=ENDLESS)
     tiny: dict[str, Any] = dict(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48)
     return replace(made, **tiny, **SMALL) if small else made
 
 
 def target_trainer(corpus: EncodedCorpus) -> Make:
-    """Of a new target."""
+    """Returns a function that makes the trainer of a new target."""
     def make(made: Recipe, folder: Path) -> Trainer:
         assert isinstance(made, TargetRecipe)
         return TargetTrainer(made, _tokenizer(), corpus, folder, None, World.join(made.device))
@@ -87,7 +87,7 @@ def target_trainer(corpus: EncodedCorpus) -> Make:
 
 
 def drafter_recipe(device: torch.device, tokens: int, small: bool) -> DrafterRecipe:
-    """Of the embedded head's extension to 64K positions, which goes on."""
+    """Returns the recipe that extended the embedded head to 64K positions, for more of that training."""
     folder = embedded("target")
     shape = TargetShape.of(read_config(str(folder), EMBEDDED))
     made = extension_recipe(embedded("drafter-2k"), shape, 65_536, recipe=Path("embedded_extension"),
@@ -96,7 +96,7 @@ def drafter_recipe(device: torch.device, tokens: int, small: bool) -> DrafterRec
 
 
 def drafter_trainer(corpus: EncodedCorpus) -> Make:
-    """Of the shipped 64K head, from where it is."""
+    """Returns a function that makes a trainer of the shipped 64K head, which starts from its weights."""
     def make(made: Recipe, folder: Path) -> Trainer:
         assert isinstance(made, DrafterRecipe)
         world, path = World.join(made.device), str(embedded("target"))
@@ -109,7 +109,7 @@ def drafter_trainer(corpus: EncodedCorpus) -> Make:
 
 
 def rate(make: Make, made: Recipe, batches: Sequence[int], machine: Machine) -> Iterator[Row]:
-    """Tokens per second of training steps of so many tokens, against the trained weights' products alone."""
+    """Times training steps of these numbers of tokens; the floor is the time of the trained weights' products."""
     for tokens in batches:
         with tempfile.TemporaryDirectory() as folder:
             trainer = make(replace(made, tokens_per_step=tokens), Path(folder))
@@ -122,19 +122,19 @@ def rate(make: Make, made: Recipe, batches: Sequence[int], machine: Machine) -> 
             wait(trainer.device)
             spent, read = time.perf_counter() - began, trainer.state.tokens - before
         learnt = sum(p.numel() for p in trainer.module.parameters() if p.requires_grad)
-        products = 6.0 * read * learnt / machine.products       # forward, and twice backward
+        products = 6.0 * read * learnt / machine.products       # forward, and twice as many backward
         yield Row("training step", f"{tokens:,} tokens", spent / STEPS, products / STEPS, "arithmetic",
                   f"{read / spent:,.0f} tokens/s", figures={"tokens": tokens, "tokens_per_second": read / spent})
 
 
 def train(make: Make, made: Recipe, out: Path) -> Iterator[Row]:
-    """Train until the recipe's minutes are over; weights in bfloat16, configuration and log come to `out`."""
+    """Trains for the recipe's minutes; writes weights in bfloat16, configuration and log to `out`."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make(made, Path(folder))
         trainer.run()
         shutil.copy(Path(folder) / "log.jsonl", out / "training.jsonl")
         if isinstance(trainer, DrafterTrainer):
-            shutil.rmtree(out / "head", ignore_errors=True)     # of an earlier run
+            shutil.rmtree(out / "head", ignore_errors=True)     # the head of an earlier run
             save_head(trainer.network.to(torch.bfloat16), out / "head")
         else:
             for name in FILES:

@@ -403,4 +403,4 @@ def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(
             told.append(str(failed.value))
         return told
     told = working(play, gate, session, running=3)
-    assert len(set(told)) == 1 and "was dropped. Try again" in told[0]
+    assert len(set(told)) == 1 and "were dropped. Try again" in told[0]

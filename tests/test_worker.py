@@ -106,7 +106,7 @@ def test_a_full_memory_drops_kept_prompts_first_and_then_asks_for_a_shorter_prom
         kept = worker.session.engine.prefixes = Prefixes(2 ** 30, 16)
         await tokens_of(worker.submit(Job(PROMPT, 2)))
         found = [len(kept)]
-        for told in (r"was dropped\. Try again", r"Shorten the prompt\.$"):
+        for told in (r"were dropped\. Try again", r"Shorten the prompt\.$"):
             with pytest.raises(Failed, match=told):
                 await tokens_of(worker.submit(Job(PROMPT[::-1] if len(kept) else PROMPT[:10], 8)))
             found.append(len(kept))

@@ -1,6 +1,6 @@
-# Sourced by the four scripts: they run from a bare checkout, where longgraft is not installed.
-# Python sees one folder in which the package is whole (yarn_drafters, prefill and eval are its own), and not the
-# checkout, whose longgraft/ lacks them.  OUT: where results go.  Arguments are passed on.
+# Sourced by the four scripts, so that they run from a bare checkout, where longgraft is not installed.
+# Python sees one folder with the whole package, including yarn_drafters, prefill and eval.  It does not see the
+# checkout, whose longgraft/ lacks them.  OUT: folder of the results.  Arguments are passed on.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 map=$(mktemp -d)
@@ -14,10 +14,10 @@ OUT=${OUT:-$root/results}
 python=${PYTHON:-python3}
 read -r seen card < <("$python" -P -c "import longgraft, torch; print(longgraft.__path__[0], torch.cuda.is_available())")
 [ "$seen" = "$map/longgraft" ] || { echo "python sees longgraft at $seen, not this checkout's" >&2; exit 1; }
-# Without a card the kernel is rehearsed in Triton's interpreter.
+# Without a GPU the kernel is rehearsed in Triton's interpreter.
 [ "$card" = True ] || export TRITON_INTERPRET=1
 
-# bounded SECONDS COMMAND...: python -m benchmarks COMMAND; it ends by itself, and is ended where it does not.
+# bounded SECONDS COMMAND...: runs python -m benchmarks COMMAND, and ends it if it does not end by itself.
 bounded() {
     local seconds=$1
     shift

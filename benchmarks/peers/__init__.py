@@ -1,1 +1,1 @@
-"""Other decoders on the prompts of our sweeps."""
+"""Other decoders, measured on the prompts of our sweeps."""

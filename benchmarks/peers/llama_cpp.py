@@ -3,14 +3,13 @@
     CMAKE_BUILD_PARALLEL_LEVEL=1 pip install llama-cpp-python==0.3.36
     python -m benchmarks.peers.llama_cpp RUN --data ROWS && longgraft plot RUN
 
-The package is a source distribution of llama.cpp and its Python binding, which needs a C++ compiler and brings CMake;
-one core builds it in about half an hour.  It goes into the environment that longgraft is in, and longgraft never needs
-it.
+The package is a source distribution of llama.cpp and its Python binding.  It brings CMake but needs a C++ compiler, and
+one core builds it in about half an hour.  Install it in longgraft's environment; longgraft itself does not need it.
 
-Rows of the methods llama.cpp and llama.cpp-lookup (`LlamaPromptLookupDecoding`: n-grams of at most two tokens, ten
-proposed) are added to the run, greedy ones alone, for each prompt and repeat that plain decoding has.  They are marked
-lossy: llama.cpp multiplies 4-bit weights by 8-bit activations, and its answers are not the dequantised model's.
-Decoding is timed as ours is, from the first new token on, with the binding's Python around each pass.
+The run gets greedy rows of the methods llama.cpp and llama.cpp-lookup (`LlamaPromptLookupDecoding`: n-grams of at most
+two tokens, ten proposed tokens), for each prompt and repeat that plain decoding has.  They are marked lossy: llama.cpp
+multiplies 4-bit weights by 8-bit activations, and its answers are not the dequantised model's.  Decoding is timed like
+ours, from the first new token on, and includes the binding's Python code around each pass.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from longgraft.models.fetch import get
 from longgraft.models.gguf_files import gguf_of
 
 PACKAGE = "llama-cpp-python"
-METHODS = {"llama.cpp": 0, "llama.cpp-lookup": 10}      # tokens proposed at most
-MOST = 8e9      # bytes of logits: speculating, the binding keeps those of every prompt token
+METHODS = {"llama.cpp": 0, "llama.cpp-lookup": 10}      # method -> most proposed tokens
+MOST = 8e9      # most bytes of logits: a speculating binding keeps those of every prompt token
 
 
 def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF model, with greedy rows.")],
-         data: Annotated[Optional[str], typer.Option(help="The sweep's --data; default: as it was.")] = None   # noqa: UP045
+         data: Annotated[Optional[str], typer.Option(help="Folder; default: the sweep's --data.")] = None   # noqa: UP045
          ) -> None:
-    """Add llama.cpp's rows to a sweep's."""
+    """Add llama.cpp's rows to those of a sweep."""
     try:
         about = {PACKAGE: version(PACKAGE)}
     except PackageNotFoundError:
@@ -83,19 +82,19 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
 
 
 def turns(fitted: Fitted, plain: dict[Key, Row], about: tuple[str, int], tokenizer: Any) -> Iterator[Fitted]:
-    """A prompt and its later turns, which follow plain decoding's answers as they do in a sweep."""
+    """Yields a prompt and its later turns, which follow plain decoding's answers as in a sweep."""
     while True:
         yield fitted
         answer = plain.get(Key(*about, fitted.example.id, "greedy", PLAIN, 0))
         if not fitted.example.follow_ups or answer is None:
             return
         ended = answer.limit is None or len(answer.token_ids) < answer.limit
-        ids = answer.token_ids[:-1] if ended else answer.token_ids      # without the token that ended it
+        ids = answer.token_ids[:-1] if ended else answer.token_ids      # without the end token
         fitted = as_it_is(fitted.example.next_turn(tokenizer.decode(ids, skip_special_tokens=True)), tokenizer)
 
 
 def measure(file: Path, fitted: Fitted, wanted: dict[Key, Row]) -> Iterator[Result]:
-    """The rows of one method on one prompt.  wanted: by key, plain decoding's row of the same prompt and repeat."""
+    """Yields the rows of one method on one prompt.  wanted: by key, plain decoding's row for that prompt and repeat"""
     import llama_cpp
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -109,7 +108,7 @@ def measure(file: Path, fitted: Fitted, wanted: dict[Key, Row]) -> Iterator[Resu
         if model is None:
             size = len(fitted.ids) + most + drafts + 1
             lookup = LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None
-            # Not told of all logits, the binding has no room for those of a prompt of more than a batch.
+            # Without logits_all the binding has no room for the logits of a prompt longer than a batch.
             model = llama_cpp.Llama(str(file), n_ctx=size, n_threads=1, n_threads_batch=1, draft_model=lookup,
                                     logits_all=lookup is not None, verbose=False)
         if drafts and (needed := 4 * model.n_ctx() * model.n_vocab()) > MOST:
@@ -121,7 +120,7 @@ def measure(file: Path, fitted: Fitted, wanted: dict[Key, Row]) -> Iterator[Resu
 
 
 def decode(model: Any, ids: Sequence[int], limit: int) -> tuple[list[int], Stats]:
-    """(new tokens, what they cost), greedily, from a prompt that is read anew."""
+    """Reads a prompt from its beginning and decodes greedily; returns (new tokens, their statistics)."""
     import llama_cpp
 
     vocabulary, tokens, sizes = llama_cpp.llama_model_get_vocab(model.model), [], []
@@ -140,13 +139,13 @@ def decode(model: Any, ids: Sequence[int], limit: int) -> tuple[list[int], Stats
         if len(tokens) == limit or llama_cpp.llama_vocab_is_eog(vocabulary, token):
             break
     ended, model.eval = time.perf_counter(), forward
-    # The pass over the prompt brought the first token and is no step.
+    # The pass over the prompt yields the first token, and does not count as a step.
     return tokens, Stats(prompt_tokens=len(ids), new_tokens=len(tokens), prefill_seconds=first - began,
                          accepted_per_step=tuple(size - 1 for size in sizes[1:]), decode_seconds=ended - first)
 
 
 def lines(rows: Sequence[Result]) -> list[str]:
-    """For people: tokens a second by method and length, medians over all rows."""
+    """Returns lines for people: tokens per second by method and length, medians over all rows."""
     out = []
     good = [row for row in rows if isinstance(row, Row) and row.steps]
     for method, length in dict.fromkeys((row.key.method, row.key.bucket) for row in good):

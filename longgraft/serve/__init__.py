@@ -1,1 +1,1 @@
-"""A session as an HTTP server for editors and chat clients."""
+"""An HTTP server for editors and chat clients, which answers with a session."""

@@ -1,8 +1,8 @@
-"""Access control before a body is read: API key, origin of the page, host name, size.
+"""Access control before a body is read: API key, origin of the page, host name, body size.
 
-Every page in a browser on this machine can send requests to a server on this machine.  A request of another origin has
-an Origin header, and is refused unless the origin is allowed.  A request of a page whose name resolves to this machine
-(DNS rebinding) has that name in its Host header, and is refused, too.
+Every page in a browser on this machine can send requests to a server on this machine.  A request from another origin
+has an Origin header and is refused unless the origin is allowed.  A request from a page whose name resolves to this
+machine (DNS rebinding) has that name in its Host header and is refused, too.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 MIB = 2 ** 20
-ARRIVING = 4    # times --max-body: memory for all large bodies that are not complete yet
-# The page is the same for everyone, and sends the key itself.
+ARRIVING = 4    # all large bodies that are not complete yet may have this many times --max-body together
+# These paths need no key.  The page is the same for everyone, and sends the key itself.
 PUBLIC_PATHS = ("/", "/health", "/v1/health", "/live")
 
 
 class Guard:
-    """ASGI middleware that answers the requests it refuses."""
+    """ASGI middleware that lets a request through, or answers it with an error."""
 
     def __init__(self, app: Asgi, options: Serving) -> None:
         self.app, self.options = app, options
@@ -51,7 +51,7 @@ class Guard:
             await self.app(scope, limited, send)
 
     def _check_host(self, host: str) -> None:
-        """The names of a server on this machine are known; those of a server on a network are not."""
+        """Refuses unknown names if only this machine can reach the server; the names on a network are not known."""
         name = _split(f"//{host}", "Host").hostname or ""
         known = [one.lower() for one in self.options.hosts]
         if self.options.local and not of_this_machine(name) and name not in known:
@@ -71,7 +71,7 @@ class Guard:
             return
         scheme, _, bearer = authorization.partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else plain
-        # In constant time, which does not reveal how many bytes are right.
+        # The comparison takes constant time, so that it does not reveal how many bytes are right.
         if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise ApiError(401, "The API key is wrong. Send the server's as `Authorization: Bearer KEY`." if given else
                            "This server needs an API key. Send it as `Authorization: Bearer KEY`.",
@@ -88,7 +88,10 @@ class Guard:
 
     @contextmanager
     def _limited(self, receive: Receive) -> Iterator[Receive]:
-        """Limit what `receive` gives: not every client sends a Content-Length, and many may send half a body."""
+        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete yet.
+
+        A client may send no Content-Length, and many clients may send half a body.
+        """
         seen = counted = 0
 
         def count(size: int) -> None:
@@ -105,8 +108,8 @@ class Guard:
             count(seen if seen > LARGE and message.get("more_body") else 0)
             if counted and self._arriving > (most := ARRIVING * self.options.max_body * MIB):
                 count(0)
-                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB together, which is "
-                                    "the most. Send this one again later.", headers={"Retry-After": "5"})
+                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB together, and no "
+                                    "more is allowed. Send this one again later.", headers={"Retry-After": "5"})
             return message
         try:
             yield limited
@@ -121,5 +124,5 @@ class Guard:
 def _split(url: str, header: str) -> SplitResult:
     try:
         return urlsplit(url)
-    except ValueError as error:     # of brackets without an address
+    except ValueError as error:     # brackets without an address
         raise ApiError(400, f"The {header} header cannot be read.") from error

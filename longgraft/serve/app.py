@@ -1,4 +1,4 @@
-"""The FastAPI application of a session: its routes, one worker, access control before all."""
+"""The FastAPI application of a session: routes, one worker, and access control in front of all routes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUTERS = (models, openai, infill, tokenize, live_page, metrics)
 
 
 def make_app(session: Session, options: Serving | None = None) -> FastAPI:
-    """The application.  It owns the session: only its worker may open requests on it from now on."""
+    """Returns the application.  It owns the session: from now on only its worker may open requests on it."""
     options = options or Serving()
     state = State(session, options, Worker(session, options.queue, running=options.max_running),
                   EncodingPool(options.queue), default_sampling(session.target.model))

@@ -1,7 +1,7 @@
 """Threads that parse, validate and encode request bodies, so that the event loop only moves bytes.
 
-As many tasks may wait as jobs in the queue. Large bodies, and requests with a constraint to compile, have threads of
-their own, so that no other request waits for them.
+As many tasks may wait as there are places in the queue. Large bodies, and requests with a constraint to compile, have
+their own threads, so that no other request waits for them.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 from longgraft.serve.jobs import Busy
 
 T = TypeVar("T")
-TRIM_AFTER = 0.5        # seconds
+TRIM_AFTER = 0.5        # seconds from a response to the return of its memory to the system
 THREADS = 2             # for small bodies; they share the interpreter with the decoding thread
-LARGE = 2 ** 18         # bytes of a body: a prompt of 64K tokens as text is about as long
+LARGE = 2 ** 18         # bytes; longer bodies are large.  The text of a prompt of 64K tokens is about as long
 
 
 class EncodingPool:
-    """waiting: tasks that may wait for a thread; refused: tasks that had no place."""
+    """Threads for request bodies.  waiting: most tasks that may wait for a thread; refused: tasks refused so far."""
 
     def __init__(self, waiting: int = 16) -> None:
         self.limit, self.refused = waiting + THREADS, 0
@@ -33,16 +33,16 @@ class EncodingPool:
 
     @property
     def active(self) -> int:
-        """Tasks that run or wait, those among them whose clients have gone while they ran."""
+        """Number of tasks that run or wait, including running ones whose client has disconnected."""
         self._tasks = [task for task in self._tasks if not task.done()]
         return len(self._tasks)
 
     async def run(self, size: int, work: Callable[..., T], *args: Any, constrained: bool = False) -> T:
-        """Run `work` in a thread. Cancelled before a thread takes it, it never runs.
+        """Runs `work` in a thread. If it is cancelled before a thread takes it, it never runs.
 
         Args:
             size: Bytes of the body.
-            constrained: Whether `work` compiles a constraint.
+            constrained: True if `work` compiles a constraint.
 
         Raises:
             Busy: Too many tasks wait.
@@ -56,21 +56,21 @@ class EncodingPool:
         return await asyncio.wrap_future(task)
 
     def trim_later(self, size: int) -> None:
-        """Give the memory of a large body's objects back to the system, when the response has let go of them."""
+        """Gives the memory of a large body's objects back to the system once the response has released them."""
         if size > LARGE:
             asyncio.get_running_loop().call_later(TRIM_AFTER, self._trim)
 
     def _trim(self) -> None:
-        with suppress(RuntimeError):        # closed by now
+        with suppress(RuntimeError):        # the pool is closed by now
             self._large.submit(trim)
 
     def close(self) -> None:
-        """Drop waiting tasks.  Running ones go on, and the process ends when they have."""
+        """Drops waiting tasks.  Running ones go on, and the process ends after them."""
         for threads in (self._small, self._large, self._constrained):
             threads.shutdown(wait=False, cancel_futures=True)
 
 
 def trim() -> None:
-    """glibc keeps freed memory between blocks that are in use; of another C library nothing is known."""
+    """Gives freed memory back to the system if the C library is glibc, which keeps it between blocks in use."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,4 @@
-"""From an application to an address: a socket that is bound before a model is loaded, and a server that stops at once.
-
-Knows sockets and uvicorn; knows no route.
-"""
+"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and shutdown."""
 
 from __future__ import annotations
 
@@ -27,15 +24,15 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
 
-GRACE_SECONDS = 5       # in which clients can receive the rest of their answers when the server stops
-HEADER_SECONDS = 10.0   # in which a client sends a request's headers
-BODY_SECONDS = 60.0     # and then a body of up to 16 MiB, which takes 2.2 Mbit/s; where more is allowed, as much longer
+GRACE_SECONDS = 5       # time for clients to receive the rest of their answers when the server stops
+HEADER_SECONDS = 10.0   # time for a client to send a request's headers
+BODY_SECONDS = 60.0     # then for a body of up to 16 MiB, at 2.2 Mbit/s; longer in proportion to --max-body
 
 
 def bind(options: Serving) -> socket.socket:
-    """A bound socket that does not listen yet, so that no request waits for a model to be loaded.
+    """Returns a bound socket that does not listen yet, so that no request waits for a model to be loaded.
 
-    ValueError where the address is not available.
+    Raises ValueError if the address is not available.
     """
     where = f"{options.host}:{options.port}"
     try:
@@ -54,22 +51,24 @@ def bind(options: Serving) -> socket.socket:
 
 
 def url(made: socket.socket, options: Serving) -> str:
-    """The URL of a bound socket."""
+    """Returns the URL of a bound socket."""
     host = f"[{options.host}]" if ":" in options.host else options.host
     return f"http://{host}:{made.getsockname()[1]}"
 
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until a signal.  ready: called when requests are accepted."""
-    # Else each body of many lists has the collector look through the model's and torch's objects, again and again.
+    """Serves until a signal ends it.  ready: called when requests are accepted"""
+    # Otherwise each body with many lists makes the garbage collector visit all objects of the model and of torch.
     gc.collect()
     gc.freeze()
     Server(app, ready).run([listens])
 
 
 class Server(uvicorn.Server):
-    """SIGTERM drains: no requests are taken, and those that run or wait are answered, for so many seconds.  Ctrl-C or a
-    second signal ends it with the step that runs."""
+    """A uvicorn server that drains on SIGTERM, and ends after the current step on Ctrl-C or a second signal.
+
+    While it drains, new requests are refused, and those that run or wait are answered, for at most `drain_timeout`.
+    """
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
         body_seconds = BODY_SECONDS * max(1.0, app.state.longgraft.options.max_body / 16)
@@ -79,34 +78,34 @@ class Server(uvicorn.Server):
             proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS))
         self._app, self._ready = app, ready
         self._worker: Worker = app.state.longgraft.worker
-        self._until = math.inf      # when draining ends
+        self._until = math.inf      # time at which draining ends
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Calls `ready` afterwards."""
+        """Starts the server, and then calls `ready`."""
         await super().startup(sockets)
         self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A first SIGTERM only drains, and is not raised again at the end."""
+        """Handles a signal; the first SIGTERM only begins to drain, and is not raised again at the end."""
         if sig != signal.SIGTERM or self._worker.draining:
             return super().handle_exit(sig, frame)
         self._worker.draining = True
         self._until = time.monotonic() + self._app.state.longgraft.options.drain_timeout
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second; true ends the server."""
+        """Returns True to end the server; uvicorn calls it ten times a second."""
         drained = self._worker.draining and self._worker.idle
         self.should_exit |= drained or time.monotonic() >= self._until
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the worker first: running answers end with its next step."""
+        """Closes the worker first, so that running answers end with its next step."""
         self._worker.close()
         await super().shutdown(sockets)
 
 
 class Connection(H11Protocol):
-    """HTTP/1.1 with a deadline for each request, and with protocol errors in the API's form."""
+    """An HTTP/1.1 connection with a deadline for each request, and with protocol errors in the API's form."""
 
     _client_state: Any = None
     _deadline: asyncio.TimerHandle | None = None
@@ -116,23 +115,23 @@ class Connection(H11Protocol):
         self._seconds: Mapping[Any, float] = {h11.IDLE: HEADER_SECONDS, h11.SEND_BODY: body_seconds}
 
     def connection_made(self, transport: Any) -> None:
-        """The deadline of the first headers begins."""
+        """Starts the deadline of the first headers."""
         super().connection_made(transport)
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """No deadline is left."""
+        """Cancels the deadline."""
         super().connection_lost(exc)
         if self._deadline is not None:
             self._deadline.cancel()
 
     def handle_events(self) -> None:
-        """Called for what has arrived, and after each response."""
+        """Handles data that has arrived, and updates the deadline; uvicorn also calls it after each response."""
         super().handle_events()
         self._set_deadline()
 
     def _set_deadline(self) -> None:
-        """One for the headers and one for the body; data that arrives does not extend it."""
+        """Sets one deadline for the headers and one for the body; arriving data does not extend them."""
         state = self.conn.their_state
         if state is self._client_state:
             return
@@ -146,11 +145,11 @@ class Connection(H11Protocol):
         self._refuse(ApiError(408, f"The request did not arrive within {seconds:g} s. Send it faster, or less."))
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's own is plain text."""
+        """Answers a protocol error in the API's form; uvicorn's own answer is plain text."""
         self._refuse(ApiError(400, "The request is no valid HTTP/1.1."))
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer, where no answer has begun, and close."""
+        """Sends the error unless a response has begun, and closes the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error.body).encode()
             headers = [("content-type", "application/json"), ("content-length", str(len(body))),

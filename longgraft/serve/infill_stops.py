@@ -1,6 +1,6 @@
-"""Where an /infill answer ends before its token limit: before a line with less indentation, or after a time limit.
+"""Stops of /infill answers before their token limit: at a line with less indentation, or after a time limit.
 
-llama.cpp's n_indent and t_max_predict_ms.  Knows text and the worker; knows no HTTP.
+These are llama.cpp's n_indent and t_max_predict_ms.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from longgraft.serve.jobs import End, Job, Running
 class InfillStop:
     """The limits of one answer.
 
-    indent:  spaces and tabs with which every line after the first must begin; 0: any
-    seconds: from the first token; the answer then ends with its line; None: no limit
-    held:    spaces and tabs before the cursor that the prompt leaves out, so that the model may repeat them
+    indent:  number of spaces and tabs with which every line after the first must begin
+    seconds: time from the first token after which the answer ends with its current line; None: no limit
+    held:    spaces and tabs before the cursor that the prompt leaves out; the model may repeat them
     """
 
     indent: int = 0
@@ -27,7 +27,7 @@ class InfillStop:
     held: str = ""
 
     def detector(self) -> Callable[[Step], bool]:
-        """For a job: whether the answer is complete with this step."""
+        """Returns a function for `Job.complete`, which is True for the step that completes the answer."""
         decoded, deadline = "", 0.0
 
         def complete(step: Step) -> bool:
@@ -42,14 +42,14 @@ class InfillStop:
         return complete
 
     def without_held(self, decoded: str) -> str:
-        """The text behind the cursor: without the held blanks, as far as the model repeated them."""
+        """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated them."""
         same = 0
         while same < min(len(decoded), len(self.held)) and decoded[same] == self.held[same]:
             same += 1
         return decoded[same:]
 
     def end(self, text: str) -> int | None:
-        """The place before the first line with too little indentation; None without one."""
+        """Returns the position before the first line with too little indentation; None if there is none."""
         start = text.find("\n") + 1 if self.indent else 0
         while start:
             line = text[start:]
@@ -59,13 +59,13 @@ class InfillStop:
         return None
 
     def certain(self, text: str) -> int:
-        """Characters that are kept whatever follows: of a short last line the indentation is not known yet."""
+        """Returns how many characters are kept whatever follows; a short last line's indentation is not known yet."""
         start = text.rfind("\n")
         return start if self.indent and start >= 0 and len(text) - start - 1 < self.indent else len(text)
 
 
 class TrimmedJob:
-    """A running job whose steps have their text up to the stop.
+    """A running job whose steps have text only up to the stop.
 
     drafted: proposed nodes so far
     """
@@ -83,14 +83,14 @@ class TrimmedJob:
         return self.running.end
 
     def cancel(self) -> None:
-        """As `Running.cancel`."""
+        """Cancels the job like `Running.cancel`."""
         self.running.cancel()
 
     def __aiter__(self) -> AsyncIterator[Step]:
         return (step async for step in self.steps() if step is not None)
 
     async def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]:
-        """As `Running.steps`."""
+        """Yields steps like `Running.steps`."""
         decoded, text, sent = "", "", 0
         async for step in self.running.steps(beat):
             if step is not None:
@@ -107,5 +107,5 @@ class TrimmedJob:
 
 
 def _blanks(line: str) -> int:
-    """Spaces and tabs at the line's beginning."""
+    """Returns the number of spaces and tabs at the line's beginning."""
     return len(line) - len(line.lstrip(" \t"))

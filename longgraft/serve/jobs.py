@@ -1,4 +1,4 @@
-"""A job of the decoding thread, its end, its steps as a coroutine sees them, and why it may be refused."""
+"""A job of the decoding thread, its end, the stream of its steps, and the exceptions that refuse it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longgraft.engine.stats import Stats
 
 
 class Busy(Exception):
-    """The queue is full.  retry_after: seconds, estimated."""
+    """The queue is full.  retry_after: estimated seconds until a place is free"""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(f"{waiting} requests wait already, and no more are accepted. Try again in {retry_after} s.")
@@ -32,16 +32,16 @@ class Closing(Exception):
 
 
 class Failed(Exception):
-    """Decoding raised; the exception is the cause, and in the log."""
+    """Decoding raised an exception, which is the cause of this one, and is in the log."""
 
 
 @dataclass(frozen=True)
 class Job:
     """The arguments of `Session.open`, with the prompt as token ids, and further limits.
 
-    seconds:  of decoding, from the first new token; None: no limit
-    session:  decodes instead of the worker's own; None: the worker's
-    complete: whether the answer is complete with this step; called in the decoding thread
+    seconds:  time limit of decoding, from the first new token; None: no limit
+    session:  session that decodes the job; None: the worker's
+    complete: True for the step that completes the answer; called in the decoding thread
     constraint_field: the request's field that has the constraint, for errors
     """
 
@@ -61,7 +61,10 @@ class Job:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended.  reason: the request's, time (`Job.seconds`) or cut (`Job.complete`); queued: seconds waited."""
+    """The end of a job.
+
+    reason: the request's finish reason, or time (`Job.seconds`), or cut (`Job.complete`); queued: seconds in the queue
+    """
 
     reason: FinishReason | Literal["time", "cut"]
     stats: Stats = field(default_factory=Stats)
@@ -69,32 +72,32 @@ class End:
 
 
 class Watcher(Protocol):
-    """Observes every job, in the decoding thread, which waits for it."""
+    """Observer of every job.  The decoding thread calls it and waits for it."""
 
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        """seconds: of the step, which others may share."""
+        """Observes a step.  seconds: duration of the step, which other jobs may share"""
 
     def ended(self, running: Running, end: End | None) -> None:
-        """end: None where decoding raised."""
+        """Observes the end of a job.  end: None if decoding raised an exception"""
 
 
 class Running:
-    """A submitted job.  Iterate it, once, for its steps; `end` is set afterwards.
+    """A submitted job.  Iterate over it once for its steps; `end` is set afterwards.
 
-    Iteration raises Failed where decoding raised, ValueError where the session refused the job, and Closing.
+    Iteration raises Failed if decoding failed, ValueError if the session refused the job, and Closing at shutdown.
     """
 
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
         self.job, self.since, self.queued = job, time.monotonic(), 0.0
-        self.until = math.inf       # when `Job.seconds` are over
-        self.rests_until = 0.0      # takes no step before, while others do
+        self.until = math.inf       # time at which `Job.seconds` are over
+        self.rests_until = 0.0      # no step is taken before this time while other jobs take steps
         self.end: End | None = None
         self.cancelled = False
         self._loop, self._remove = loop, remove
         self._events: asyncio.Queue[Step | End | Exception] = asyncio.Queue()
 
     def cancel(self) -> None:
-        """End it before its next step, or before its first.  From any thread, any number of times."""
+        """Ends the job before its next step, also its first.  It may be called from any thread, repeatedly."""
         self.cancelled = True
         self._remove(self)
 
@@ -102,10 +105,10 @@ class Running:
         return (step async for step in self.steps() if step is not None)
 
     async def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]:
-        """The steps, and None for every `beat` seconds without one."""
+        """Yields the steps, and None after every `beat` seconds without one."""
         while self.end is None:
             try:
-                waits = beat is not None and self._events.empty()     # a timeout has its cost
+                waits = beat is not None and self._events.empty()     # no timeout without need: it costs time
                 event = await (asyncio.wait_for(self._events.get(), beat) if waits else self._events.get())
             except TimeoutError:
                 yield None
@@ -118,7 +121,7 @@ class Running:
                 yield event
 
     def send(self, event: Step | End | Exception) -> None:
-        """To the coroutine that iterates; from any thread."""
+        """Sends an event to the coroutine that iterates; it may be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
         except RuntimeError:        # the loop is closed: no coroutine is left

@@ -16,35 +16,36 @@ KEY_VARIABLE = "LONGGRAFT_API_KEY"
 class Serving:
     """Address, access control and limits.
 
-    cors: origins whose pages may send requests; hosts: names of the server beside its own
+    cors: origins whose pages may send requests; hosts: further names of the server
     """
 
-    host: str = option("127.0.0.1", "Address to listen on; beyond this machine only with a key")
-    port: int = option(8012, "To listen on; 0: any that is free", low=0, high=65535, source="llama.vim's")
+    host: str = option("127.0.0.1", "Address to listen on; require a key if other machines can reach it")
+    port: int = option(8012, "Port to listen on; 0: any that is free", low=0, high=65535, source="llama.vim's")
     # Not in the repr, which ends up in logs and tracebacks.
     api_key: str | None = field(default=None, repr=False, metadata={KEY: Option(
-        help=f"That clients must send as Bearer; better in {KEY_VARIABLE}, which no list of processes shows",
-        none="that variable's; where it is not set, no key is needed")})
-    cors: tuple[str, ...] = option((), "Origin whose pages may send requests, *: any; repeatable", many=True,
+        help=f"Key that clients must send as Bearer; better set {KEY_VARIABLE}, which process lists do not show",
+        none="the value of that variable; if it is not set, no key is needed")})
+    cors: tuple[str, ...] = option((), "Origin whose pages may send requests; *: any; repeatable", many=True,
                                    metavar="ORIGIN")
-    hosts: tuple[str, ...] = option((), "Name of this server in the Host header beside its own; repeatable",
+    hosts: tuple[str, ...] = option((), "Further name that the Host header may give this server; repeatable",
                                     flag="--allow-host", many=True, metavar="NAME")
-    max_running: int = option(8, "Requests that are answered at once; further ones wait; 1 with CUDA graphs",
+    max_running: int = option(8, "Requests that are answered at once; further ones wait; always 1 with CUDA graphs",
                               unit="requests", low=1, high=256)
     queue: int = option(16, "Requests that may wait; further ones are refused with 429", unit="requests", low=0,
                         high=4096)
-    max_prompt_tokens: int | None = option(None, "Of one request", unit="tokens", low=1, none="what the model allows")
-    max_answer_tokens: int = option(4096, "Of one request; more are cut to these", unit="tokens", low=1,
-                                    high=2 ** 20)
-    max_body: int = option(16, "Of one request", unit="MiB", low=1, high=4096)
-    max_seconds: float | None = option(None, "Of decoding one answer, which then ends as it is", unit="seconds",
+    max_prompt_tokens: int | None = option(None, "Longest prompt of a request", unit="tokens", low=1,
+                                           none="what the model allows")
+    max_answer_tokens: int = option(4096, "Longest answer of a request; higher limits are lowered to it", unit="tokens",
+                                    low=1, high=2 ** 20)
+    max_body: int = option(16, "Largest body of a request", unit="MiB", low=1, high=4096)
+    max_seconds: float | None = option(None, "Time for decoding one answer, which then ends as it is", unit="seconds",
                                        low=0.001, none="no limit")
-    beat: float = option(5.0, "Between comments on a stream that has nothing to send", unit="seconds",
+    beat: float = option(5.0, "Time between comments on a stream that has nothing else to send", unit="seconds",
                          low=0.01, high=3600)
-    drain_timeout: float = option(30.0, "After SIGTERM, for requests that run or wait; what is left is cut off",
+    drain_timeout: float = option(30.0, "Time after SIGTERM for requests that run or wait; what is left is cut off",
                                   unit="seconds", low=0.0, high=86400)
-    metrics_prefix: str = option("longgraft:", "Of the names at /metrics; vllm: where a gateway reads those of vLLM")
-    model_name: str | None = option(None, "By which clients see the model", none="its own")
+    metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")
+    model_name: str | None = option(None, "Name of the model for clients", none="its own")
 
     def __post_init__(self) -> None:
         check(self)
@@ -59,12 +60,12 @@ class Serving:
 
     @property
     def local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """True if only this machine can reach the server."""
         return of_this_machine(self.host)
 
 
 def of_this_machine(host: str) -> bool:
-    """Whether a name or address leads nowhere else."""
+    """Returns True if a host name or address can only mean this machine."""
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"

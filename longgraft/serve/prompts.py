@@ -1,4 +1,4 @@
-"""From request fields to token ids: plain prompts, prompts with a suffix, chats.  Knows tokenizers; knows no HTTP."""
+"""Encodes request fields as token ids: plain prompts, prompts with a suffix, chats."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ RESERVED = {"messages", "conversation", "tokenize", "return_dict", "return_tenso
 class EncodedPrompt:
     """A prompt's token ids.
 
-    stop, eos:   stop strings and end tokens beside the request's
-    echo:        the prompt as text, where the request has `echo`
-    layout:      of a prompt with a suffix: fim or left-to-right
+    stop, eos:   stop strings and end tokens in addition to the request's
+    echo:        the prompt as text, if the request has `echo`
+    layout:      layout of a prompt with a suffix: fim or left-to-right
     predictions: token ids of texts that the prompt does not show and the answer may repeat
     """
 
@@ -38,7 +38,7 @@ class EncodedPrompt:
 
 
 def completion(state: State, body: CompletionRequest) -> EncodedPrompt:
-    """A plain prompt, or one with a suffix."""
+    """Encodes a plain prompt, or one with a suffix."""
     prompt = body.prompt
     if body.suffix:
         return _with_suffix(state, body, prompt, body.suffix)
@@ -50,8 +50,10 @@ def completion(state: State, body: CompletionRequest) -> EncodedPrompt:
 
 
 def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int], suffix: str) -> EncodedPrompt:
-    """By the model's fill-in-the-middle tokens; a model without them continues the prompt, and the suffix is a
-    prediction."""
+    """Encodes prompt and suffix with the model's fill-in-the-middle tokens.
+
+    A model without such tokens continues the prompt, and the suffix is a prediction.
+    """
     if not isinstance(prompt, str):
         raise ApiError(400, "A suffix goes with a prompt that is text. Send the text, or lay the ids out yourself.",
                        "suffix")
@@ -62,7 +64,7 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
         if state.layout.form != "fim":
             return EncodedPrompt(state.session.encode(prompt), layout=state.layout.form,
                                  predictions=(rest[:state.positions],))
-        # Prompt and suffix are cut to what leaves room for the new tokens.
+        # Prompt and suffix are cut to leave room for the new tokens.
         room = max(state.max_prompt_tokens - (body.token_limit or DEFAULT_TOKENS), state.max_prompt_tokens // 2)
         state.check_text(prompt, "prompt")
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
@@ -70,8 +72,10 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
 
 
 def sampling_of(state: State, body: GenerationRequest) -> Sampling:
-    """The request's sampling, which the session can follow; ApiError about the field that is wrong: the sentence begins
-    with its name."""
+    """Returns the request's sampling, after checking that the session supports it.
+
+    Raises ApiError about the wrong field, whose name is the first word of the error.
+    """
     field = ""
     try:
         sampling = body.sampling(state.default_sampling)
@@ -87,7 +91,7 @@ def sampling_of(state: State, body: GenerationRequest) -> Sampling:
 
 
 def chat(state: State, body: ChatRequest) -> EncodedPrompt:
-    """Messages, by the model's chat template."""
+    """Encodes messages with the model's chat template."""
     tokenizer = state.need_template("messages")
     with client_errors("messages"):
         messages = [message.for_template() for message in body.messages]
@@ -104,7 +108,7 @@ def chat(state: State, body: ChatRequest) -> EncodedPrompt:
 
 
 def prediction_ids(state: State, body: GenerationRequest) -> list[int]:
-    """Token ids of the request's prediction, [] without one; ApiError where no answer could be as long."""
+    """Returns the token ids of the request's prediction, or []; raises ApiError if no answer could be as long."""
     with client_errors("prediction"):
         ids = [token for text in state.session.predicted(body.prediction_text) for token in text]
     if len(ids) > state.positions:
@@ -114,7 +118,7 @@ def prediction_ids(state: State, body: GenerationRequest) -> list[int]:
 
 
 def speculation_of(state: State, body: GenerationRequest) -> tuple[int | None, str | None]:
-    """(nodes per verification at most, name of a corpus) of the request; None: the server's."""
+    """Returns the request's (largest number of nodes per verification, corpus name); None: the server's."""
     with client_errors("speculative"):
         budget = body.budget(state.session.method)
     corpus = None if body.longgraft is None else body.longgraft.corpus

@@ -1,5 +1,4 @@
-"""From the bytes of a request body to a pydantic model, off the event loop; or to one sentence about its first mistake.
-"""
+"""Parses request bodies into pydantic models off the event loop; one sentence describes a body's first mistake."""
 
 from __future__ import annotations
 
@@ -22,22 +21,22 @@ T = TypeVar("T")
 
 
 class BodyRequest(Request):
-    """A request whose body is parsed, and whose further work is done, in the server's encoding pool."""
+    """A request whose body is parsed and processed in the server's encoding pool."""
 
     def __init__(self, request: Request, model: type[BaseModel]) -> None:
         super().__init__(request.scope, request.receive)
         self._model, self.size = model, 0       # bytes of the body, once it is read
 
     async def json(self) -> Any:
-        """An instance of the model, which FastAPI's own validation passes through."""
+        """Returns an instance of the model, which FastAPI's own validation leaves as it is."""
         return await self.run(parse, self._model, await self.body())
 
     async def run(self, work: Callable[..., T], *args: Any, constrained: bool = False) -> T:
-        """Run `work` in a thread of the pool (`EncodingPool.run`).
+        """Runs `work` in a thread of the pool (`EncodingPool.run`).
 
         Raises:
-            ApiError: 429 where the pool is full, 499 where the client has gone; work that has not begun by then never
-                does.
+            ApiError: 429 if the pool is full, 499 if the client has disconnected; work that has not begun by then
+                never runs.
         """
         self.size = len(await self.body())
         task = asyncio.ensure_future(self.app.state.longgraft.pool.run(self.size, work, *args,
@@ -48,7 +47,7 @@ class BodyRequest(Request):
             if not task.done():
                 raise ApiError(499, "The client closed the connection.")
             return task.result()
-        except Busy as error:       # FastAPI would call whatever else is raised here a body that cannot be parsed
+        except Busy as error:       # FastAPI would report any other exception as a body that cannot be parsed
             raise ApiError.of(error) from error
         finally:
             gone.cancel()
@@ -56,10 +55,10 @@ class BodyRequest(Request):
 
 
 class BodyRoute(APIRoute):
-    """A route that reads its body as a `BodyRequest` does."""
+    """A route that reads its body through a `BodyRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's, with its own kind of request."""
+        """Returns FastAPI's handler, called with a `BodyRequest`."""
         handler, field = super().get_route_handler(), self.body_field
         if field is None:
             return handler
@@ -75,13 +74,13 @@ class BodyRoute(APIRoute):
 
 
 async def disconnected(request: Request) -> None:
-    """Returns when the client has gone; the body was read before."""
+    """Returns when the client has disconnected; the body must have been read before."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def parse(model: type[BaseModel], body: bytes) -> BaseModel:
-    """ApiError for what is no JSON in UTF-8 or does not fit the model."""
+    """Parses a body; raises ApiError if it is not JSON in UTF-8 or does not fit the model."""
     try:
         value = json.loads(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -97,13 +96,13 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
         return model.model_validate(value)
     except ValidationError as error:
         refusal = invalid(error, value)
-    raise refusal       # out here it has no context, which would keep all that was parsed
+    raise refusal       # raised out here, it has no context that would keep the whole parsed body in memory
 
 
 def invalid(error: ValidationError, value: Any) -> ApiError:
-    """The mistake of the first wrong field.  value: the body.
+    """Returns the error about the first wrong field.  value: the body
 
-    Of a field with several types, the type that fits the value furthest is the one that was meant.
+    If a field has several types, the type that fits the value furthest is taken as the intended one.
     """
     errors = error.errors(include_url=False, include_input=False)
     first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
@@ -125,7 +124,7 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
 
 
 def _path(place: tuple[int | str, ...], value: Any, missing: bool) -> tuple[int | str, ...]:
-    """Keys and indices that lead to a place in a value: pydantic's without the names of a union's types."""
+    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union types."""
     found: list[int | str] = []
     for part in place:
         if isinstance(part, int):

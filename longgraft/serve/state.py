@@ -1,4 +1,4 @@
-"""What all routes share: the session's facts, the options, and the worker."""
+"""State that all routes share: the session, the options, and the worker."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from longgraft.serve.worker import Worker
 
 @dataclass(frozen=True)
 class State:
-    """Of one server.  Only the worker opens requests on the session; here its properties are read.
+    """The state of one server.  Only the worker opens requests on the session; routes only read its properties.
 
-    default_sampling: for requests that set no sampling
+    default_sampling: sampling of requests that set none
     """
 
     session: Session
@@ -34,7 +34,7 @@ class State:
 
     @property
     def name(self) -> str:
-        """Of the model, for clients: of a path only its last part, which reveals nothing of this machine."""
+        """Name of the model for clients.  If it is a path, only the last part is shown, to reveal no folders."""
         name = self.session.target.name
         path = Path(name).is_absolute() or Path(name).exists()
         return self.options.model_name or (Path(name).name if path else name)
@@ -45,37 +45,40 @@ class State:
 
     @cached_property
     def layout(self) -> PromptLayout:
-        """Of fill-in-the-middle prompts.  ValueError where the model has no tokenizer."""
+        """Layout of fill-in-the-middle prompts.  Raises ValueError if the model has no tokenizer."""
         return PromptLayout(self.tokenizer, self.session.target.vocab_size)
 
     @property
     def max_prompt_tokens(self) -> int:
-        """Tokens of a prompt at most, with room for one new token."""
+        """Most tokens of a prompt; one new token must still fit."""
         allowed = self.options.max_prompt_tokens
         return self.positions - 1 if allowed is None else min(self.positions - 1, allowed)
 
     @property
     def positions(self) -> int:
-        """Prompt and answer together."""
+        """Most tokens of prompt and answer together."""
         return min(self.session.engine.limits.values())
 
     def need_tokenizer(self, param: str) -> Any:
-        """The tokenizer; ApiError about this field where the model has none."""
+        """Returns the tokenizer; raises ApiError about this field if the model has none."""
         if self.tokenizer is None:
             raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids as the "
                                 "prompt.", param)
         return self.tokenizer
 
     def ids(self, text: str, param: str, special: bool = False) -> list[int]:
-        """Of text; special: with the tokens that the tokenizer puts around a prompt.  ApiError about this field."""
+        """Encodes text; raises ApiError about this field if that is impossible.
+
+        special: add the tokens that the tokenizer puts around a prompt
+        """
         tokenizer = self.need_tokenizer(param)
         self.check_text(text, param)
-        # A mask of a million tokens would be made while the interpreter is held.
+        # Making an attention mask of a million tokens would hold the interpreter's lock.
         return list(tokenizer(text, add_special_tokens=special, return_attention_mask=False,
                               return_token_type_ids=False)["input_ids"])
 
     def check_text(self, text: str, param: str) -> None:
-        """ApiError about this field where its text has half a surrogate pair, which no tokenizer encodes."""
+        """Raises ApiError about this field if its text has half a surrogate pair, which no tokenizer encodes."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -83,28 +86,28 @@ class State:
                                 "Decode it as UTF-8.", param) from error
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
-        """ApiError about this field where the vocabulary has not all of them."""
+        """Raises ApiError about this field if an id is not in the vocabulary."""
         size = self.session.target.vocab_size
         if ids and (largest := max(ids)) >= size:
             raise ApiError(400, f"{param} holds {largest}, and {self.name} knows 0 to {size - 1}.", param)
 
     def need_template(self, param: str) -> Any:
-        """The tokenizer; ApiError about this field where it has no chat template."""
+        """Returns the tokenizer; raises ApiError about this field if it has no chat template."""
         if not getattr(self.tokenizer, "chat_template", None):
             raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt as text "
                                 "to /v1/completions.", param)
         return self.tokenizer
 
     def text(self, ids: Sequence[int]) -> str:
-        """With special tokens; "" without a tokenizer."""
+        """Decodes ids, special tokens included; returns "" without a tokenizer."""
         if self.tokenizer is None:
             return ""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def new_tokens(self, ids: Sequence[int], requested: int | None, param: str = "prompt") -> int:
-        """New tokens for this prompt: as many of the requested ones as fit and are allowed.  ApiError where none fit.
+        """Returns how many new tokens this prompt gets: those requested, as far as they fit and are allowed.
 
-        requested: None: as many as are allowed
+        Raises ApiError if none fit.  requested: None: as many as are allowed
         """
         if len(ids) > self.max_prompt_tokens:
             raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes "

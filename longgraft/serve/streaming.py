@@ -1,7 +1,4 @@
-"""From a job to an answer, as one response or as server-sent events; a disconnected client's job is cancelled.
-
-Knows ASGI and the worker; knows no API's fields.
-"""
+"""Answers of jobs, as one response or as server-sent events; the job of a disconnected client is cancelled."""
 
 from __future__ import annotations
 
@@ -24,13 +21,13 @@ from longgraft.serve.jobs import End, Job
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 DONE = "data: [DONE]\n\n"
 EVENTS = "text/event-stream"
-# Of a route, for the OpenAPI schema.
+# Responses of a route, for the OpenAPI schema.
 JSON_OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}, EVENTS: {}}}}
 
 
 @dataclass(frozen=True)
 class Answer:
-    """text: up to a stop string; ids: with the tokens of the stop string."""
+    """A complete answer.  text: up to a stop string; ids: includes the tokens of the stop string"""
 
     text: str
     ids: list[int]
@@ -39,7 +36,7 @@ class Answer:
 
 
 class JobSteps(Protocol):
-    """A submitted job, as `Running` has it."""
+    """A submitted job, with the interface of `Running`."""
 
     @property
     def job(self) -> Job: ...
@@ -58,13 +55,13 @@ class AnswerFormat(Protocol):
     """The chunks of an answer in one API's fields."""
 
     def opening_chunks(self) -> Iterator[Any]:
-        """Before the first step."""
+        """Yields the chunks that come before the first step."""
 
     def text_chunk(self, text: str, ids: list[int]) -> Any:
-        """New text, and the tokens since the last chunk."""
+        """Returns the chunk of new text.  ids: the tokens since the last chunk"""
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
-        """ids: of the whole answer; rest: those that no chunk had."""
+        """Yields the last chunks.  ids: tokens of the whole answer; rest: those that no chunk contained"""
 
 
 @asynccontextmanager
@@ -84,7 +81,10 @@ async def cancelled_on_disconnect(receive: Receive, running: JobSteps) -> AsyncI
 
 
 async def whole_answer(request: Request, running: JobSteps, begun: Callable[[], object] = lambda: None) -> Answer:
-    """The complete answer.  ApiError where the session refuses the job.  begun: called when its prompt was read."""
+    """Returns the complete answer.  Raises ApiError if the session refuses the job.
+
+    begun: called at each step with new tokens, and so when the prompt has been read
+    """
     text, ids, logprobs = [], list[int](), list[TokenLogprob]()
     async with cancelled_on_disconnect(request.receive, running):
         with client_errors(constraint=running.job.constraint_field):
@@ -99,7 +99,10 @@ async def whole_answer(request: Request, running: JobSteps, begun: Callable[[], 
 
 
 async def whole_answers(request: Request, submit: Callable[[Job], JobSteps], jobs: Sequence[Job]) -> list[Answer]:
-    """Answers of jobs with one prompt, found side by side once the first has read it: the others find it kept."""
+    """Returns the answers of jobs with one prompt.
+
+    The other jobs start once the first has read the prompt, so that they find it in the prefix cache.
+    """
     begun = asyncio.Event()
     answers = [asyncio.ensure_future(whole_answer(request, submit(jobs[0]), begun.set))]
     answers[0].add_done_callback(lambda _: begun.set())
@@ -113,7 +116,7 @@ async def whole_answers(request: Request, submit: Callable[[Job], JobSteps], job
 
 
 class EventStream(Response):
-    """Server-sent events of one job.  beat: seconds without a chunk until a comment is sent; last: the last event."""
+    """Server-sent events of one job.  beat: seconds without a chunk until a comment is sent; last: the last event"""
 
     media_type = EVENTS
 
@@ -130,7 +133,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _events(self) -> AsyncIterator[str]:
-        """An error after the first byte is an event: the status was sent before."""
+        """Yields all events.  An error after the first byte is an event, because the status has been sent."""
         try:
             with client_errors(constraint=self.running.job.constraint_field):
                 async for event in self._parts():

@@ -1,7 +1,6 @@
-"""One decoding thread, which answers several jobs at once, and a bounded queue; each job's steps are streamed to its
-coroutine.
+"""The worker: a bounded queue, and one decoding thread that answers several jobs at once.
 
-Knows sessions and asyncio; knows no HTTP.
+Each job's steps are streamed to its coroutine.
 """
 
 from __future__ import annotations
@@ -23,47 +22,47 @@ from longgraft.runtime.device_memory import out_of_memory
 from longgraft.serve.jobs import Busy, Closing, End, Failed, Job, Running, Watcher
 
 LOG = logging.getLogger(__name__)
-RECENT = 16     # requests whose mean duration is Retry-After
-SLOW = 0.025    # seconds of a step for a constraint, after which the request rests while others are decoded
-REST = 4.0      # times these seconds: such a request takes a fifth of the time at most
-STALLED = 120.0     # seconds of one step after which no requests should come here
+RECENT = 16     # number of recent requests; Retry-After is computed from their mean duration
+SLOW = 0.025    # seconds of a step; a request whose constraint takes longer rests while others are decoded
+REST = 4.0      # it rests this many times as long, and so takes at most a fifth of the time
+STALLED = 120.0     # seconds; after a longer step the server reports that no requests should come here
 
 
 class Worker:
     """Owns the session: only its thread opens and steps requests.
 
-    waiting: jobs that may wait, beside those that are decoded; watchers: observe every job; running: jobs that are
-    decoded at once, where session and memory allow it
+    waiting: most jobs that may wait, besides those that are decoded; watchers: observe every job; running: most jobs
+    that are decoded at once, if the session and memory allow it
     """
 
     def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
         self.session, self.limit, self.watchers = session, waiting, list(watchers)
         self.refused = 0
         self._sessions = Sessions(session, running)
-        self._requests: dict[Running, Request] = {}     # in the order in which they began
+        self._requests: dict[Running, Request] = {}     # the oldest first
         self._queue: deque[Running] = deque()
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
         self.draining = self._closed = False
-        self._held = False          # the oldest that waits has no place yet
-        self._stepped_at = 0.0      # or began to wait for work
-        self._dropped = False       # kept prompts, for want of memory, in this step
+        self._no_place = False      # the oldest waiting job has to wait for a place
+        self._stepped_at = 0.0      # time of the last step, or of the first job after an idle time
+        self._prefixes_dropped = False      # this step ran out of memory and dropped the kept prompts
         self._died: Failed | None = None
         self._thread: threading.Thread | None = None
 
     @property
     def jobs(self) -> tuple[Running, ...]:
-        """Those that are decoded."""
+        """Jobs that are being decoded."""
         return tuple(self._requests)
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
+        """Number of jobs in the queue."""
         return len(self._queue)
 
     @property
     def filled(self) -> float:
-        """The share of the rows that memory has room for which the jobs that are decoded reserve."""
+        """The share, from 0 to 1, that running jobs reserve of the rows that fit into memory."""
         return self._sessions.filled(list(self._requests.values()))
 
     @property
@@ -72,12 +71,12 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the decoding thread has not died."""
+        """True until the decoding thread dies."""
         return self._died is None
 
     @property
     def trouble(self) -> str:
-        """Why no requests should come here now; "": nothing."""
+        """The reason why no requests should come here now; "" if there is none."""
         if self._died is not None:
             return "The decoding thread has ended. Start the server again."
         if self._closed or self.draining:
@@ -88,20 +87,20 @@ class Worker:
         return ""
 
     def check(self) -> None:
-        """Busy, Closing or Failed where a job would be refused now; called before a long prompt is encoded."""
+        """Raises Busy, Closing or Failed if a job would be refused now; called before a long prompt is encoded."""
         with self._changed:
             if self._closed or self.draining:
                 raise Closing
             if self._died is not None:
                 raise self._died
             running = len(self.jobs)
-            places = 0 if self._held and running else self._sessions.max_running - running
+            places = 0 if self._no_place and running else self._sessions.max_running - running
             if self.waiting >= self.limit + places:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
 
     def submit(self, job: Job) -> Running:
-        """Queue a job, from a coroutine.  Busy where the queue is full, Closing after `close`."""
+        """Queues a job, from a coroutine.  Raises Busy if the queue is full, and Closing after `close`."""
         running = Running(job, asyncio.get_running_loop(), self._remove)
         with self._changed:
             self.check()
@@ -115,7 +114,7 @@ class Worker:
         return running
 
     def close(self) -> None:
-        """Accept no more jobs, and end all; the thread ends after its step.  Does not wait."""
+        """Accepts no more jobs and ends all of them.  The thread ends after its step; this does not wait for it."""
         with self._changed:
             self._closed = True
             waiting = list(self._queue)
@@ -127,17 +126,17 @@ class Worker:
             running.send(Closing())
 
     def join(self, seconds: float | None = None) -> None:
-        """Wait for the thread, after `close`."""
+        """Waits for the thread to end, after `close`."""
         if self._thread is not None:
             self._thread.join(seconds)
 
     def _retry_after(self) -> int:
-        """Seconds until a place is free: the mean duration of recent requests, by those that run at once."""
+        """Estimates the seconds until a place is free: the mean duration of recent requests / number that run."""
         seconds = sum(self._recent) / max(1, len(self._recent)) / max(1, len(self.jobs))
         return max(1, math.ceil(seconds))
 
     def _remove(self, running: Running) -> None:
-        """A cancelled job leaves the queue at once."""
+        """Removes a cancelled job from the queue."""
         with self._changed:
             if running not in self._queue:
                 return
@@ -146,9 +145,9 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            while self._waited():
+            while self._wait_for_work():
                 self._round()
-        except BaseException as error:      # ours, or a library's: nobody is left waiting for a thread that is gone
+        except BaseException as error:      # our error or a library's: no client may wait for a thread that has died
             with self._changed:
                 self._died = self._failed(error)
                 lost = [*self._requests, *self._queue]
@@ -158,32 +157,32 @@ class Worker:
                 running.send(self._died)
 
     def _round(self) -> None:
-        """Begin those that have a place, and take a step of all."""
-        self._dropped, self._stepped_at = False, time.monotonic()
+        """Begins the jobs that have a place, and runs one step of all."""
+        self._prefixes_dropped, self._stepped_at = False, time.monotonic()
         while (begun := self._next()) is not None:
             self._begin(*begun)
         self._advance()
 
-    def _waited(self) -> bool:
-        """Wait for work; False where the worker is closed and all has ended."""
+    def _wait_for_work(self) -> bool:
+        """Waits for work; returns False once the worker is closed and all jobs have ended."""
         with self._changed:
             while not (self._queue or self._requests or self._closed):
                 self._changed.wait()
             return bool(self._queue or self._requests)
 
     def _next(self) -> tuple[Running, Session] | None:
-        """The oldest waiting job, and the session that answers it; None while there is no place for it."""
+        """Returns the oldest waiting job and the session that answers it; None while there is no place for it."""
         with self._changed:
-            self._held = False
+            self._no_place = False
             if not self._queue:
                 return None
             oldest = self._queue[0]
-        job = oldest.job        # no lock is held: another session may have to be made
+        job = oldest.job        # the lock is not held, because another session may have to be made
         if (place := self._sessions.free(self._requests.values(), len(job.ids), job.max_new_tokens)) is None:
-            self._held = True
+            self._no_place = True
             return None
         with self._changed:
-            if oldest in self._queue:       # else it was cancelled
+            if oldest in self._queue:       # otherwise it was cancelled
                 self._queue.remove(oldest)
                 return oldest, job.session or place
         return self._next()
@@ -204,7 +203,7 @@ class Worker:
                 running.cancelled |= self._closed
 
     def _advance(self) -> None:
-        """One step of each request that does not rest; cancelled ones end instead."""
+        """Runs one step of each request that does not rest, or of all if all rest; cancelled ones end instead."""
         requests = dict(self._requests)
         for running, request in requests.items():
             if running.cancelled:
@@ -218,7 +217,7 @@ class Worker:
             if request.constraint_seconds > SLOW:
                 running.rests_until = time.monotonic() + REST * request.constraint_seconds
             try:
-                found = self._stepped(running, request, step, seconds)
+                found = self._deliver(running, request, step, seconds)
             except Exception as error:
                 found = self._failed(error)
             if found is not None:
@@ -227,9 +226,9 @@ class Worker:
                     del self._requests[running]
                 self._end(running, found)
 
-    def _stepped(self, running: Running, request: Request, step: Step | Exception | None, seconds: float
+    def _deliver(self, running: Running, request: Request, step: Step | Exception | None, seconds: float
                  ) -> End | Exception | None:
-        """Hand a step on; its end, or the exception for its client, where it goes no further."""
+        """Sends a step to the job's client; returns the job's end or its exception, or None if it goes on."""
         if isinstance(step, Exception):
             return step if isinstance(step, DeadEnd) else self._failed(step)
         job, now, reason = running.job, time.monotonic(), request.finish_reason
@@ -246,15 +245,16 @@ class Worker:
         return None if reason is None else End(reason, request.stats, running.queued)
 
     def _failed(self, error: BaseException) -> Failed:
-        """What the client is told of it."""
+        """Logs an error, and returns the exception that the client gets."""
         LOG.error("decoding failed", exc_info=error)
-        failed = Failed(self._no_room() if out_of_memory(error) else "Decoding failed; the server's log says why.")
+        failed = Failed(self._memory_message() if out_of_memory(error) else
+                        "Decoding failed; the server's log says why.")
         failed.__cause__ = error
         return failed
 
     def _end(self, running: Running, found: End | Exception) -> None:
         end = None if isinstance(found, Exception) else found
-        # Before the client has the end, and may read the counts.
+        # The watchers come first: a client that has the end may read the counts.
         for watcher in self.watchers:
             try:
                 watcher.ended(running, end)
@@ -264,12 +264,12 @@ class Worker:
         closed = self._closed and end is not None and end.reason == "cancelled"
         running.send(Closing() if closed else found)
 
-    def _no_room(self) -> str:
-        """The message where memory ran out; kept prompts are dropped first, once for all that failed in a step."""
+    def _memory_message(self) -> str:
+        """Drops the kept prompts, once for all requests that failed in a step, and returns the error message."""
         if kept := self.session.engine.prefixes:
             kept.clear()
-            self._dropped = True
-        if not self._dropped:
+            self._prefixes_dropped = True
+        if not self._prefixes_dropped:
             return "There is not enough memory to decode this here. Shorten the prompt."
-        return ("There was not enough memory to decode this here, and what was kept of earlier prompts was dropped. "
-                "Try again; if it happens often, start the server with less of --prefixes.")
+        return ("There was not enough memory to decode this here, and all kept prompts were dropped. "
+                "Try again; if it happens often, start the server with a smaller --prefixes.")

@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}, one sentence each."""
+"""Errors in the form of OpenAI's API: {"error": {"message", "type", "param", "code"}}, with short messages."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """Every error response."""
+    """The body of every error response."""
 
     error: ErrorDetail
 
 
 class ApiError(HTTPException):
-    """An API error response.  param: the field that is wrong; code: for programs."""
+    """An API error response.  param: the wrong field; code: an error code that programs can read"""
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
                  headers: Mapping[str, str] | None = None) -> None:
@@ -45,7 +45,7 @@ class ApiError(HTTPException):
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """The response to an exception; an unexpected one is our mistake, and goes to the log."""
+        """Returns the response to an exception; an unexpected one is a bug of the server, and goes to the log."""
         if isinstance(error, ApiError):
             return error
         if isinstance(error, Busy):
@@ -60,7 +60,7 @@ class ApiError(HTTPException):
     @property
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
-        # A client's own text may have half a surrogate pair, which UTF-8 has not.
+        # A client's own text may have half a surrogate pair, which UTF-8 cannot encode.
         message = self.detail.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -70,10 +70,10 @@ class ApiError(HTTPException):
 
 @contextmanager
 def client_errors(param: str | None = None, constraint: str | None = None) -> Iterator[None]:
-    """Turn a ValueError into a 400.
+    """Turns a ValueError into a 400.
 
     Args:
-        param: The field that it is about.
+        param: The field that the error is about.
         constraint: The field that a DeadEnd is about.
     """
     try:
@@ -84,19 +84,19 @@ def client_errors(param: str | None = None, constraint: str | None = None) -> It
 
 
 def install_handlers(app: FastAPI) -> None:
-    """All exceptions are answered in this form."""
+    """Makes the application answer all exceptions in this form."""
     for kind in (ApiError, Busy, Closing, Failed, Exception):
-        app.add_exception_handler(kind, _raised)
-    app.add_exception_handler(HTTPException, _no_such)
-    app.add_exception_handler(RequestValidationError, _invalid)
+        app.add_exception_handler(kind, _answer_exception)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_body)
 
 
-def _raised(request: Request, error: Exception) -> JSONResponse:
+def _answer_exception(request: Request, error: Exception) -> JSONResponse:
     return ApiError.of(error).response()
 
 
-def _no_such(request: Request, error: Any) -> JSONResponse:
-    """The framework's own: no such path, no such method."""
+def _answer_http_exception(request: Request, error: Any) -> JSONResponse:
+    """Answers the framework's own errors: an unknown path or method."""
     facts = {"path": request.url.path, "method": request.method, "known": ", ".join(request.app.openapi()["paths"]),
              "allowed": (error.headers or {}).get("Allow", "others")}
     sentence = SENTENCES.get(error.status_code)
@@ -104,6 +104,6 @@ def _no_such(request: Request, error: Any) -> JSONResponse:
     return ApiError(error.status_code, message, headers=error.headers).response()
 
 
-def _invalid(request: Request, error: Any) -> JSONResponse:
-    """FastAPI's own finding: the body is empty, or of another type."""
+def _answer_invalid_body(request: Request, error: Any) -> JSONResponse:
+    """Answers FastAPI's own validation error: the body is empty, or of another type."""
     return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.").response()

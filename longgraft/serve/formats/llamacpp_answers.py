@@ -1,4 +1,4 @@
-"""Answers of /infill, in the fields of llama.cpp's server.  Knows field names; knows no HTTP."""
+"""Answers of /infill, in the fields of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MILLI = 1000.0
 
 
 class InfillFields(Protocol):
-    """Of the request."""
+    """The fields of the request that its answer depends on."""
 
     stream: bool | None
     return_tokens: bool | None
@@ -32,7 +32,7 @@ class InfillFields(Protocol):
 
 @dataclass(frozen=True)
 class LlamaCppFormat:
-    """The responses and chunks of one answer.  prompt: as text."""
+    """The response and the chunks of one answer.  prompt: the prompt as text"""
 
     state: State
     body: InfillFields
@@ -41,37 +41,37 @@ class LlamaCppFormat:
     running: TrimmedJob
 
     def response(self, answer: Answer) -> dict[str, Any]:
-        """Whole, or the fields in response_fields, each under its path."""
-        found = self._ended(answer.text, answer.ids, answer.end)
+        """Returns the whole response, or the fields in response_fields, each under its path."""
+        found = self._final_fields(answer.text, answer.ids, answer.end)
         paths = self.body.response_fields
         return found if not paths else {path: value for path in paths if (value := _at(found, path)) is not None}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
-        """None."""
+        """Returns no chunks."""
         return iter(())
 
     def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Often of several tokens."""
-        return {"index": 0, "content": "" if self._warms else text, "tokens": [] if self._warms else ids, "stop": False,
-                "id_slot": 0, "tokens_evaluated": len(self.laid.ids)}
+        """Returns a chunk of text, often of several tokens."""
+        return {"index": 0, "content": "" if self._only_reads else text, "tokens": [] if self._only_reads else ids,
+                "stop": False, "id_slot": 0, "tokens_evaluated": len(self.laid.ids)}
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
-        """The statistics, without the text."""
-        yield self._ended("", ids, end) | {"tokens": []}
+        """Yields the statistics, without the text."""
+        yield self._final_fields("", ids, end) | {"tokens": []}
 
     @property
-    def _warms(self) -> bool:
-        """n_predict 0: the prompt is read, and the one token that this yields is left out."""
+    def _only_reads(self) -> bool:
+        """True if n_predict is 0: the prompt is read, and the one token that this yields is left out."""
         return self.body.new_tokens == 0
 
-    def _ended(self, text: str, ids: Sequence[int], end: End) -> dict[str, Any]:
+    def _final_fields(self, text: str, ids: Sequence[int], end: End) -> dict[str, Any]:
         stats, laid, job = end.stats, self.laid, self.running.job
-        new = 0 if self._warms else stats.new_tokens
+        new = 0 if self._only_reads else stats.new_tokens
         tail = self.state.text(ids[-64:])
         word = next((stop for stop in job.stop if stop in tail), "") if end.reason == "stop" else ""
         return {
-            "index": 0, "content": "" if self._warms else text,
-            "tokens": list(ids) if self.body.return_tokens and not self._warms else [], "id_slot": 0, "stop": True,
+            "index": 0, "content": "" if self._only_reads else text,
+            "tokens": list(ids) if self.body.return_tokens and not self._only_reads else [], "id_slot": 0, "stop": True,
             "model": self.state.name, "tokens_predicted": new, "tokens_evaluated": stats.prompt_tokens,
             "generation_settings": self._settings(), "prompt": self.prompt,
             "has_new_line": "\n" in text, "truncated": bool(laid.unused), "stop_type": STOPS[end.reason],
@@ -86,7 +86,7 @@ class LlamaCppFormat:
 
 
 def timings(stats: Stats, new: int, drafted: int) -> dict[str, float]:
-    """Tokens and milliseconds of prompt and answer, as llama.cpp counts them: cache_n of the prompt were reused."""
+    """Returns tokens and milliseconds of prompt and answer, as llama.cpp counts them; cache_n: reused prompt tokens"""
     read = stats.prompt_tokens - stats.reused_tokens
     found: dict[str, float] = {"cache_n": stats.reused_tokens}
     for name, tokens, seconds in (("prompt", read, stats.prefill_seconds), ("predicted", new, stats.decode_seconds)):
@@ -97,7 +97,7 @@ def timings(stats: Stats, new: int, drafted: int) -> dict[str, float]:
 
 
 def _at(value: Any, path: str) -> Any:
-    """The value at a path such as a/b; None where there is none."""
+    """Returns the value at a path such as a/b; None if there is none."""
     for key in path.split("/"):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

@@ -1,6 +1,4 @@
-"""The fields of requests that change logits: penalties, biases, and what an answer must follow, in the words of OpenAI,
-vLLM and llama.cpp.
-"""
+"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -9,12 +7,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST = 4096         # choices and biases: far more than are sent
+MOST = 4096         # most choices or biases; clients send far fewer
 ANY_OBJECT = {"type": "object"}
 
 
 class NamedSchema(BaseModel):
-    """OpenAI's; the name and whether it is strict change nothing: an answer always follows it."""
+    """OpenAI's named schema.  Its name and `strict` change nothing, because an answer always follows the schema."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -22,17 +20,17 @@ class NamedSchema(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """What the answer must be."""
+    """OpenAI's description of the format that the answer must have."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
-    of_object: dict[str, Any] | None = Field(None, alias="schema", description="llama.cpp's, of a json_object")
+    of_object: dict[str, Any] | None = Field(None, alias="schema", description="llama.cpp's, for type json_object")
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's; one of them."""
+    """vLLM's constraints; one of them may be given."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -44,14 +42,14 @@ class StructuredOutputs(BaseModel):
 
 
 class LogitFields(BaseModel):
-    """Null, as a missing field, changes nothing."""
+    """Fields that change logits.  Null changes nothing, like a missing field."""
 
-    presence_penalty: float | None = Field(None, description="-2 to 2, of tokens that the answer has")
-    frequency_penalty: float | None = Field(None, description="-2 to 2, for each time that the answer has a token")
+    presence_penalty: float | None = Field(None, description="-2 to 2, for each token that the answer has")
+    frequency_penalty: float | None = Field(None, description="-2 to 2, for each occurrence of a token in the answer")
     repetition_penalty: float | None = Field(None, description="Above 1: tokens of prompt and answer are less likely")
     repeat_penalty: float | None = Field(None, description="llama.cpp's name of repetition_penalty")
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float] | None = Field(
-        None, max_length=MOST, description="Token ids, and what is added to their logits")
+        None, max_length=MOST, description="Token ids, and the numbers that are added to their logits")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's")
     guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older names")
@@ -63,13 +61,13 @@ class LogitFields(BaseModel):
 
     @property
     def constrained(self) -> bool:
-        """Whether there may be a constraint to compile."""
+        """True if there may be a constraint to compile."""
         return any(value is not None for value in (
             self.response_format, self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice,
             self.guided_grammar, self.json_schema, self.grammar))
 
     def logit_options(self) -> dict[str, Any]:
-        """Fields of `LogitOptions`; ValueError where several constraints are given."""
+        """Returns fields of `LogitOptions`; raises ValueError if several constraints are given."""
         found = {name: value for name in ("presence_penalty", "frequency_penalty")
                  if (value := getattr(self, name)) is not None}
         penalty = self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
@@ -84,7 +82,10 @@ class LogitFields(BaseModel):
         return found | dict(constraints.values())
 
     def constraints(self) -> dict[str, tuple[str, Any]]:
-        """Field of the request -> (field of `LogitOptions`, its value); ValueError where a schema is missing."""
+        """Returns {field of the request: (field of `LogitOptions`, its value)}.
+
+        Raises ValueError if a schema is missing.
+        """
         vllm, form = self.structured_outputs or StructuredOutputs(json=None), self.response_format
         found: dict[str, tuple[str, Any]] = {}
         if form is not None and form.type != "text":
@@ -102,11 +103,11 @@ class LogitFields(BaseModel):
                 ("structured_outputs.regex", "regex", vllm.regex),
                 ("structured_outputs.choice", "grammar", _any_of(vllm.choice)),
                 ("structured_outputs.grammar", "grammar", vllm.grammar)):
-            if value is not None:       # an empty schema allows every document
+            if value is not None:       # an empty schema counts: it allows every document
                 found[name] = kind, value
         return found
 
 
 def _any_of(choice: list[str] | None) -> str | None:
-    """A grammar of these answers, as one terminal: as rules, each answer would be an item of the parser's row."""
+    """Returns a grammar of these choices as one terminal; a rule for each would be an item of the parser's row."""
     return f"start: ANSWER\nANSWER: {' | '.join(map(json.dumps, choice))}" if choice else None

@@ -1,7 +1,4 @@
-"""Answers in the fields of OpenAI's API, whole or in chunks, with longgraft's statistics.
-
-Knows field names; knows no HTTP and no session.
-"""
+"""Answers in the fields of OpenAI's API, whole or in chunks, with longgraft's statistics."""
 
 from __future__ import annotations
 
@@ -25,11 +22,11 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", 
 
 @dataclass(frozen=True)
 class Kind:
-    """The fields in which completions and chats differ.
+    """The fields that differ between completions and chats.
 
-    message, delta: a choice's text in the response and in a chunk
-    logprobs:       of a choice
-    opening, last:  of the first chunk and of the one with the finish reason
+    message, delta: make the fields of a choice's text, in the response and in a chunk
+    logprobs:       makes the field of a choice's log-probabilities
+    opening, last:  fields of the first chunk, and of the one with the finish reason
     """
 
     prefix: str
@@ -43,7 +40,7 @@ class Kind:
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[str, Any]:
-    """Of /v1/completions: columns; offsets in characters of the answer."""
+    """Returns log-probabilities for /v1/completions, as columns; offsets are in characters of the answer."""
     texts = [spelt([one.token]) for one in tokens]
     return {"tokens": texts, "token_logprobs": [one.logprob for one in tokens],
             "top_logprobs": [{spelt([token]): value for token, value in one.top} for one in tokens],
@@ -51,7 +48,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[st
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[str, Any]:
-    """Of /v1/chat/completions: a row per token."""
+    """Returns log-probabilities for /v1/chat/completions, one row per token."""
     def row(token: int, value: float) -> dict[str, Any]:
         text = spelt([token])
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
@@ -69,10 +66,10 @@ CHAT = Kind("chatcmpl", "chat.completion", "chat.completion.chunk",
 
 @dataclass(frozen=True)
 class OpenAIFormat:
-    """The responses and chunks of one answer.
+    """The response and the chunks of one request.
 
-    predicted: token ids of the prediction; echo: text before the answer's; layout: of a prompt with a suffix; with_ids:
-    each choice has its token ids; spelt: token ids to text; with_usage: the stream ends with a chunk of its usage
+    predicted: token ids of the prediction; echo: text before the answer's; layout: layout of a prompt with a suffix;
+    with_ids: each choice has its token ids; spelt: decodes token ids; with_usage: the stream ends with a usage chunk
     """
 
     kind: Kind
@@ -88,7 +85,7 @@ class OpenAIFormat:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Whole; tokens are those of all answers, the rest of the cost is the first one's."""
+        """Returns the whole response.  Tokens are counted over all answers; the other costs are the first answer's."""
         choices = []
         for index, answer in enumerate(answers):
             choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
@@ -104,18 +101,18 @@ class OpenAIFormat:
         return self._object(self.kind.name, choices) | {"usage": tokens, "longgraft": self._cost(answers[0].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
-        """The role; the echoed prompt."""
+        """Yields the role, and then the echoed prompt."""
         if self.kind.opening is not None:
             yield self._chunk(self.kind.opening)
         if self.echo:
             yield self._chunk(self.kind.delta(self.echo))
 
     def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Often of several tokens."""
+        """Returns a chunk of text, often of several tokens."""
         return self._chunk(self.kind.delta(text), ids)
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
-        """The finish reason with the statistics; then the usage, where the request includes it."""
+        """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
         yield self._chunk(self.kind.last, rest, REASONS[end.reason]) | {"longgraft": self._cost(end)}
         if self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": usage(end, ids, self.predicted)}
@@ -137,7 +134,7 @@ class OpenAIFormat:
 
 
 def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:
-    """Token counts; of the prompt those that were reused, of the prediction those that the answer repeated."""
+    """Returns token counts, with the reused prompt tokens and the predicted tokens that the answer repeated."""
     stats = end.stats
     repeated, others = accepted(predicted, ids)
     return {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.new_tokens,
@@ -148,7 +145,7 @@ def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, A
 
 
 def cost(end: End) -> dict[str, Any]:
-    """Seconds, steps, and accepted tokens by origin."""
+    """Returns seconds, steps, and accepted tokens by origin."""
     stats = end.stats
     return {"finish_reason": end.reason, "queued_seconds": end.queued, "prefill_seconds": stats.prefill_seconds,
             "decode_seconds": stats.decode_seconds, "decode_tokens_per_second": stats.decode_tokens_per_second,

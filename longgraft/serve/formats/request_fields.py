@@ -1,7 +1,7 @@
 """The fields of requests: OpenAI's, and those that clients of llama.cpp and vLLM add.
 
-Unknown fields are ignored, since editors send many of other servers.  Known ones that would change the answer and are
-not supported are refused.  Knows no HTTP and no model.
+Unknown fields are ignored, because editors send many fields of other servers.  Known fields that are not supported and
+would change the answer are refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
 from longgraft.serve.formats.logit_fields import LogitFields
 
-CHOICES = 16        # answers of a request at most
-STOPS = 64          # strings at most: each is searched for in every piece of text
-MESSAGES = 4096     # of a chat, and parts of a message: far more than are sent
-DEFAULT_TOKENS = 16 # of a completion without max_tokens: OpenAI's
-# Values of unsupported fields that change nothing, beside null; the others mostly need the logits.
+CHOICES = 16        # most answers of a request
+STOPS = 64          # most stop strings: each is searched for in every piece of text
+MESSAGES = 4096     # most messages of a chat, and parts of a message; clients send far fewer
+DEFAULT_TOKENS = 16     # tokens of a completion without max_tokens: OpenAI's default
+# Values of unsupported fields that change nothing, besides null.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "n_probs": (0,), "prompt_logprobs": (0,),
     "dry_multiplier": (0,), "xtc_probability": (0,), "typical_p": (1,), "mirostat": (0,),
@@ -30,12 +30,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (), "tools": ([],),
     "functions": ([],), "audio": (), "modalities": (["text"],), "continue_final_message": (False,),
     "add_generation_prompt": (True,)}
-# Without fail_fast a list has an error for each of its items, and a MiB of them takes seconds and a GB.
+# Without fail_fast every item of a list has its own error, and 1 MiB of items takes seconds and 1 GB.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 class Unsupported(ValueError):
-    """param: the field that is not supported."""
+    """A field asks for something that is not supported.  param: the field"""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -43,7 +43,7 @@ class Unsupported(ValueError):
 
 
 class Part(BaseModel):
-    """Of a message; only text is supported."""
+    """A part of a message; only text is supported."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -62,10 +62,10 @@ class Message(BaseModel):
     tool_calls: list[Any] | None = None
 
     def for_template(self) -> dict[str, str]:
-        """As chat templates take it; ValueError for other content than text."""
+        """Returns the message for a chat template; raises ValueError for content other than text."""
         if self.tool_calls:
             raise ValueError("A message calls tools, which this server does not support. Leave tool_calls out.")
-        # Templates do not know the role, which is OpenAI's newer name of system.
+        # Templates do not know developer, OpenAI's newer name of the role system.
         return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
 
 
@@ -79,23 +79,23 @@ class Prediction(BaseModel):
 
 
 class Speculative(BaseModel):
-    """What the server may propose in this request; with an exact method the answer is the same."""
+    """Limits on what the server proposes in this request; with an exact method the answer is the same."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     enabled: bool | None = True
-    method: str | None = Field(None, description="The server's, or ar: plain decoding")
+    method: str | None = Field(None, description="The server's method, or ar: plain decoding")
     budget: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Nodes per verification at most, the root included; 1: nothing is proposed")
+        None, description="Most nodes per verification, root included; 1: nothing is proposed")
 
 
 class Own(BaseModel):
-    """Fields that no other server has."""
+    """Fields that only longgraft has."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     corpus: str | None = Field(None, max_length=100,
-                               description="Name of a corpus of this server's that the answer may repeat")
+                               description="Name of a corpus on the server that the answer may repeat")
 
 
 class StreamOptions(BaseModel):
@@ -105,21 +105,21 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(LogitFields):
-    """Sampling, stopping and streaming.  Null, as a missing field, is the server's default."""
+    """Sampling, stopping and streaming.  Null means the server's default, like a missing field."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
-    model: str | None = Field(None, description="Any name: there is one model here")
+    model: str | None = Field(None, description="Any name, because there is one model")
     temperature: float | None = Field(None, description="0: greedy, whatever the other sampling fields are")
     top_p: float | None = None
     top_k: int | None = Field(None, description="0 or -1: off")
     min_p: float | None = None
-    seed: int | None = Field(None, description="-1, or none: another one for each request")
+    seed: int | None = Field(None, description="-1, or none: a new seed for each request")
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
         None, description=f"Up to {STOPS} strings; the text ends before them")
     stop_token_ids: TokenIds | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = Field(
-        1, description="Answers, drawn with the seed and those that follow it; not streamed")
+        1, description="Number of answers, drawn with the seed and the ones after it; not streamed")
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -127,11 +127,11 @@ class GenerationRequest(LogitFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     prediction: str | Prediction | None = Field(None, description="Text that the answer may repeat")
     return_token_ids: bool | None = False
-    speculative: Speculative | None = Field(None, description="Less than the server would propose, or nothing")
+    speculative: Speculative | None = Field(None, description="Limits what the server proposes")
     longgraft: Own | None = None
 
     def check_supported(self) -> None:
-        """Unsupported where a known field asks for what is not supported."""
+        """Raises Unsupported if a known field asks for something that is not supported."""
         for name, value in (self.model_extra or {}).items():
             if value is not None and name in NEUTRAL and not any(_same(value, one) for one in NEUTRAL[name]):
                 may = " or ".join(map(json.dumps, NEUTRAL[name]))
@@ -140,7 +140,10 @@ class GenerationRequest(LogitFields):
             raise Unsupported("n", "Several answers are not streamed. Leave out stream, or n.")
 
     def sampling(self, default: Sampling) -> Sampling:
-        """Greedy at temperature 0, whatever the other fields are; ValueError where a number is out of range."""
+        """Returns the sampling, which is greedy at temperature 0 whatever the other fields are.
+
+        Raises ValueError if a number is out of range.
+        """
         temperature = default.temperature if self.temperature is None else self.temperature
         options = self.logit_options()
         if temperature == 0:
@@ -151,26 +154,29 @@ class GenerationRequest(LogitFields):
                         default.min_p if self.min_p is None else self.min_p, seed, **options)
 
     def stops(self) -> tuple[str, ...]:
-        """ValueError for an empty one."""
+        """Returns the stop strings; raises ValueError for an empty one."""
         return stop_strings(self.stop or None)
 
     def eos(self, default: Sequence[int]) -> tuple[int, ...]:
-        """Tokens that end the answer.  default: the model's own."""
+        """Returns the tokens that end the answer.  default: the model's own end tokens"""
         return (*(() if self.ignore_eos else default), *(self.stop_token_ids or ()))
 
     @property
     def token_limit(self) -> int | None:
-        """The newer name wins."""
+        """Most new tokens; max_completion_tokens, the newer name, wins."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def prediction_text(self) -> str | None:
-        """The prediction's text; ValueError for other content than text."""
+        """The prediction's text; raises ValueError for content other than text."""
         content = self.prediction.content if isinstance(self.prediction, Prediction) else self.prediction
         return text_of(content) or None
 
     def budget(self, served: str) -> int | None:
-        """Nodes per verification at most; None: the server's.  served: its method; ValueError for another one."""
+        """Returns the largest number of nodes per verification; None: the server's.
+
+        Raises ValueError if a method is asked for that is not loaded.  served: the server's method
+        """
         if (asked := self.speculative) is None:
             return None
         if asked.method not in (None, served, PLAIN):
@@ -184,7 +190,7 @@ class GenerationRequest(LogitFields):
 
 
 def one_prompt(prompt: Any) -> Any:
-    """The prompt in a list of one; ValueError where there are several."""
+    """Returns a prompt, or the only prompt of a list; raises ValueError if the list has several."""
     if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], str | list)):
         if len(prompt) != 1:
             raise ValueError(f"{len(prompt):,} prompts were given; one request answers one. Send them one by one.")
@@ -193,11 +199,11 @@ def one_prompt(prompt: Any) -> Any:
 
 
 class CompletionRequest(GenerationRequest):
-    """Of /v1/completions."""
+    """A request to /v1/completions."""
 
     prompt: Annotated[str | TokenIds, BeforeValidator(one_prompt)] = Field(
-        description="Text or token ids; a list of one of them is taken, too")
-    suffix: str | None = Field(None, description="What follows the completion")
+        description="Text or token ids, or a list of one of them")
+    suffix: str | None = Field(None, description="Text after the completion")
     echo: bool | None = False
     logprobs: int | None = Field(None, description="Log-probabilities of the tokens, and of so many most probable ones")
 
@@ -206,12 +212,12 @@ class CompletionRequest(GenerationRequest):
 
 
 class ChatRequest(GenerationRequest):
-    """Of /v1/chat/completions."""
+    """A request to /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
     logprobs: bool | None = Field(None, description="Log-probabilities of the tokens")
-    top_logprobs: int | None = Field(None, description="And of so many most probable ones; with logprobs")
+    top_logprobs: int | None = Field(None, description="And of so many most probable ones; needs logprobs")
 
     def logit_options(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
@@ -220,7 +226,7 @@ class ChatRequest(GenerationRequest):
 
 
 def text_of(content: str | list[Part] | None) -> str:
-    """Parts joined as lines; ValueError for other content than text."""
+    """Returns the parts joined as lines; raises ValueError for content other than text."""
     if not isinstance(content, list):
         return content or ""
     for part in content:
@@ -231,7 +237,7 @@ def text_of(content: str | list[Part] | None) -> str:
 
 
 def default_sampling(model: Any) -> Sampling:
-    """Of a model's generation config, where it samples; else greedy.  model: transformers'."""
+    """Returns the sampling of a transformers model's generation config if that samples, and greedy otherwise."""
     config = getattr(model, "generation_config", None)
     if config is None or not config.do_sample:
         return Sampling()
@@ -240,5 +246,5 @@ def default_sampling(model: Any) -> Sampling:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """True is not 1 here."""
+    """Compares a value with a neutral one; True is not 1 here."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,1 +1,1 @@
-"""The endpoints, a file per family."""
+"""The endpoints, one file for each family of them."""

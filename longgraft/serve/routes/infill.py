@@ -1,8 +1,8 @@
-"""/infill, as llama.cpp's server has it and llama.vim uses it: the text between a prefix and a suffix.
+"""/infill of llama.cpp's server, which llama.vim uses: the text between a prefix and a suffix.
 
-Other files' text is laid out before the file in the model's format (`completion/prompt/layout.py`).  What does not fit,
-and the suffix where the model has no fill-in-the-middle tokens, is a prediction.  llama.cpp's samplers are ignored: the
-sampling fields are those of all requests.
+Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text that does
+not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.  llama.cpp's samplers are
+ignored: the sampling fields are those of all requests.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
 
-PROJECT = "myproject"       # llama.cpp's, where a layout names the repository
+PROJECT = "myproject"       # llama.cpp's name of the repository, for layouts that name it
 NAME = "filename"           # llama.cpp's name of the file at the cursor
-PIECES = 256                # llama.vim's ring has 16
-CHARACTERS = 16             # of a token, generously: pieces beyond so many for each token of the prompt do not fit
+PIECES = 256                # most pieces of other text; llama.vim sends 16
+CHARACTERS = 16             # most characters of a token: pieces beyond this many for each prompt token do not fit
 
 
 class Extra(BaseModel):
@@ -44,7 +44,7 @@ class Extra(BaseModel):
 
 
 class InfillRequest(GenerationRequest):
-    """Of /infill.  prompt: text between the prefix and the answer, typed already."""
+    """A request to /infill.  prompt: text between the prefix and the answer that is already typed"""
 
     input_prefix: str
     input_suffix: str
@@ -52,11 +52,11 @@ class InfillRequest(GenerationRequest):
         None, description=f"Other text, the most useful last; {PIECES} pieces at most")
     prompt: str | None = None
     n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: the "
-                                                           "prompt is read, so that the next one is read faster")
-    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(None, description="Indentation of each "
-                                                                  "new line at least")
-    t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="From the first token on; then the "
-                                           "answer ends with a line; 0: no limit")
+                                                           "prompt is only read, so that the next is read faster")
+    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(
+        None, description="Least indentation of each new line")
+    t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="Time from the first token after "
+                                           "which the answer ends with its line; 0: no limit")
     response_fields: Annotated[list[str], Field(max_length=PIECES, fail_fast=True)] | None = Field(
         None, description="Paths such as timings/prompt_n; none: all")
     return_tokens: bool | None = False
@@ -67,19 +67,19 @@ class InfillRequest(GenerationRequest):
 
     @property
     def pieces(self) -> list[Snippet]:
-        """Best first."""
+        """The pieces of other text, the most useful first."""
         extra = [one for one in self.input_extra or () if one.text]
         return [Snippet(one.filename or "tmp", one.text, worth=float(n)) for n, one in enumerate(extra)][::-1]
 
     @property
     def new_tokens(self) -> int | None:
-        """At most; None: as many as are allowed."""
+        """Most new tokens; None: as many as are allowed."""
         limit = self.token_limit if self.n_predict is None else self.n_predict
         return None if limit is None or limit < 0 else limit
 
     @property
     def seconds(self) -> float | None:
-        """After which the answer ends with its line."""
+        """Time after which the answer ends with its line; None: no limit."""
         limit = self.t_max_predict_ms or 0.0
         return limit / 1000 if limit > 0 else None
 
@@ -89,7 +89,7 @@ def router(state: State) -> APIRouter:
 
     @routes.post("/infill", response_model=None, responses=JSON_OR_EVENTS)
     async def infill(body: InfillRequest, request: BodyRequest) -> Response:
-        """The text between a prefix and a suffix, for llama.vim and similar plugins."""
+        """Fills in the text between a prefix and a suffix, for llama.vim and similar plugins."""
         check_request(state, body)
         laid, job, prompt = await request.run(prompts.job_of, body, constrained=body.constrained)
         stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
@@ -103,14 +103,14 @@ def router(state: State) -> APIRouter:
 
 
 class Prompts:
-    """Prompts of all requests.  The pieces of the last one are kept, so that the next begins alike."""
+    """Makes the prompts of all requests, and keeps the last one's pieces, so that the next one begins alike."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._used: tuple[Snippet, ...] = ()
 
     def job_of(self, body: InfillRequest) -> tuple[CompletionPrompt, Job, str]:
-        """The layout of the prompt, the job, and the prompt as text where the response has it."""
+        """Returns the layout of the prompt, the job, and the prompt as text if the response has it."""
         state = self.state
         state.need_tokenizer("input_prefix")
         for name in ("input_prefix", "input_suffix", "prompt"):
@@ -139,7 +139,7 @@ class Prompts:
 
 
 def _within(pieces: Sequence[Snippet], characters: int) -> tuple[Sequence[Snippet], Sequence[Snippet]]:
-    """(the first pieces with so many characters at most together, the others)."""
+    """Splits pieces into the first ones, with at most this many characters in total, and the others."""
     total = 0
     for count, piece in enumerate(pieces):
         total += len(piece.text)

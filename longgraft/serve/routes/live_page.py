@@ -1,7 +1,4 @@
-"""The page at / and its stream: one answer step by step with its trees, then plain decoding for comparison.
-
-Knows HTTP and sessions; knows no method.
-"""
+"""The page at / and its stream: one answer step by step with its trees, then plain decoding for comparison."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ Event = tuple[str, dict[str, Any]]
 
 
 class WatchRequest(GenerationRequest):
-    """The page's request.  chat: send the prompt as a chat message; compare: decode it plainly afterwards."""
+    """A request of the page.  chat: send the prompt as a chat message; compare: decode it plainly afterwards"""
 
     prompt: str
     chat: bool = False
@@ -62,21 +59,21 @@ def router(state: State) -> APIRouter:
     @routes.head("/")
     @routes.get("/")
     async def index() -> HTMLResponse:
-        """The same for everyone."""
+        """Returns the page, which is the same for everyone."""
         return HTMLResponse(page, headers=headers)
 
     @routes.get("/watch")
     async def about() -> dict[str, Any]:
-        """The session's description, without the paths of folders."""
+        """Returns the session's description, without the paths of folders."""
         lines = [line.replace(state.session.target.name, state.name) for line in state.session.about]
         return {"about": lines, "chat": bool(getattr(state.tokenizer, "chat_template", None))}
 
     @routes.post("/watch")
     async def watch(body: WatchRequest, request: BodyRequest) -> StreamingResponse:
-        """One answer as events."""
+        """Streams one answer as events."""
         check_request(state, body)
         running = state.worker.submit(await request.run(prepare, body, constrained=body.constrained))
-        # Also for a client that disconnects before the first event.
+        # The background task runs even if the client disconnects before the first event.
         return StreamingResponse(_lines(state, running, body.compare), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
                                  background=BackgroundTask(running.cancel))
@@ -85,7 +82,7 @@ def router(state: State) -> APIRouter:
 
 
 async def _lines(state: State, running: Running, compare: bool) -> AsyncIterator[str]:
-    """Server-sent events: start; read, step, done; with `compare` plain, compared; error; end, and comments between."""
+    """Yields server-sent events: start; read, step, done; with `compare` plain, compared; error; end; and comments."""
     try:
         with client_errors(constraint=running.job.constraint_field):
             async for event in _answer(state, running, compare):
@@ -100,7 +97,7 @@ def _line(name: str, fields: dict[str, Any]) -> str:
 
 
 async def _answer(state: State, running: Running, compare: bool) -> AsyncIterator[Event | None]:
-    """The events of one answer; None: nothing new for a beat."""
+    """Yields the events of one answer, and None after a beat without an event."""
     job, beat = running.job, state.options.beat
     yield "start", {"prompt_tokens": len(job.ids), "max_tokens": job.max_new_tokens}
     spans, pictures, progress = Spans(state.tokenizer), Pictures(state.tokenizer), Progress(len(job.ids))
@@ -133,7 +130,7 @@ async def _answer(state: State, running: Running, compare: bool) -> AsyncIterato
 
 
 async def _steps(running: Running, beat: float) -> AsyncIterator[Step | None]:
-    """The job's steps; it is cancelled when iteration ends."""
+    """Yields the job's steps, and cancels it when iteration ends."""
     try:
         async for step in running.steps(beat):
             yield step
@@ -142,7 +139,7 @@ async def _steps(running: Running, beat: float) -> AsyncIterator[Step | None]:
 
 
 class Progress:
-    """Counts of a running answer, by the time at which its steps arrive."""
+    """Counts of a running answer, timed by the arrival of its steps."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self.prompt_tokens, self.read, self.reused, self.passes, self.ids = prompt_tokens, 0, 0, 0, list[int]()
@@ -150,7 +147,7 @@ class Progress:
         self._began = self._now = time.monotonic()
 
     def step(self, step: Step) -> bool:
-        """Count one step; whether it has tokens."""
+        """Counts one step; returns True if it has tokens."""
         self._now = time.monotonic()
         self.read += step.read
         self.reused += step.reused
@@ -166,18 +163,18 @@ class Progress:
         return {"read": self.read, "reused": self.reused, "of": self.prompt_tokens}
 
     def decoding(self) -> dict[str, Any]:
-        """seconds: since the first token."""
+        """Returns the counts.  seconds: time since the first token"""
         return {"new_tokens": len(self.ids), "steps": self.passes, "seconds": self._now - self._began,
                 "mat": self._accepted / self.passes if self.passes else 0.0}
 
 
 def policy(page: str) -> str:
-    """Content-Security-Policy: the page's own script and style, by their hashes, and requests to this server alone."""
+    """Returns the Content-Security-Policy: only the page's script and style, and requests to this server."""
     return (f"default-src 'none'; script-src {_hash(page, 'script')}; style-src {_hash(page, 'style')}; "
             "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 
 
 def _hash(page: str, tag: str) -> str:
-    """Of the one element of this name."""
+    """Returns the hash of the only element with this name."""
     whole, = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()}'"

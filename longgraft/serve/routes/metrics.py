@@ -1,6 +1,6 @@
-"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, behind the prefix of the options.
+"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, after the prefix that the options set.
 
-Counts in the decoding thread, as a watcher of all jobs.  Knows jobs and steps; knows no method.
+A watcher of all jobs counts in the decoding thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from longgraft.serve.jobs import End, Running
 from longgraft.serve.state import State
 
 REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "time": "length", "cancelled": "abort"}
-# Seconds: vLLM's buckets, and finer ones below, for small models and short prompts.
+# Limits of buckets in seconds: vLLM's, and smaller ones for small models and short prompts.
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
@@ -29,7 +29,7 @@ def router(state: State) -> APIRouter:
 
     @routes.get("/metrics", response_class=Response)
     def metrics(accept: str = Header("")) -> Response:
-        """Counts since the server began, for Prometheus."""
+        """Returns all metrics since the server started, for Prometheus."""
         encode, kind = choose_encoder(accept)
         return Response(encode(counts.registry), media_type=kind)
 
@@ -37,43 +37,44 @@ def router(state: State) -> APIRouter:
 
 
 class RequestMetrics:
-    """Of one server, in a registry of its own."""
+    """Metrics of one server, in their own registry."""
 
     def __init__(self, state: State) -> None:
         self.registry = CollectorRegistry()
         self._name, self._prefix = state.name, state.options.metrics_prefix
         self._prefixes, worker = state.session.engine.prefixes, state.worker
-        self.drafts = self._counter("spec_decode_num_drafts", "Verification steps that had something proposed.")
+        self.drafts = self._counter("spec_decode_num_drafts", "Verification steps with proposed tokens.")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Proposed tokens: drafted, retrieved or both.")
-        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Those that the answer took.")
-        self.at = Counter(self._prefix + "spec_decode_num_accepted_tokens_per_pos", "Those by their depth.",
+        self.accepted = self._counter("spec_decode_num_accepted_tokens", "Proposed tokens that were accepted.")
+        self.at = Counter(self._prefix + "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their depth.",
                           ("model_name", "position"), registry=self.registry)
-        self.prompt = self._counter("prompt_tokens", "Tokens of prompts, read or known from an earlier one.")
+        self.prompt = self._counter("prompt_tokens", "Tokens of prompts, read or reused from an earlier one.")
         self.new = self._counter("generation_tokens", "Tokens of answers.")
-        self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked for among earlier "
-                                     "ones'.")
-        self.hits = self._counter("prefix_cache_hits", "Those that were found, and not read again.")
-        self.first = self._histogram("time_to_first_token_seconds", "From taking a request to its first token.", LONG)
-        self.between = self._histogram("inter_token_latency_seconds", "From one token to the next; those of one step "
-                                       "share its time.", SHORT)
-        self.whole = self._histogram("e2e_request_latency_seconds", "From taking a request to its end.", LONG)
-        self.queued = self._histogram("request_queue_time_seconds", "Before a request was begun.", LONG)
-        self.ended_by = Counter(self._prefix + "request_success", "Requests that ended, by why.",
+        self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked up among earlier "
+                                     "prompts.")
+        self.hits = self._counter("prefix_cache_hits", "Tokens of prompts that were found there and not read again.")
+        self.first = self._histogram("time_to_first_token_seconds", "Time from a request's arrival to its first token.",
+                                     LONG)
+        self.between = self._histogram("inter_token_latency_seconds", "Time from one token to the next; the tokens of "
+                                       "a step share its time.", SHORT)
+        self.whole = self._histogram("e2e_request_latency_seconds", "Time from a request's arrival to its end.", LONG)
+        self.queued = self._histogram("request_queue_time_seconds", "Time that a request waited in the queue.", LONG)
+        self.ended_by = Counter(self._prefix + "request_success", "Requests that ended, by reason.",
                                 ("model_name", "finished_reason"), registry=self.registry)
         self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
                                     "session.")
-        self._gauge("num_requests_running", "Requests that are decoded.", lambda: len(worker.jobs))
+        self._gauge("num_requests_running", "Requests that are being decoded.", lambda: len(worker.jobs))
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
-        self._gauge("num_requests_refused", "Requests that the queue had no place for, so far.",
+        self._gauge("num_requests_refused", "Requests refused so far because the queue was full.",
                     lambda: worker.refused + state.pool.refused)
         self._gauge("kv_cache_usage_perc", "Share of the memory for keys and values that requests reserve; 1: all.",
                     lambda: worker.filled)
         if (kept := self._prefixes) is not None:
-            self._gauge("prefix_cache_bytes", "Kept of prompts that were read.", lambda: kept.bytes)
+            self._gauge("prefix_cache_bytes", "Memory of the prompts that are kept.", lambda: kept.bytes)
         ProcessCollector(registry=self.registry)
 
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        """Of one step."""
+        """Counts one step."""
         self.prompt.inc(step.read)
         self.new.inc(len(step.tokens))
         if step.read and step.tokens:
@@ -84,14 +85,14 @@ class RequestMetrics:
         if step.tree is not None and len(step.tree) > 1:
             self.drafts.inc()
             self.drafted.inc(len(step.tree) - 1)
-            # Tokens behind an end were not accepted.
+            # Tokens after the end of the answer were not accepted.
             accepted = min(len(step.path) - 1, len(step.tokens))
             self.accepted.inc(accepted)
             for position in range(accepted):
                 self.at.labels(self._name, str(position)).inc()
 
     def ended(self, running: Running, end: End | None) -> None:
-        """Of one request."""
+        """Counts one request."""
         if end is None:
             self.failed.inc()
             return

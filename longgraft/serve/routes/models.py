@@ -17,7 +17,7 @@ def router(state: State) -> APIRouter:
     @routes.get("/health")
     @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
     async def health() -> dict[str, str]:
-        """Whether requests should come here."""
+        """Answers 200 while requests should come here, and 503 otherwise."""
         if trouble := state.worker.trouble:
             raise ApiError(503, trouble)
         return {"status": "ok"}
@@ -25,19 +25,19 @@ def router(state: State) -> APIRouter:
     @routes.head("/live", include_in_schema=False)
     @routes.get("/live")
     async def live() -> dict[str, str]:
-        """Whether the server need not be started again."""
+        """Answers 200 until the server must be restarted, and 503 then."""
         if not state.worker.alive:
             raise ApiError(503, state.worker.trouble)
         return {"status": "ok"}
 
     @routes.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The one model."""
+        """Lists the one model."""
         return {"object": "list", "data": [_card(state)]}
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
-        """The one model, by its name."""
+        """Describes the one model, by its name."""
         if name != state.name:
             raise ApiError(404, f"There is no model {name!r} here; there is {state.name}.", "model", "model_not_found")
         return _card(state)

@@ -30,19 +30,19 @@ def router(state: State) -> APIRouter:
 
     @routes.post("/v1/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def completions(body: CompletionRequest, request: BodyRequest) -> Response:
-        """Continue a prompt, or fill in before a suffix."""
-        return await _answered(state, request, body, COMPLETION, completion, body.token_limit or DEFAULT_TOKENS)
+        """Continues a prompt, or fills in the text before a suffix."""
+        return await _answer(state, request, body, COMPLETION, completion, body.token_limit or DEFAULT_TOKENS)
 
     @routes.post("/v1/chat/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: BodyRequest) -> Response:
-        """The next message, by the model's chat template."""
-        return await _answered(state, request, body, CHAT, chat, body.token_limit)
+        """Answers a chat with its next message."""
+        return await _answer(state, request, body, CHAT, chat, body.token_limit)
 
     return routes
 
 
 def check_request(state: State, body: GenerationRequest) -> None:
-    """Refuses what can be refused before the prompt is encoded."""
+    """Raises an error for everything that can be refused before the prompt is encoded."""
     try:
         body.check_supported()
     except Unsupported as error:
@@ -51,7 +51,7 @@ def check_request(state: State, body: GenerationRequest) -> None:
 
 
 def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
-    """The worker's job.  limit: new tokens; None: as many as are allowed."""
+    """Returns the worker's job.  limit: most new tokens; None: as many as are allowed"""
     sampling = sampling_of(state, body)
     with client_errors("stop"):
         stop = (*body.stops(), *prompt.stop)
@@ -65,20 +65,20 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
 
 
 def several(job: Job, count: int) -> list[Job]:
-    """The job, and such with the seeds that follow its own; greedy answers are all alike."""
+    """Returns `count` jobs, whose seeds follow one another; greedy answers are all alike."""
     drawn = job.sampling
     if drawn.temperature == 0:
         return [job] * count
     return [replace(job, sampling=replace(drawn, seed=(drawn.seed + n) % 2 ** 63)) for n in range(count)]
 
 
-async def _answered(state: State, request: BodyRequest, body: Any, kind: Kind,
-                    encode: Callable[[State, Any], EncodedPrompt], limit: int | None) -> Response:
-    """encode: from the request fields to the prompt."""
+async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
+                  encode: Callable[[State, Any], EncodedPrompt], limit: int | None) -> Response:
+    """Answers a request, whole or as a stream.  encode: makes the prompt from the request fields"""
     def prepare() -> tuple[EncodedPrompt, Job, Sequence[int]]:
         prompt = encode(state, body)
         job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
-        # Retrievers prefer the last text.
+        # The request's own prediction comes last, because retrievers prefer the last text.
         return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
 
     check_request(state, body)

@@ -15,13 +15,16 @@ from longgraft.serve.formats.request_fields import TokenIds
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
-MOST_CHARACTERS = 2 ** 20   # at once: longer texts hold up all threads for more than 0.1 s
+MOST_CHARACTERS = 2 ** 20   # most characters of a text; longer ones hold up all threads for more than 0.1 s
 PART = 8192     # tokens that are written at once, in about a millisecond
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}    # for the OpenAPI schema
 
 
 class TokenizeRequest(BaseModel):
-    """add_special: with the tokens that the tokenizer adds to a prompt; with_pieces: each with its text."""
+    """A request to /tokenize.
+
+    add_special: add the tokens that the tokenizer puts around a prompt; with_pieces: return the text of each token
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -44,8 +47,8 @@ def router(state: State) -> APIRouter:
             raise ApiError(400, f"content has {len(body.content):,} characters, and {MOST_CHARACTERS:,} are taken at "
                                 "once. Send it in parts.", "content")
         ids = state.ids(body.content, "content", bool(body.add_special))
-        return _written(ids, {one: json.dumps({"id": one, "piece": state.text([one])} if body.with_pieces else one,
-                                              separators=(",", ":")) for one in set(ids)})
+        return _json_parts(ids, {one: json.dumps({"id": one, "piece": state.text([one])} if body.with_pieces else one,
+                                                 separators=(",", ":")) for one in set(ids)})
 
     def text_of(body: DetokenizeRequest) -> str:
         state.need_tokenizer("tokens")
@@ -54,19 +57,19 @@ def router(state: State) -> APIRouter:
 
     @routes.post("/tokenize", response_model=None, responses=JSON)
     async def tokenize(body: TokenizeRequest, request: BodyRequest) -> StreamingResponse:
-        """Text to token ids; special tokens in the text are recognised."""
+        """Converts text to token ids; special tokens in the text are recognised."""
         return StreamingResponse(await request.run(tokens_of, body), media_type="application/json")
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: BodyRequest) -> dict[str, str]:
-        """Token ids to text."""
+        """Converts token ids to text."""
         return {"content": await request.run(text_of, body)}
 
     return routes
 
 
-def _written(ids: Sequence[int], items: Mapping[int, str]) -> Iterator[str]:
-    """Write the answer in parts: the JSON of millions of tokens at once would hold up all other requests.
+def _json_parts(ids: Sequence[int], items: Mapping[int, str]) -> Iterator[str]:
+    """Yields the answer in parts; writing millions of tokens at once would hold up all other requests.
 
     Args:
         items: The JSON of each token.
