@@ -5,7 +5,7 @@
     python benchmarks/peers/engines.py llama.cpp FILE.gguf TEXT --out rows.jsonl
 
 Engines: longgraft (plain and the default method), llama.cpp (with and without flash attention, and with its n-gram
-speculation) and transformers (plain and prompt lookup, on the dequantised weights).  All continue the first tokens of
+speculation), ik_llama.cpp (`ik-llama-cpp-python==0.1.5`) and transformers (plain and prompt lookup, on the dequantised weights).  All continue the first tokens of
 TEXT greedily.  Rows are appended to one file of JSON lines; run one engine at a time on a machine that does nothing
 else.  Engines are imported where they are used, because each has an environment of its own.
 """
@@ -75,6 +75,25 @@ def with_llama_cpp(file: str, text: str, threads: int) -> Engine:
         yield name, run
 
 
+def with_ik_llama_cpp(file: str, text: str, threads: int) -> Engine:
+    """Yields ik_llama.cpp, whose binding switches flash attention off on processors without AVX-VNNI."""
+    from ik_llama_cpp import IkLlama
+
+    def run(length: int) -> tuple[int, Timed]:
+        model = IkLlama(file, n_ctx=length + NEW + 1, n_threads=threads, verbose=False)
+        ids = model.tokenize(text, add_bos=False)[:length]
+        began = time.perf_counter()
+        model.generate(ids, max_tokens=0)       # its answers come as a whole: reading is timed alone, then again
+        read = time.perf_counter() - began
+        began = time.perf_counter()
+        new = model.generate(ids, max_tokens=NEW)
+        decoding = time.perf_counter() - began - read
+        model.close()
+        return len(ids), (read, decoding * (len(new) - 1) / len(new), new)      # a pass follows the last token, too
+
+    yield "ik_llama.cpp", run
+
+
 def with_transformers(file: str, text: str, threads: int) -> Engine:
     """Yields transformers' generate, plain and by prompt lookup; its first token tells when the prompt was read."""
     import torch
@@ -112,7 +131,8 @@ def with_transformers(file: str, text: str, threads: int) -> Engine:
         yield name, run
 
 
-ENGINES = {"longgraft": with_longgraft, "llama.cpp": with_llama_cpp, "transformers": with_transformers}
+ENGINES = {"longgraft": with_longgraft, "llama.cpp": with_llama_cpp, "ik_llama.cpp": with_ik_llama_cpp,
+           "transformers": with_transformers}
 
 
 def main() -> None:
