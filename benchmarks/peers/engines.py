@@ -5,9 +5,10 @@
     python benchmarks/peers/engines.py llama.cpp FILE.gguf TEXT --out rows.jsonl
 
 Engines: longgraft (plain and the default method), llama.cpp (with and without flash attention, and with its n-gram
-speculation), ik_llama.cpp (`ik-llama-cpp-python==0.1.5`) and transformers (plain and prompt lookup, on the dequantised weights).  All continue the first tokens of
-TEXT greedily.  Rows are appended to one file of JSON lines; run one engine at a time on a machine that does nothing
-else.  Engines are imported where they are used, because each has an environment of its own.
+speculation), ik_llama.cpp (`ik-llama-cpp-python==0.1.5`) and transformers (plain and prompt
+lookup, on the dequantised weights).  All continue the first tokens of TEXT greedily.  Rows are appended to one file of
+JSON lines; run one engine at a time on a machine that does nothing else.  Engines are imported where they are used,
+because each has an environment of its own.
 """
 
 from __future__ import annotations
