@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 from types import SimpleNamespace
 
 import pytest
 
-from longgraft.eval.runs import quiet
+from longgraft.eval.runs import provenance, quiet
 from longgraft.eval.runs.bench import interleaved
 from longgraft.eval.runs.quiet import OtherLoad, check_quiet, wait_for_quiet
 from longgraft.eval.runs.variants import Variant
@@ -46,6 +47,14 @@ def test_load_is_unknown_without_proc_stat(tmp_path, monkeypatch):
     monkeypatch.setattr(quiet, "STAT", tmp_path / "none")
     assert OtherLoad().cores() is None
     check_quiet(0.0)
+
+
+def test_processor_is_named_with_its_widest_vectors(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "CPUINFO", tmp_path / "cpuinfo")
+    machine = platform.machine()
+    assert provenance.processor() == machine
+    (tmp_path / "cpuinfo").write_text("model name\t: ACME 9 \nflags\t\t: fpu avx2 avx512f avx512_vnni\n")
+    assert provenance.processor() == f"ACME 9, {machine}, avx512_vnni"
 
 
 def test_busy_machine_is_refused_with_its_load(machine):

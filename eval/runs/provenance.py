@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 
 from longgraft.engine.session import Session
+
+CPUINFO = Path("/proc/cpuinfo")
+VECTORS = "avx512_vnni", "avx_vnni", "avx512f", "avx2"     # flags of the kernel, the fastest first
 
 
 def environment(session: Session) -> dict[str, Any]:
@@ -24,11 +28,22 @@ def environment(session: Session) -> dict[str, Any]:
     changed = git("status", "--porcelain", "--untracked-files=no")
     return {"git": git("rev-parse", "HEAD"), "changed": changed not in ("", "unknown"), "about": session.about,
             "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-            "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
+            "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({processor()})",
             "cuda": torch.version.cuda, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
             "target": session.target.name, "dtype": str(session.target.dtype)[6:],
             "weights": session.target.weights, "attention": session.target.attention, "argv": argv(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+
+
+def processor() -> str:
+    """Returns the processor's name and its widest integer vectors, as "AMD EPYC, x86_64, avx2"."""
+    try:
+        about = dict(re.findall(r"^(model name|flags)\s*:\s*(.*)$", CPUINFO.read_text(encoding="utf-8"), re.M))
+    except OSError:
+        about = {}
+    flags = about.get("flags", "").split()
+    widest = next((name for name in VECTORS if name in flags), "")
+    return ", ".join(filter(None, (about.get("model name", "").strip(), platform.machine(), widest)))
 
 
 def argv() -> list[str]:
