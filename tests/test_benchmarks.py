@@ -180,7 +180,7 @@ def test_the_embedded_head_is_trained_further(tmp_path):
 
 PROGRAMS = {     # further options of a rehearsal, and the parts that its table must have
     "check": (["-k", "(bit and split) or split-float32 or (recorded_pass and llama) or qwen2-graft-single"],
-              {"copy", "product, 64 rows", "every backend equals float64", "toys say what plain decoding says"}),
+              {"copy", "product, 64 rows", "every backend equals float64", "toys equal plain decoding"}),
     "time": (["--shape", "llama-3.1-8b"],
              {"pass, 64 rows", "draft level", "prefill", "seeding", "attention, 64 rows", "acceptance, 60 rows",
               "transformers"}),

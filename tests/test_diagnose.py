@@ -74,7 +74,7 @@ def test_own_chains_have_the_probabilities_of_decoding(monkeypatch):
     tree = drafted(Eagle3Drafter(Eagle3Cache(network), Dense(), DEPTH, 1), 60, DEPTH)
     states = spied(network, monkeypatch)
     chains(toy_target(), network, [*TEXT[:61], *tree.tokens[1:].tolist(), 0], START, DEPTH)
-    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):       # after depth 1 of the three conditions
+    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):     # after three of depth 1
         found = network.logits(of_all[60 - START]).detach().log_softmax(-1).max()
         assert float(found) == pytest.approx(float(tree.scores[depth] - tree.scores[depth - 1]), abs=1e-5)
 
