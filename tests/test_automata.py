@@ -160,7 +160,7 @@ def test_drafts_on_repeated_text_are_as_long_as_the_match(match):
     assert expected(tree) == pytest.approx(match * 10 / 11, abs=1e-4) and tree.match.tolist()[1:] == [match] * match
 
 
-def test_newer_successors_come_first_where_counts_tie():
+def test_newer_successors_come_first_when_counts_tie():
     tree = SuffixDecoding((history([1, 2, 8, 1, 3, 9]),)).propose(ask(1, 17))
     assert tree.tokens.tolist() == [1, 3]      # one token after a match of one
     assert np.exp(tree.scores[1].item()) == pytest.approx(1 / 3)

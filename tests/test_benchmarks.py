@@ -60,7 +60,7 @@ def test_the_floor_of_a_pass_is_the_time_for_its_bytes(name, prefix, rows, ms):
     assert 1e3 * seconds == pytest.approx(ms, abs=0.02) and bound == "memory"
 
 
-def test_many_rows_behind_a_long_prefix_are_bound_by_arithmetic_and_little_work_by_the_launch():
+def test_many_rows_after_a_long_prefix_are_bound_by_arithmetic_and_little_work_by_the_launch():
     assert H200.floor(floors.attention((32, 8), 128, 2, 32_768, 1))[1] == "memory"
     assert H200.floor(floors.attention((32, 8), 128, 2, 32_768, 512))[1] == "arithmetic"
     assert H200.floor(Work(1000)) == (5e-6, "launch")

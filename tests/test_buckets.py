@@ -59,7 +59,7 @@ def text_of(fitted) -> str:
 
 # Lengths and buckets ------------------------------------------------------------------------------------------------
 
-def test_a_bucket_holds_its_upper_end_and_not_its_lower():
+def test_a_bucket_includes_its_upper_end_and_not_its_lower():
     bucket = Bucket(4, 8)
     assert [n for n in range(12) if n in bucket] == [5, 6, 7, 8]
 

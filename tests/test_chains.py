@@ -156,7 +156,7 @@ def hidden(state: torch.Tensor) -> LastHidden:
 
 
 @torch.no_grad()
-def test_a_medusa_tree_holds_each_heads_best_tokens_at_their_ranks():
+def test_a_medusa_tree_has_each_heads_best_tokens_at_their_ranks():
     target, state = toy_target(), torch.randn(32, generator=torch.Generator().manual_seed(3))
     heads = medusa_heads(target)
     tree = Medusa(hidden(state), heads, target.logits).propose(Ask(7, 64, 30))

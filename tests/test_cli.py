@@ -377,8 +377,8 @@ def with_another_seed(verifier):
      " 1 on (lossy: it promises nothing)"),
     ("lossy", False, 0, "level: lossy (it promises nothing; 0 of 1 diverge)",
      "identical answers (lossy: it promises nothing)")])
-def test_a_method_is_verified_and_compared_by_what_it_promises(pair, cli, monkeypatch, promise, sampled, code, level,
-                                                               compared):
+def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch, promise, sampled, code, level,
+                                                          compared):
     monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
                                                 verifies=lambda parts: with_another_seed))
     draw = ["--method", "odd", "--temperature", int(sampled)]

@@ -183,7 +183,7 @@ def test_methods_decode_the_ids_of_plain_decoding_with_a_bfloat16_cache(method, 
         longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16", attention="sdpa")
 
 
-def test_a_cache_without_room_says_so(kernels):
+def test_a_full_cache_is_reported(kernels):
     target = Target(model_of("llama"), kernels=kernels)
     cache = target.cache(64)
     for _ in range(2):

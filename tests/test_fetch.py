@@ -69,7 +69,7 @@ def test_get_asks_the_hub_before_wheels(on_hub, hub, cache, asked):
     assert (hub.served, asked) == (len(CONTENT), [])
 
 
-def test_get_reads_the_cache_of_the_hubs_client_where_it_lies(on_hub, tmp_path, cache, asked):
+def test_get_reads_the_cache_of_the_hubs_client_in_place(on_hub, tmp_path, cache, asked):
     place = tmp_path / "hub" / "models--toys--toy" / "snapshots" / "commit" / "toy.gguf"
     place.parent.mkdir(parents=True)
     (place.parents[2] / "refs").mkdir()

@@ -123,7 +123,7 @@ def test_nothing_is_gathered_for_a_secret(shop, path, before):
         gather(shop, Cursor(path, before, ""), 100)
 
 
-def test_a_cursors_file_is_known_by_its_path_from_the_root(shop):
+def test_a_cursors_file_is_identified_by_its_path_from_the_root(shop):
     pieces = chosen(shop, FILES["shop/cart.py"][:100], path="shop/../shop/./cart.py")
     assert pieces and "shop/cart.py" not in {one.path for one in pieces}
     for path in ("/shop/cart.py", "../cart.py", ".."):

@@ -14,7 +14,7 @@ def fresh(count: int) -> list[int]:
     return DRAW.sample(range(1000, 100_000), count)
 
 
-def test_short_and_long_periods_are_loops_and_text_without_repeats_is_none():
+def test_short_and_long_periods_are_loops_and_text_without_repeats_is_not():
     for period in (1, 2, 7, 8, 15, 16, 30, 50):
         assert loops((fresh(period) * 160)[:160]), period
         assert loops(fresh(40) + (fresh(period) * 160)[:160]), period
