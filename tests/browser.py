@@ -1,6 +1,6 @@
-"""Chromium without a window, driven by its own protocol over two pipes: no driver program, no library.
+"""Chromium without a window, driven over two pipes by its own protocol, without a driver program or a library.
 
-https://chromedevtools.github.io/devtools-protocol: one JSON object per message, each ended by a zero byte.
+The protocol is https://chromedevtools.github.io/devtools-protocol: each message is a JSON object and a zero byte.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "-
          "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe")
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 CONTROL, SHIFT = 2, 8       # modifiers
-SECONDS = 60.0              # at most, for anything that is waited for
+SECONDS = 60.0              # timeout of each command and condition
 
 
 class Page:
-    """One tab.  requests: the address of everything that it asked for; said: what its scripts threw or logged."""
+    """One tab.  requests: the addresses it asked for; said: messages that its scripts threw or logged."""
 
     def __init__(self, send: int, receive: int) -> None:
         self.requests: list[str] = []
@@ -40,7 +40,7 @@ class Page:
             self(f"{domain}.enable")
 
     def __call__(self, method: str, **parameters: Any) -> Any:
-        """One command of the protocol, and what it answers."""
+        """Sends one command of the protocol and returns the result."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -71,18 +71,18 @@ class Page:
                 self.said.append(str([one.get("value") for one in about["args"]]))
 
     def open(self, address: str) -> None:
-        """A new document."""
+        """Loads this address and waits until it is complete."""
         self("Page.navigate", url=address)
         self.until(f"document.readyState === 'complete' && location.href.startsWith({json.dumps(address)})")
 
     def js(self, expression: str) -> Any:
-        """The value of an expression; a promise is waited for."""
+        """Returns the value of a JavaScript expression, or of the promise that it gives."""
         found = self("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
     def until(self, condition: str) -> Any:
-        """The first true value of an expression."""
+        """Evaluates an expression until it is true, and returns its value."""
         end = time.monotonic() + SECONDS
         while not (found := self.js(condition)):
             assert time.monotonic() < end, f"{condition} did not come true; the page said {self.said}"
@@ -90,11 +90,11 @@ class Page:
         return found
 
     def type(self, text: str) -> None:
-        """Into what has the focus."""
+        """Types text into the focused element."""
         self("Input.insertText", text=text)
 
     def press(self, key: str, modifiers: int = 0) -> None:
-        """One key, down and up."""
+        """Presses and releases one key."""
         text = {"Enter": "\r", " ": " "}.get(key)
         common = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": KEYS[key],
                   "modifiers": modifiers}
@@ -103,23 +103,23 @@ class Page:
         self("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def screen(self, width: int, height: int) -> None:
-        """How large the window is."""
+        """Sets the size of the window."""
         self("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
     def prefers(self, **features: str) -> None:
-        """What the system says of its user: color_scheme="dark"."""
+        """Sets media features for preferences of the user, such as color_scheme="dark"."""
         self("Emulation.setEmulatedMedia", features=[
             {"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()])
 
 
 def chromium() -> str | None:
-    """The program, where there is one."""
+    """Returns the path of a browser, or None if none is installed."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @contextmanager
 def browser(program: str, folder: Path) -> Iterator[Page]:
-    """A tab of a browser with an empty profile in `folder`, ended afterwards."""
+    """Opens a tab of a browser with an empty profile in `folder`, and closes the browser afterwards."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     # The browser reads descriptor 3 and writes descriptor 4.

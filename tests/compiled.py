@@ -1,7 +1,7 @@
-"""The launches of tree attention as the compiler makes them, for chips that are not there: python compiled.py.
+"""Compiles the launches of tree attention for GPUs that this machine need not have: python compiled.py.
 
-Prints one JSON line per launch of CASES and chip.  A process of its own: where kernels are interpreted, Triton has
-nothing to compile.
+Prints one JSON line per launch of CASES and chip.  It runs in a process of its own because the test suite interprets
+the kernels, so that Triton compiles nothing there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from longgraft.attention.layout import DeviceLayout
 
 CHIPS = {80: ours.Chip(108, False), 90: ours.Chip(132, True)}
 LLAMA, QWEN2, GEMMA = (32, 8, 128), (28, 4, 128), (16, 8, 256)         # H, Hkv, D
-CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {       # heads, n, m, what else
+CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {       # heads, n, m, further arguments
     "a tree": (LLAMA, 64, 64, {}),
     "one row": (LLAMA, 1, 1, {}),
     "appended rows": (LLAMA, 10, 100, {}),
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {       # heads,
 
 
 class Recorder:
-    """Stands for a kernel and keeps what it is launched with."""
+    """Replaces a kernel and records the arguments of its launches."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.launches = kernel, []
@@ -51,7 +51,7 @@ class Recorder:
 
 
 def launches(heads: tuple[int, int, int], n: int, m: int, chip: ours.Chip, **more: Any) -> list[tuple[Any, dict]]:
-    """(kernel, what `tree_attention` launches it with) in bfloat16 at a capacity of 32K; no numbers are computed."""
+    """Returns (kernel, arguments) of `tree_attention`'s launches in bfloat16 at a capacity of 32K; computes nothing."""
     query_heads, kv_heads, size = heads
     empty = partial(torch.empty, device="meta")
     q = empty(1, n, query_heads, size, dtype=torch.bfloat16).transpose(1, 2)
@@ -65,7 +65,7 @@ def launches(heads: tuple[int, int, int], n: int, m: int, chip: ours.Chip, **mor
 
 
 def compiled(kernel: Any, launch: dict[str, Any], capability: int) -> dict[str, int]:
-    """Registers, spilled bytes, shared memory and matrix products of one launch."""
+    """Counts registers, spilled bytes, shared memory and matrix products of one launch."""
     options = {name: launch.pop(name) for name in ("num_warps", "num_stages") if name in launch}
     fixed = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
     whole = {name: value for name, value in launch.items() if type(value) is int}

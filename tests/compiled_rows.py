@@ -1,4 +1,4 @@
-"""Compiles `rows_triton` as an 8B model launches it, without a GPU, and fails where a register is spilled."""
+"""Compiles `fused_triton` as an 8B model launches it, without a GPU, and fails if a register is spilled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALIGNED = [["tt.divisibility", 16]]
 
 
 def kind(name: str, element: str, constants: dict) -> str:
-    """How a launch types this argument: pointers have capital names."""
+    """Returns the type of this argument in a launch; the names of pointers are capitals."""
     if name in constants:
         return "constexpr"
     return {"ROWS": "*i64", "epsilon": "fp32"}.get(name, element if name.isupper() else "i32")

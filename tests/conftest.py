@@ -1,4 +1,4 @@
-"""How the suite is run, and its fixtures; models and sessions are in `toys`."""
+"""Settings and fixtures of the test suite; toy models and sessions are in `toys`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-# Tests take all cores and each of them one, also what it starts: of two threads, one waits for a core at every product.
+# The test workers take all cores.  Each worker, and each process it starts, uses one thread, so that none waits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 
-# Triton reads it once, when anything first imports it: its kernels are interpreted where they cannot run.
+# Triton reads this once, when it is first imported.  Without a GPU its kernels are interpreted.
 os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
 from toys.commands import run, saved_pair
@@ -29,17 +29,17 @@ GOLDEN = Path(__file__).parent / "golden"
 FULL_GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 
-# Files that take longest, or wait: they go first, so that no worker is left with one of them at the end.
+# The slowest files run first, so that no worker is left with one of them at the end.
 FIRST = ("ray", "lossless", "fixed", "triton", "benchmarks", "pretend", "kernels", "side_by_side", "measure", "sweep",
          "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories", "docs")
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--on", default="cuda", metavar="DEVICE", help="Of the tests marked gpu; cpu rehearses them.")
+    parser.addoption("--on", default="cuda", metavar="DEVICE", help="Device for tests marked gpu; cpu rehearses them.")
 
 
 def pytest_configure(config) -> None:
-    config.option.loadscopereorder = False      # pytest-xdist's own order, by numbers of tests, leaves few long ones
+    config.option.loadscopereorder = False      # pytest-xdist's order is by number of tests
 
 
 def pytest_collection_modifyitems(items) -> None:
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items) -> None:
 
 @pytest.fixture(scope="session")
 def device(request) -> torch.device:
-    """Where the tests marked gpu run."""
+    """Device of the tests marked gpu."""
     where = torch.device(request.config.getoption("--on"))
     if where.type == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device here; benchmarks/gpu/check.sh runs this on one, `-m gpu --on cpu` rehearses it")
@@ -58,13 +58,13 @@ def device(request) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def unhooked() -> Iterator[None]:
-    """A test that asks a shared model for its hidden states fails: it must ask a copy (`hidden_states`).
+    """Fails a test that asks a shared model for its hidden states: it must ask a copy (`hidden_states`).
 
-    Hooks of ours are not looked for: a server's thread may still be in a pass.
+    This project's own hooks are not checked, because a server's thread may still be in a pass.
     """
     yield
     hooked = [family for family, model in SHARED.items() if hasattr(model.get_decoder(), CAPTURING)]
-    for family in hooked:       # the tests behind this one have not done it
+    for family in hooked:       # so that the following tests do not fail
         del SHARED[family]
     assert not hooked, f"transformers left its hooks on the shared {hooked}"
 
@@ -77,13 +77,13 @@ def pair(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def cli(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
-    """(exit status, stdout, stderr) of `longgraft ...`."""
+    """Runs `longgraft ...` and returns (exit status, stdout, stderr)."""
     return partial(run, capsys, monkeypatch)
 
 
 @pytest.fixture
 def command(cli) -> Callable[..., str]:
-    """What `longgraft ...` prints; it must succeed."""
+    """Runs `longgraft ...`, which must succeed, and returns its output."""
     def printed(*words: object) -> str:
         code, out, err = cli(*words)
         assert code == 0, err
@@ -98,7 +98,7 @@ def corpus() -> EncodedCorpus:
 
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
-    """Sums in one order, whatever OMP_NUM_THREADS is."""
+    """Makes torch use one thread, so that sums have one order for every OMP_NUM_THREADS."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -111,10 +111,10 @@ def family(request) -> str:
 
 
 class Golden:
-    """Outputs of the official implementations: the small set of this repository, else the full one beside it."""
+    """Outputs of the official implementations, from this repository's small set or the full set beside it."""
 
     def __truediv__(self, name: str) -> Path:
-        """A file or folder of theirs; what only the full set has is skipped where that is missing."""
+        """Returns a file or folder of outputs; skips the test if neither set has it."""
         found = next((root / name for root in (GOLDEN, FULL_GOLDEN) if (root / name).exists()), None)
         if found is None:
             pytest.skip(f"{name} is in the full set of official outputs only: ../shared/golden beside this checkout")
@@ -128,7 +128,7 @@ def golden() -> Golden:
 
 @pytest.fixture(scope="session")
 def kernels() -> CpuKernels:
-    """The compiled ones; where no compiler is, there is nothing to test."""
+    """The compiled kernels; skips the test if they cannot be compiled."""
     if isinstance(built := cpu_kernels(), NotBuilt):
         pytest.skip(f"no compiled kernels: {built}")
     return built

@@ -27,7 +27,7 @@ TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in SOURCES]
 
 @pytest.fixture
 def config(tmp_path) -> SweepConfig:
-    """Two suites of two rows each; one of them is measured."""
+    """A sweep over two suites of two rows each, of which it measures one row."""
     for suite, texts in (("one", TEXTS[:2]), ("two", TEXTS[2:])):
         (tmp_path / f"{suite}.jsonl").write_text("".join(
             json.dumps({"_id": f"{suite}-{n}", "text": text[:900], "continuation": text[900:1000]}) + "\n"
@@ -56,7 +56,7 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
     measured = {f.ids for prompts in planned(made, check_plan(made), Reader.open(None)).values() for f in prompts[256]}
     used = {tuple(ids) for prompts in seen.values() for ids, _ in prompts}
     assert len(measured) == 2 and len(used) == 2 and not measured & used
-    prepare("thresholds", config, tmp_path)             # what is there is not made again
+    prepare("thresholds", config, tmp_path)             # existing calibrations are not made again
     assert set(seen) == {"thresholds-one-budget-12", "thresholds-two-budget-12"}
     rows = sweep(made, tmp_path / "run")
     assert {(row.key.suite, row.key.method) for row in rows} == {(s, m) for s in config.suites for m in made.methods}
@@ -80,7 +80,7 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
         prepare("warmup", config, tmp_path)
 
 
-def test_the_field_is_every_method_that_has_what_it_needs_and_names_the_others(config, tmp_path, monkeypatch, capsys):
+def test_the_field_has_every_method_whose_needs_are_met_and_names_the_others(config, tmp_path, monkeypatch, capsys):
     def unknown(sources):
         raise Missing(f"none is known for {sources.target.name}.\nPass --with store=PATH.")
 

@@ -1,4 +1,4 @@
-"""The matrix: last occurrence wins, bit for bit; Token Recycling replayed."""
+"""The adjacency matrix: the last occurrence wins, and official runs of Token Recycling are replayed bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOST = torch.device("cpu")
 
 
 def random_update(n: int, seed: int = 0, distinct: int = VOCAB) -> tuple[torch.Tensor, torch.Tensor]:
-    """tokens [n] with many duplicates, topk [n, 8]."""
+    """Returns tokens [n] with many duplicates, and their topk [n, 8]."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, distinct, (n,), generator=generator)
     return tokens, torch.randint(0, VOCAB, (n, 8), generator=generator).int()
@@ -27,7 +27,7 @@ def filled(seed: int = 0, n: int = 300) -> AdjacencyMatrix:
 
 
 @pytest.mark.parametrize("n, distinct", [(0, 5), (1, 1), (200, 1), (200, 12), (1024, 90)])
-def test_an_update_is_an_overwrite_in_order(n, distinct):
+def test_an_update_overwrites_rows_in_order(n, distinct):
     tokens, topk = random_update(n, distinct=distinct)
     matrix, expected = AdjacencyMatrix(VOCAB), {}
     matrix.update(tokens, topk)
@@ -42,7 +42,7 @@ def test_two_runs_are_identical_and_leave_nothing_behind():
     tokens, topk = random_update(500, distinct=20)
     once, again = AdjacencyMatrix(VOCAB), AdjacencyMatrix(VOCAB)
     once.update(tokens, topk)
-    for _ in range(3):      # a scratch that was not reset would let an old position win
+    for _ in range(3):      # without a reset of the scratch buffer, an old position would win
         again.update(tokens.flip(0), topk.flip(0))
         again.update(tokens, topk)
     assert torch.equal(once.rows, again.rows)
@@ -61,15 +61,15 @@ def test_a_vocabulary_smaller_than_the_width_narrows_it():
     assert matrix.width == 5 and matrix.rows.shape == (5, 5) and matrix.rows[4].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_filling_walks_the_template_and_what_is_below_the_unseen_is_unseen():
+def test_filling_walks_the_template_and_leaves_nodes_below_unseen_tokens_unseen():
     matrix = AdjacencyMatrix(VOCAB)
-    # Token 0 has a row too: -1 must not find it, nor the last one.
+    # Token 0 and the last token have rows too, and an unseen token, -1, must find neither.
     rows = [list(range(first, first + 8)) for first in (10, 20, 40, 50)]
     matrix.update(torch.tensor([1, 10, 0, VOCAB - 1]), torch.tensor(rows))
     template = graft_templates()["full"]
     tokens = matrix.fill(template.levels(HOST), 1).tolist()
     for node, path in enumerate(template.paths, 1):
-        # Of what hangs below 1, only 1 and 10 have rows: the root's children, and those of its rank-0 child.
+        # Only 1 and 10 have rows, so only the root's children and those of its rank-0 child are filled.
         expected = 10 + path[0] if len(path) == 1 else 20 + path[1] if len(path) == 2 and path[0] == 0 else -1
         assert tokens[node] == expected
     zeros = AdjacencyMatrix(VOCAB, unseen=0)
@@ -102,7 +102,7 @@ def test_official_token_recycling_is_replayed_exactly(golden, kind, prompt):
     matrix = AdjacencyMatrix(512, unseen=0)
     matrix.rows.copy_(torch.from_numpy(saved["matrix_start"]))
     checked = 0
-    # The first twelve rounds are recorded, of 21 or more: matrix_end is out of reach.
+    # Only the first twelve of 21 or more rounds are recorded, so matrix_end cannot be checked.
     for done, (tokens, rows) in enumerate(zip(saved["tree_tokens"], saved["verify_top8"], strict=True), 1):
         assert matrix.fill(token_recycling().levels(HOST), int(tokens[0])).tolist() == tokens.tolist()
         matrix.update(torch.from_numpy(tokens).long(), torch.from_numpy(rows))

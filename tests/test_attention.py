@@ -24,7 +24,7 @@ def test_backends_equal_the_reference(kind, backend, heads, prefix, window):
         rows = torch.arange(16, 21)
         depths, mask, n, column_depths = tree.depths[rows], tree.mask[rows], 5, tree.depths
     q = torch.randn(1, heads[0], n, 16)
-    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, 16).unbind(0)     # rows beyond are scratch
+    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, 16).unbind(0)     # the last rows are scratch
     layout = Layout(prefix, depths, None if kind == "chain" else mask, q.device, column_depths)
     out = BACKENDS[backend](q, k, v, layout, 0.25, window)
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), atol=2e-6, rtol=1e-5)
@@ -32,8 +32,8 @@ def test_backends_equal_the_reference(kind, backend, heads, prefix, window):
 
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("kind", ["tree", "chain"])
-def test_the_merge_of_prefix_and_tree_is_dense_attention_to_a_thousandth_in_bfloat16(kind, window):
-    """Over 1,500 columns; METHODS' bound for LongSpec's hybrid tree attention."""
+def test_merging_prefix_and_tree_equals_dense_attention_to_a_thousandth_in_bfloat16(kind, window):
+    """The prefix has 1,500 columns; the error bound is the one for LongSpec's hybrid tree attention."""
     torch.manual_seed(1)
     tree = random_tree(21, 3)
     depths, mask = (tree.depths, tree.mask) if kind == "tree" else (torch.arange(21), None)
@@ -43,7 +43,7 @@ def test_the_merge_of_prefix_and_tree_is_dense_attention_to_a_thousandth_in_bflo
     out = BACKENDS["split"](q, k, v, layout, 0.125, window)
     expected = dense(q.float(), k.float(), v.float(), layout, 0.125, window)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=1 / 256)     # and what bfloat16 rounds off
+    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=1 / 256)     # plus the rounding of bfloat16
 
 
 def test_unknown_and_impossible_backends_say_what_to_do(monkeypatch):
@@ -64,7 +64,7 @@ def test_unknown_and_impossible_backends_say_what_to_do(monkeypatch):
 
 @pytest.mark.parametrize("window", [None, 3, 5, 60])
 @pytest.mark.parametrize("rows, columns", [(1, 1), (20, 20), (32, 32), (64, 64), (5, 70)])
-def test_geometry_on_the_device_says_what_the_layout_says(rows, columns, window):
+def test_the_layout_on_the_device_equals_the_layout_on_the_host(rows, columns, window):
     tree = random_tree(columns, 7)
     layout = Layout(50, tree.depths[-rows:], tree.mask[-rows:], torch.device("cpu"), tree.depths)
     seen = layout.on_device.dense(layout.end + 30, window)
@@ -75,7 +75,7 @@ def test_geometry_on_the_device_says_what_the_layout_says(rows, columns, window)
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("prefix", [0, 40])
-def test_whole_buffers_are_read_without_what_is_not_written(prefix, window):
+def test_whole_buffers_are_read_without_their_unwritten_rows(prefix, window):
     torch.manual_seed(0)
     tree = random_tree(12, 2)
     layout = Layout(prefix, tree.depths, tree.mask, torch.device("cpu"))
@@ -87,7 +87,7 @@ def test_whole_buffers_are_read_without_what_is_not_written(prefix, window):
         torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)
 
 
-def test_sinks_are_those_of_transformers():
+def test_sinks_weigh_as_in_transformers():
     from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
 
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Automaton, counts and datastore: what they find is what a plain search finds, and what the official code drafts."""
+"""Suffix automata, counts and datastores find what a plain search finds and draft what the official code drafts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ask(root: int, budget: int = 60) -> Ask:
 
 
 def same(found: ProposalTree, official: list[int]) -> bool:
-    """Theirs is padded with zeros where their text ends, ours ends there."""
+    """Compares two drafts; the official one is padded with zeros where the text ends."""
     tokens = found.tokens.tolist()
     return tokens == official[:len(tokens)] and not any(official[len(tokens):])
 
@@ -62,7 +62,7 @@ def test_an_automatons_drafts_are_the_official_ones(golden):
         assert tree.tokens.tolist() == case["sam_only_dyn_draft"], case["name"]
         assert tree.match.tolist() == [0] + [match] * (len(tree) - 1)
         for length, theirs in ((15, case["samd_dyn_draft_n15"]), (40, case["samd_dyn_draft_n40"])):
-            if match:       # without one theirs copies the beginning of the text
+            if match:       # otherwise the official code copies the text's beginning
                 assert same(SamChain(known, length, None).propose(ask(root)), theirs), case["name"]
                 climbed += known.after(root, length) != (match, at)
     assert climbed >= 2
@@ -110,7 +110,7 @@ class Asked:
         return ProposalTree.chain(torch.tensor([ask.root, 1]))
 
 
-def test_what_is_not_verified_is_not_drafted():
+def test_either_asks_its_second_proposer_only_if_the_first_matched_too_little():
     second, chain = Asked(), SamChain(automaton([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]), 40, None)
     route = Either(chain, second, matched, lambda _: 4)
     assert route.propose(ask(4)).tokens.tolist() == [4, 5, 6, 7, 8, 1, 2, 3] and second.times == 0
@@ -120,7 +120,7 @@ def test_what_is_not_verified_is_not_drafted():
 
 
 def counted(text: list[int], context: list[int], rule: Speculation, most: int) -> float:
-    """The score of the best draft, by a plain search in which all strings of the text are counted."""
+    """Returns the score of the best draft, by a plain search that counts all strings of the text."""
     best = 0.0
     for match in range(1, len(context) + 1):
         strings = Counter(tuple(text[at:at + n]) for n in range(match, match + most + 1)
@@ -151,8 +151,8 @@ def test_suffix_trees_count_as_a_plain_search_does(budget, rule):
 
 
 @pytest.mark.parametrize("match", [1, 3, 6, 12])
-def test_on_repeated_text_as_many_tokens_are_expected_as_matched(match):
-    """Ten times the same, with other tokens between."""
+def test_drafts_on_repeated_text_are_as_long_as_the_match(match):
+    """The text repeats one unit ten times, with other tokens between."""
     unit = list(range(100, 130))
     text = [token for n in range(10) for token in (*unit, n)] + [50, *unit[:match]]
     tree = SuffixDecoding((history(text[:-1]),)).propose(ask(text[-1], 17))
@@ -160,7 +160,7 @@ def test_on_repeated_text_as_many_tokens_are_expected_as_matched(match):
     assert expected(tree) == pytest.approx(match * 10 / 11, abs=1e-4) and tree.match.tolist()[1:] == [match] * match
 
 
-def test_newer_successors_come_first_where_counts_tie():
+def test_newer_successors_come_first_when_counts_tie():
     tree = SuffixDecoding((history([1, 2, 8, 1, 3, 9]),)).propose(ask(1, 17))
     assert tree.tokens.tolist() == [1, 3]      # one token after a match of one
     assert np.exp(tree.scores[1].item()) == pytest.approx(1 / 3)
@@ -175,7 +175,7 @@ def test_earlier_answers_are_drafted_from_and_prompts_are_not():
     outputs.reset(10)
     outputs.observe(seen([1, 2], prompt=True))
     assert trees.propose(ask(41, 17)).tokens.tolist() == [41, 42]
-    assert len(trees.propose(ask(31, 17))) == 1         # a prompt's
+    assert len(trees.propose(ask(31, 17))) == 1         # 31 was in a prompt only
     assert len(trees.propose(ask(43, 17))) == 1         # nothing follows an answer's end
     mark = outputs.mark()
     outputs.observe(seen([31, 7]))
@@ -189,28 +189,28 @@ def test_the_oldest_answers_are_forgotten_first():
     for answer in ([1, 2, 3], [4, 5, 6]):
         outputs.reset(10)
         outputs.observe(seen(answer))
-    assert outputs.whole(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a request under way loses nothing
+    assert outputs.whole(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a running request loses nothing
     outputs.reset(10)
     assert outputs.whole(0).tolist() == [4, 5, 6, -1, 0]
     other = PastAnswers(4)
     other.restore(outputs.state())
     other.observe(seen([9], prompt=True))
-    assert other.whole(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two
+    assert other.whole(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two answers
 
 
-def test_suffix_drafts_are_verified_instead_of_a_tree_where_they_expect_enough():
+def test_suffix_drafts_replace_a_tree_if_they_expect_enough_tokens():
     second, unit = Asked(), list(range(100, 130))
     trees = SuffixDecoding((history([*unit, 1, *unit, 2, *unit[:7]]),))
     assert 5 < expected(trees.propose(ask(unit[7]))) < 6       # 8 times two thirds
     assert len(Either(trees, second, expected, lambda _: 5).propose(ask(unit[7]))) == 9 and second.times == 0
     assert len(Either(trees, second, expected, lambda _: 6).propose(ask(unit[7]))) == 2
     ours = build("suffix-eagle3", toy_parts(levels=4))
-    assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]     # no draft could bring more
+    assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]     # no draft could expect more
     assert build("suffix-eagle3+threshold=2.5+outputs=0", toy_parts()).least(Ask(1, 60, 0)) == 2.5
 
 
 def continuations(text: list[int], context: list[int], lookup: RestChoices) -> tuple[int, Counter, int]:
-    """(longest match, how often each prefix followed it, occurrences), by a plain search."""
+    """Returns (longest match, count of each prefix that follows it, occurrences), by a plain search."""
     for n in range(min(lookup.longest, len(context)), lookup.shortest - 1, -1):
         hits = [at + n for at in range(len(text) - n + 1) if text[at:at + n] == context[-n:]]
         if hits:
@@ -242,18 +242,18 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
 def test_nothing_is_proposed_after_tokens_that_the_datastore_lacks():
     store = Corpus.build(np.array([1, 2, 3, 4]))
     assert len(RestRetriever(history([7, 1]), store).propose(ask(9))) == 1
-    assert len(RestRetriever(history([7]), store).propose(ask(1))) == 1           # a match of one token is none
+    assert len(RestRetriever(history([7]), store).propose(ask(1))) == 1           # a match of one token is too short
     assert len(RestRetriever(history([3]), store).propose(ask(4))) == 1           # nothing follows the end
     assert RestRetriever(history([1]), store).propose(ask(2)).tokens.tolist() == [2, 3, 4]
 
 
-def test_of_many_occurrences_as_many_are_read_evenly_spaced():
+def test_rest_reads_evenly_spaced_occurrences_up_to_its_limit():
     store = Corpus.build(np.array([token for n in range(100) for token in (1, 2, 3 + n)]))
     tree = RestRetriever(history([1]), store, RestChoices(hits=4, length=1)).propose(ask(2))
     assert tree.tokens.tolist() == [2, 3, 28, 53, 78] and tree.scores[1].item() == pytest.approx(np.log(1 / 4))
 
 
-def test_who_has_no_datastore_is_told_how_to_build_one():
+def test_the_error_for_a_missing_datastore_says_how_to_build_one():
     said = (r"'rest' needs a datastore: none ships with the package\.\nMake a corpus of text or code with `longgraft "
             r"corpus add NAME FILES`")
     with pytest.raises(ValueError, match=said):

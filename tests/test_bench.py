@@ -1,4 +1,4 @@
-"""Question sets taken whole, turn by turn: one conversation for all methods, resumed as if never interrupted."""
+"""`longgraft bench` on whole question sets: all methods share each conversation, and a resumed run continues it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def config(questions: Path, **more) -> SweepConfig:
 
 @pytest.fixture(scope="module")
 def run(questions, bench, tmp_path_factory) -> Path:
-    """A whole run, never interrupted."""
+    """A complete run, which was never interrupted."""
     out = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Bench, "open", lambda _: bench)
@@ -66,7 +66,7 @@ def run(questions, bench, tmp_path_factory) -> Path:
     return out
 
 
-def said(rows: list[Result], prompt: str, mode: str, method: str = "ar") -> Row:
+def row_of(rows: list[Result], prompt: str, mode: str, method: str = "ar") -> Row:
     return next(r for r in rows if r.key[2:] == (prompt, mode, method, 0))
 
 
@@ -78,19 +78,19 @@ def test_every_turn_is_measured_for_every_method_and_nothing_is_cut(run):
     assert {r.lossless.first_divergence for r in rows} == {None}
 
 
-def test_a_later_turn_follows_what_plain_decoding_answered_in_its_mode(run, bench):
+def test_a_later_turn_follows_the_answer_of_plain_decoding_in_its_mode(run, bench):
     rows, tokenizer = read_rows(run), bench.session.tokenizer
     for mode in ("greedy", "sampled"):
         text = TALK["turns"][0]
         for turn, follow_up in enumerate(TALK["turns"][1:], 2):
-            before = said(rows, "talk" if turn == 2 else f"talk#{turn - 1}", mode)
+            before = row_of(rows, "talk" if turn == 2 else f"talk#{turn - 1}", mode)
             text += "\n\n" + tokenizer.decode(before.token_ids, skip_special_tokens=True) + "\n\n" + follow_up
             assert {r.prompt_tokens for r in rows if (r.turn, r.key.mode) == (turn, mode)} == {
                 len(tokenizer(text)["input_ids"])}
 
 
-@pytest.mark.parametrize("kept", [1, 7])       # rows: of a prompt, of a turn
-def test_a_run_that_was_killed_within_a_conversation_goes_on_as_if_it_had_not_been(run, questions, tmp_path, kept):
+@pytest.mark.parametrize("kept", [1, 7])       # rows: part of a prompt, part of a turn
+def test_a_run_killed_within_a_conversation_resumes_with_the_same_rows(run, questions, tmp_path, kept):
     for name in ("config.json", ROWS):
         shutil.copy(run / name, tmp_path)
     whole_text = (run / ROWS).read_text().splitlines(keepends=True)
@@ -100,18 +100,18 @@ def test_a_run_that_was_killed_within_a_conversation_goes_on_as_if_it_had_not_be
     assert "in 0 of them." in lines(read_rows(run), found)[1]
 
 
-def test_an_answer_that_is_there_is_not_decoded_again(run, questions, tmp_path, bench):
+def test_an_existing_answer_is_not_decoded_again(run, questions, tmp_path, bench):
     rows = [r for r in read_rows(run) if r.key.prompt_id == "talk"]
     other = bench.session.tokenizer("quite another, longer answer than was given")["input_ids"]
-    said(rows, "talk", "greedy").token_ids[:] = other
+    row_of(rows, "talk", "greedy").token_ids[:] = other
     shutil.copy(run / "config.json", tmp_path)
     (tmp_path / ROWS).write_text("".join(as_json(row) + "\n" for row in rows))
     found = sweep(config(questions), tmp_path, resume=True)
     text = f"{TALK['turns'][0]}\n\n{bench.session.tokenizer.decode(other)}\n\n{TALK['turns'][1]}"
-    assert said(found, "talk#2", "greedy").prompt_tokens == len(bench.session.tokenizer(text)["input_ids"])
+    assert row_of(found, "talk#2", "greedy").prompt_tokens == len(bench.session.tokenizer(text)["input_ids"])
 
 
-def test_workers_hold_the_same_conversations_and_a_dead_one_loses_nothing(run, questions, tmp_path, monkeypatch):
+def test_workers_have_the_same_conversations_and_a_dead_one_loses_nothing(run, questions, tmp_path, monkeypatch):
     alone = [r for r in read_rows(run) if r.key.mode == "greedy" and r.key.method != "graft"]
     events, killed = Processes.events, []
 
@@ -142,16 +142,16 @@ def test_a_chat_template_gets_the_turns_as_messages():
                                    ("user", "Three?")]
 
 
-def test_a_token_that_ends_an_answer_is_not_said(questions, tmp_path, bench, monkeypatch):
+def test_an_end_token_is_left_out_of_the_next_turn(questions, tmp_path, bench, monkeypatch):
     first = sweep(config(questions, modes=("greedy",), methods=()), tmp_path / "a")
-    end = said(first, "talk", "greedy").token_ids[3]
+    end = row_of(first, "talk", "greedy").token_ids[3]
     monkeypatch.setattr(bench.session, "eos", (end,))
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path / "b")
-    tokens = said(found, "talk", "greedy").token_ids
-    assert tokens[-1] == end and len(tokens) <= 4 and said(found, "talk", "greedy", "pld").token_ids == tokens
+    tokens = row_of(found, "talk", "greedy").token_ids
+    assert tokens[-1] == end and len(tokens) <= 4 and row_of(found, "talk", "greedy", "pld").token_ids == tokens
     tokenizer = bench.session.tokenizer
     text = f"{TALK['turns'][0]}\n\n{tokenizer.decode(tokens[:-1])}\n\n{TALK['turns'][1]}"
-    assert said(found, "talk#2", "greedy").prompt_tokens == len(tokenizer(text)["input_ids"])
+    assert row_of(found, "talk#2", "greedy").prompt_tokens == len(tokenizer(text)["input_ids"])
 
 
 # Failures -----------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_method_that_fails_does_not_end_the_conversation(questions, tmp_path, 
 
 # Plan, tables, figures ----------------------------------------------------------------------------------------------
 
-def test_fewer_prompts_than_a_suite_has_are_spread_over_it():
+def test_a_smaller_number_of_prompts_is_spread_over_the_suite():
     class Letters:
         def __call__(self, text: str) -> dict:
             return {"input_ids": [ord(letter) for letter in text]}
@@ -196,7 +196,7 @@ def test_the_plan_counts_turns(questions, bench):
     assert "prompts by length whole: 2" in said and "4 prefills, 12 decodings" in said
 
 
-def test_tables_have_suites_across_and_figures_no_length(run, questions):
+def test_tables_have_a_column_per_suite_and_figures_no_length(run, questions):
     from longgraft.eval.reports.plots import draw
 
     write(run)
@@ -208,7 +208,7 @@ def test_tables_have_suites_across_and_figures_no_length(run, questions):
 
 # Recordings ---------------------------------------------------------------------------------------------------------
 
-def test_what_the_user_gives_is_replayed_before_the_true_text_and_that_before_the_longest(tmp_path):
+def test_recordings_of_the_user_precede_the_true_text_and_that_the_longest(tmp_path):
     file(tmp_path / "lcc.jsonl", *({"_id": name, "context": "x"} for name in "abc"))
     file(tmp_path / "meta.jsonl", {"_id": "a", "continuation": "true"}, {"_id": "b", "continuation": "true"})
     file(tmp_path / "recorded.jsonl", {"_id": "b", "model": "big", "continuation": "longer than true"},
@@ -229,7 +229,7 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
     assert len(found) == 4 * 3 and not any(isinstance(r, Failure) for r in found)
     for row in found:
         texts = [bench.session.tokenizer.decode(r.token_ids, skip_special_tokens=True)
-                 for r in (row, said(read_rows(run), row.key.prompt_id, "sampled"))]
+                 for r in (row, row_of(read_rows(run), row.key.prompt_id, "sampled"))]
         assert texts[1].startswith(texts[0]) and texts[0]
     with pytest.raises(ValueError, match=r"no answers of eagle3, sampled. It has: ar greedy, ar sampled, graft"):
         write_recordings(run, tmp_path / "x.jsonl", "sampled", "eagle3")
@@ -237,13 +237,13 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
         write_recordings(run, answers, "sampled", "ar")
 
 
-def test_beside_a_replay_a_method_draws_as_it_must_say_the_same(questions, tmp_path, monkeypatch):
-    """Greedily, where it promises the law alone where it samples; what fails has its promise, too."""
+def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp_path, monkeypatch):
+    """A method that promises only the distribution is checked greedily; failures record the promise, too."""
     recorded = file(tmp_path / "recorded.jsonl", {"_id": "lone", "continuation": "return a + b + a + b"})
     drawn, decode = [], Prefilled.decode
 
     def decoded(self, variant, sampling, limit, *more):
-        if variant.name == "odd" and limit == 4:        # check_tokens: no warm-up and no replay
+        if variant.name == "odd" and limit == 4:        # check_tokens, so neither warm-up nor replay
             drawn.append(sampling.temperature)
             raise ValueError("seen")
         return decode(self, variant, sampling, limit, *more)
@@ -257,7 +257,7 @@ def test_beside_a_replay_a_method_draws_as_it_must_say_the_same(questions, tmp_p
     assert drawn == [1.0, 0.0]
 
 
-def test_without_a_recording_of_a_later_turn_a_replay_ends(questions, tmp_path):
+def test_a_replay_ends_before_a_turn_without_a_recording(questions, tmp_path):
     recorded = file(tmp_path / "r.jsonl", {"_id": "talk", "continuation": "Two, three and five."},
                     {"_id": "lone", "suite": "others", "continuation": "of another suite"})
     found = sweep(config(questions, modes=("replay",), methods=(), recorded=(str(recorded),)), tmp_path / "run")
@@ -266,7 +266,7 @@ def test_without_a_recording_of_a_later_turn_a_replay_ends(questions, tmp_path):
 
 # The commands -------------------------------------------------------------------------------------------------------
 
-def test_bench_has_the_options_of_sweep_but_lengths_and_defaults_of_its_own():
+def test_bench_has_the_options_of_sweep_except_lengths_and_its_own_defaults():
     from longgraft.cli.measure import measuring
 
     ours, theirs = (next(set(inspect.signature(command.callback).parameters)

@@ -1,4 +1,4 @@
-"""Benchmarks: floors are the arithmetic of public shapes, what fails is said, and a rehearsal needs no card."""
+"""Benchmarks: floors follow from public shapes, failures are reported, and a rehearsal needs no GPU."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def unbuilt(name: str) -> SimpleNamespace:
 @pytest.mark.parametrize("name, prefix, rows, ms", [
     ("llama-3.1-8b", 4096, 1, 3.62), ("llama-3.1-8b", 4096, 60, 3.64), ("llama-3.1-8b", 32_768, 1, 4.49),
     ("qwen3-8b", 4096, 1, 3.66), ("qwen3-8b", 32_768, 1, 4.64)])
-def test_a_pass_takes_at_least_what_its_bytes_take(name, prefix, rows, ms):
-    """Worked out by hand: weights but for the input embedding, and keys and values, at 4.3 TB/s."""
+def test_the_floor_of_a_pass_is_the_time_for_its_bytes(name, prefix, rows, ms):
+    """The times were computed by hand: weights without the input embedding, keys and values, at 4.3 TB/s."""
     seconds, bound = H200.floor(floors.target_pass(unbuilt(name), prefix, rows))
     assert 1e3 * seconds == pytest.approx(ms, abs=0.02) and bound == "memory"
 
 
-def test_many_rows_behind_a_long_prefix_are_bound_by_arithmetic_and_little_work_by_the_launch():
+def test_many_rows_after_a_long_prefix_are_bound_by_arithmetic_and_little_work_by_the_launch():
     assert H200.floor(floors.attention((32, 8), 128, 2, 32_768, 1))[1] == "memory"
     assert H200.floor(floors.attention((32, 8), 128, 2, 32_768, 512))[1] == "arithmetic"
     assert H200.floor(Work(1000)) == (5e-6, "launch")
@@ -74,7 +74,7 @@ def test_a_race_takes_its_actions_in_turn():
     assert len(timed.replace("a", " ").split()) == len(timed.replace("b", " ").split()) == 3
 
 
-def test_the_costs_it_writes_are_those_that_the_controller_reads(tmp_path):
+def test_the_rows_benchmark_writes_costs_that_the_controller_reads(tmp_path):
     found = {}
     for name in ("rows", "draft"):
         CliRunner().invoke(program.app, [name, *QUICK, "--mode", "eager,graphs", "--out", str(tmp_path / name)])
@@ -87,7 +87,7 @@ def test_the_costs_it_writes_are_those_that_the_controller_reads(tmp_path):
         assert sorted(costs.passes[16]) == [1, 8, 16, 32, 64] and costs.key["model"] == "toy-Llama-3.1-8B-Instruct"
 
 
-def test_the_costs_of_a_shape_are_a_session_s_of_that_model(tmp_path):
+def test_the_costs_of_a_shape_fit_a_session_of_that_model(tmp_path):
     CliRunner().invoke(program.app, ["rows", "--shape", "embedded", *QUICK[1:], "--out", str(tmp_path)])
     costs = Costs.load(tmp_path / "costs-embedded-eager.json")
     loaded = assemble(None, "auto", Settings(method="eagle3", device="cpu"))
@@ -125,7 +125,7 @@ def test_a_wrong_row_fails_the_command_and_so_does_an_empty_report(tmp_path):
     assert report.finish() == 1
 
 
-def test_what_has_no_time_is_left_out_and_said(tmp_path, capsys):
+def test_a_part_without_time_is_left_out_and_reported(tmp_path, capsys):
     report = Report("x", tmp_path, 1, CPU)
     report.end -= 61
     report.take("the kernels", iter([Row("a", "b")]))
@@ -148,7 +148,7 @@ def test_rows_are_on_disk_before_the_part_has_ended(tmp_path):
     assert not report.failures and len(report.rows) == 2
 
 
-def test_without_tests_nothing_is_shown(tmp_path):
+def test_a_check_without_tests_fails(tmp_path):
     report = Report("check", tmp_path, 1, CPU)
     report.attempt("tests", lambda: marked_tests(report, "no_test_has_this_name"))
     assert report.finish() == 1 and "nothing is shown" in report.failures[0]["error"]
@@ -159,7 +159,7 @@ def test_prompts_of_32k_are_in_the_checkout_and_repeat_themselves_as_text_does()
     assert len(ids) == 32_768 and 0.02 < len(set(ids)) / len(ids) < 0.3
 
 
-def test_a_carried_corpus_is_what_was_encoded(tmp_path):
+def test_a_carried_corpus_equals_the_encoded_one(tmp_path):
     (tmp_path / "a.py").write_text("def add(a, b):\n    return a + b\n" * 9)
     made = encode([tmp_path / "a.py"], tmp_path / "corpus.npz")
     found = carried(tmp_path / "corpus.npz")
@@ -178,9 +178,9 @@ def test_the_embedded_head_is_trained_further(tmp_path):
     assert not torch.equal(ours.fc.weight, shipped.fc.weight)
 
 
-PROGRAMS = {     # what is left out of a rehearsal's options, and which parts its table must have
+PROGRAMS = {     # further options of a rehearsal, and the parts that its table must have
     "check": (["-k", "(bit and split) or split-float32 or (recorded_pass and llama) or qwen2-graft-single"],
-              {"copy", "product, 64 rows", "every backend equals float64", "toys say what plain decoding says"}),
+              {"copy", "product, 64 rows", "every backend equals float64", "toys equal plain decoding"}),
     "time": (["--shape", "llama-3.1-8b"],
              {"pass, 64 rows", "draft level", "prefill", "seeding", "attention, 64 rows", "acceptance, 60 rows",
               "transformers"}),
@@ -189,7 +189,7 @@ PROGRAMS = {     # what is left out of a rehearsal's options, and which parts it
 
 
 def rows_of(name: str, folder: Path) -> list[dict]:
-    """What a rehearsal wrote, of which nothing failed or was left out."""
+    """Returns the rows of a rehearsal, in which nothing failed or was left out."""
     found = json.loads((folder / f"{name}.json").read_text())
     assert PROGRAMS[name][1] <= {row["part"] for row in found["rows"]}
     assert not found["failures"] and not found["left_out"]
@@ -199,7 +199,7 @@ def rows_of(name: str, folder: Path) -> list[dict]:
 
 @pytest.mark.parametrize("name", ["check", "time", "pair"])
 def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
-    """transformers' generate runs in a process of its own once; that takes seconds."""
+    """transformers' generate runs in its own process only once, because that takes seconds."""
     real = pairs.elsewhere
     monkeypatch.setattr(pairs, "elsewhere", lambda task, static, *more: pairs.baseline(task, static)
                         if static or task.dtype == "float32" else real(task, static, *more))
@@ -210,7 +210,7 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
         assert all(row["part"] in done.output for row in rows)
         assert {*parts.PARTS, "attention"} <= {each.name for each in program.app.registered_commands}
         for row in rows:
-            difference = row["part"] in ("seeding", "draft level", "transformers")     # of two noisy times
+            difference = row["part"] in ("seeding", "draft level", "transformers")     # rows that subtract noisy times
             assert row["seconds"] > 0 or difference, row
             assert row["floor"] > 0 and row["bound"] in ("memory", "arithmetic", "launch"), row
     if name == "pair":
@@ -220,7 +220,7 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_script_runs_from_a_bare_checkout_and_the_others_are_like_it(tmp_path):
-    """Nothing that is installed of longgraft is used: bare.sh sees to that."""
+    """bare.sh makes sure that no installed longgraft is used."""
     lines = {re.sub(r"\d+", "N", (ROOT / f"benchmarks/gpu/{name}.sh").read_text().replace(f" {name} ", " NAME "))
              for name in PROGRAMS}
     assert len(lines) == 1 and 'bounded N NAME "$@"' in lines.pop()

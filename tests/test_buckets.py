@@ -1,4 +1,4 @@
-"""Buckets: what is fed has the length it stands for, is cut where people pause, and is the same text in all."""
+"""Buckets: prompts have the length of their bucket, end at natural boundaries, and share one text in all buckets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKENIZER = Path(__file__).parents[1] / "yarn_drafters" / "embedded" / "target"
 
 
 class Words:
-    """A token per word and per other character.  calls counts; drift: how far its offsets are off."""
+    """A tokenizer with a token per word and other character.  calls: encodings so far; drift: error of its offsets."""
 
     chat_template = None
 
@@ -42,7 +42,7 @@ def code(lines: int = 60) -> Example:
 
 
 def book(name: str, words: int) -> Example:
-    """Two tokens a word; no sentence ends but at every fifth word."""
+    """Returns a book with two tokens per word and a sentence end after every fifth word."""
     text = "".join(f"w{n}{'.' if n % 5 == 4 else ''} " for n in range(words))
     return Example("pg19", name, "", text, "", chat=False, unit="sentence")
 
@@ -52,14 +52,14 @@ def size(example: Example, body: str | None = None) -> int:
 
 
 def text_of(fitted) -> str:
-    """The part of the body that was kept, from what was cut."""
+    """Returns the part of the body that was kept."""
     body, cut = fitted.example.body, fitted.cut_characters
     return body[:len(body) - cut] if fitted.example.chat else body[cut:]
 
 
 # Lengths and buckets ------------------------------------------------------------------------------------------------
 
-def test_a_bucket_holds_its_upper_end_and_not_its_lower():
+def test_a_bucket_includes_its_upper_end_and_not_its_lower():
     bucket = Bucket(4, 8)
     assert [n for n in range(12) if n in bucket] == [5, 6, 7, 8]
 
@@ -87,7 +87,7 @@ def test_a_document_ends_at_a_sentence_and_not_at_an_initial_or_a_title():
 @pytest.mark.parametrize("tokenizer", [Words(), Words(is_fast=False), Words(drift=400), Words(drift=-400)],
                          ids=["offsets", "no offsets", "late offsets", "early offsets"])
 @pytest.mark.parametrize("example", [meeting(), code(), book("b", 200)], ids=["meeting", "code", "book"])
-def test_a_cut_is_as_long_as_a_boundary_allows_whatever_the_tokenizer_says_of_places(example, tokenizer):
+def test_a_cut_keeps_the_longest_text_up_to_a_boundary_even_with_wrong_offsets(example, tokenizer):
     gap = {"turn": r"\n(?=Speaker)", "line": r"\n", "sentence": r"(?<=\.) "}[example.unit]
     if example.chat:
         parts = [example.body[:m.start()] for m in re.finditer(gap, example.body)]
@@ -116,7 +116,7 @@ def test_only_the_body_is_cut():
     assert fit(question, Words(), 100) is None and len(fit(question, Words(), 4096).ids) == 200
 
 
-def test_a_cut_costs_a_handful_of_encodings():
+def test_a_cut_needs_at_most_five_encodings():
     tokenizer = Words()
     example = replace(book("b", 5000), before="asked " * 300)
     assert fit(example, tokenizer, 4000).cut_tokens > 0
@@ -125,7 +125,7 @@ def test_a_cut_costs_a_handful_of_encodings():
 
 # Plans --------------------------------------------------------------------------------------------------------------
 
-def test_every_bucket_has_the_same_prompts_where_they_are_long_enough():
+def test_all_buckets_have_the_same_prompts_if_they_are_long_enough():
     examples = [book("short", 60), book("first", 900), book("middle", 300), book("second", 800), book("third", 1000)]
     planned = plan(examples, Words(), (200, 400, 800), 2)
     assert {length: [f.example.id for f in found] for length, found in planned.items()} == {
@@ -136,7 +136,7 @@ def test_every_bucket_has_the_same_prompts_where_they_are_long_enough():
     assert ends[2].endswith(ends[1]) and ends[1].endswith(ends[0])          # the same text, more or less of it
 
 
-def test_then_come_the_next_longest_and_a_bucket_holds_no_more_than_asked():
+def test_the_next_longest_prompts_fill_a_bucket_up_to_the_requested_number():
     examples = [book("50", 50), book("150", 150), book("tiny", 10), book("350", 350), book("60", 60)]
     planned = plan(examples, Words(), (800, 400, 200, 1600), 3)
     assert list(planned) == [200, 400, 800, 1600]
@@ -149,10 +149,10 @@ def test_then_come_the_next_longest_and_a_bucket_holds_no_more_than_asked():
 @pytest.mark.parametrize("examples, lengths, names", [
     ([Example("qa", "q", "why " * 150, "", ""), book("long", 500)], (200, 400, 800),        # q cannot be cut
      {200: ["long"], 400: ["long", "q"], 800: ["long"]}),
-    ([book("150", 150), book("500", 500)], (200, 300, 1600),        # 150 stands for no more than twice its length
+    ([book("150", 150), book("500", 500)], (200, 300, 1600),        # 150 serves buckets up to twice its length
      {200: ["500", "150"], 300: ["500", "150"], 1600: ["500"]}),
     ([Example("qa", str(n), "why?", "", "") for n in range(3)], (4096, 8192), {4096: ["0", "1"], 8192: []})])
-def test_a_prompt_is_in_each_bucket_for_which_it_is_long_enough_or_short_in_the_first(examples, lengths, names):
+def test_a_prompt_is_in_each_bucket_it_is_long_enough_for_and_a_short_one_in_the_first(examples, lengths, names):
     planned = plan(examples, Words(), lengths, 2)
     assert {length: [f.example.id for f in found] for length, found in planned.items()} == names
     assert {f.bucket.high for length, found in planned.items() for f in found} <= set(lengths)
@@ -202,7 +202,7 @@ def test_five_real_rows_fill_every_bucket_at_natural_boundaries(suite, tokenizer
                 assert list(fitted.ids) == example.encode(tokenizer, kept) and len(fitted.ids) > 3500
 
 
-def test_a_templates_tokens_count(tokenizer):
+def test_tokens_of_the_chat_template_count(tokenizer):
     class Chat:
         chat_template = "there is one"
 

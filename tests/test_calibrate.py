@@ -1,4 +1,4 @@
-"""Thresholds are the best of the grid for what was asked."""
+"""Calibration chooses the best thresholds of the grid for the requested goal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FREE, COSTS = (0.0, 1.0), (0.1, 1.0)
 
 
 def steps(count: int = 300) -> list[_Step]:
-    """A drafter whose confidence tells how far its tree will be followed, but not surely."""
+    """Returns steps of a drafter whose confidence predicts the accepted length, but not exactly."""
     draw, made = random.Random(4), []
     for n in range(count):
         sure = draw.random()
@@ -44,14 +44,14 @@ def test_the_fastest_thresholds_prune_and_those_that_keep_acceptance_prune_less(
     assert pruned[0] > pruned[1] > 0
 
 
-def test_no_threshold_is_better_where_drafting_is_free_and_retrieval_knows_nothing():
+def test_no_threshold_helps_if_drafting_is_free_and_retrieval_finds_nothing():
     logged = [_Step(s.position, s.confidence, {}, {}, s.accepted | {0: 0, 1: 0, 5: 0}) for s in steps(100)]
     thresholds, gain = choose(logged, FREE)
     assert gain == 1 and all(stage_of(step, thresholds) == UNPRUNED or not step.accepted[UNPRUNED] for step in logged)
 
 
 def test_a_step_costs_the_levels_that_it_drafted_and_one_verification():
-    """Two steps by hand: the whole tree drafts nine levels, gate 0 one, gate 1 two, gate 5 six."""
+    """Two steps computed by hand: the whole tree drafts nine levels, gate 0 one, gate 1 two, gate 5 six."""
     logged = [_Step(n, [0.5] * 9, {}, {}, {UNPRUNED: 8, 0: 1, 1: 2, 5: 5}) for n in range(2)]
     speeds = {UNPRUNED: 9 / (9 * 0.1 + 1), 0: 2 / (0.1 + 1), 1: 3 / (2 * 0.1 + 1), 5: 6 / (6 * 0.1 + 1)}
     for gate in (0, 1, 5):
@@ -77,7 +77,7 @@ def test_a_tree_is_replayed_from_the_token_after_its_root():
     assert accepted(tree, [8]) == 1 and accepted(tree, []) == 0
 
 
-def test_the_warm_up_s_replay_counts_what_its_decoding_accepted():
+def test_the_warm_ups_replay_counts_the_tokens_that_decoding_accepted():
     parts = toy_parts(persist=True, levels=6, top_k=8)
     warmup = _Warmup(parts)
     session = toy_session(as_method(warmup, "warm-up"), budget=60)
@@ -85,7 +85,7 @@ def test_the_warm_up_s_replay_counts_what_its_decoding_accepted():
     found = answered(session, ids, 24)
     _replay(warmup.steps, [*ids, *found.token_ids])
     drafted = [step.accepted[UNPRUNED] for step in warmup.steps]
-    assert [*drafted, 0] == list(found.stats.accepted_per_step)     # the last token is not drafted for
+    assert [*drafted, 0] == list(found.stats.accepted_per_step)     # nothing is drafted for the last token
     assert [step.position for step in warmup.steps][:2] == [60, 61 + found.stats.accepted_per_step[0]]
 
 
@@ -103,8 +103,8 @@ def test_the_trees_of_the_warm_up_are_those_that_graft_would_have_verified():
     assert torch.equal(warmup.steps[0].splits[40].tokens.sort().values, split.tokens.sort().values)
 
 
-def test_a_level_costs_a_drafted_tree_over_its_levels(monkeypatch):
-    """On a clock where a pass of the target takes 2 seconds, and drafting a tree 9."""
+def test_the_cost_of_a_level_is_that_of_a_tree_divided_by_its_levels(monkeypatch):
+    """On this test's clock, a pass of the target takes 2 seconds and drafting a tree takes 9."""
     now = [0.0]
 
     def takes(seconds, real):

@@ -1,4 +1,4 @@
-"""A calibration's file: given back whole, refused by name and with both ways out, never written over another."""
+"""Calibration files: loading returns what was saved, and a refusal names the file and both remedies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def snapshot() -> torch.Tensor:
     return matrix.snapshot()
 
 
-def test_a_file_gives_the_calibration_back(tmp_path):
+def test_loading_returns_the_saved_calibration(tmp_path):
     made = Calibration({0: 0.5, 5: 0.01}, 24, snapshot(), about={"prompts": "3"})
     made.save(tmp_path / "new" / "c.safetensors", IDENTITY)
     found = Calibration.load(tmp_path / "new" / "c.safetensors", IDENTITY, CPU)
@@ -38,7 +38,7 @@ def test_a_file_gives_the_calibration_back(tmp_path):
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["c.safetensors"]
 
 
-def written(path, rows=None, **meta):
+def write_file(path, rows=None, **meta):
     save_file(ROWS | (rows or {}), path, {key: value for key, value in (META | meta).items() if value is not None})
 
 
@@ -47,11 +47,11 @@ def bytes_of(content):
 
 
 def meta(**changes):
-    return lambda path: written(path, **changes)
+    return lambda path: write_file(path, **changes)
 
 
 def rows(**changes):
-    return lambda path: written(path, changes)
+    return lambda path: write_file(path, changes)
 
 
 @pytest.mark.parametrize("spoil", [
@@ -64,8 +64,8 @@ def rows(**changes):
     rows(rows=torch.ones(3, 8)), rows(rows=torch.ones(3, dtype=torch.int32)), rows(tokens=ROWS["tokens"][:2].clone()),
     rows(rows=torch.ones(3, 4, dtype=torch.int32)), rows(rows=torch.full((3, 8), 40, dtype=torch.int32)),
     rows(tokens=torch.tensor([0, 1, -1], dtype=torch.int32)),
-    lambda path: (written(path), path.write_bytes(path.read_bytes()[:-9]))])
-def test_a_damaged_file_is_named_with_both_ways_out(spoil, tmp_path):
+    lambda path: (write_file(path), path.write_bytes(path.read_bytes()[:-9]))])
+def test_a_damaged_file_is_refused_with_its_name_and_both_remedies(spoil, tmp_path):
     path = tmp_path / "c.safetensors"
     spoil(path)
     with pytest.raises(ValueError, match=r"cannot be read: .*Delete it or make it again .*--calibration none") as said:
@@ -74,14 +74,14 @@ def test_a_damaged_file_is_named_with_both_ways_out(spoil, tmp_path):
 
 
 @pytest.mark.parametrize("key", [*IDENTITY, "version"])
-def test_another_s_calibration_is_refused_by_what_differs(key, tmp_path):
+def test_a_calibration_for_something_else_is_refused_with_the_difference(key, tmp_path):
     path = tmp_path / "c.safetensors"
-    written(path, **({"version": "9"} if key == "version" else {"identity": json.dumps({**IDENTITY, key: "9"})}))
+    write_file(path, **({"version": "9"} if key == "version" else {"identity": json.dumps({**IDENTITY, key: "9"})}))
     with pytest.raises(ValueError, match=f"belongs to {key} '9', .*--calibration none"):
         Calibration.load(path, IDENTITY, CPU)
 
 
-def test_what_it_was_made_for_is_compared_and_what_it_does_not_say_is_not():
+def test_settings_of_a_calibration_are_compared_only_if_it_records_them():
     made = Calibration(about=made_for(60, 9, 10, None))
     assert made.differs(made_for(60, 9, 10, None)) == []
     assert made.differs(made_for(16, 8, 4, 512)) == [
@@ -90,13 +90,13 @@ def test_what_it_was_made_for_is_compared_and_what_it_does_not_say_is_not():
     assert Calibration(about={"budget": "60", "prompts": "5"}).differs(made_for(16, 8, 4, 512)) == ["budget 60, now 16"]
 
 
-def test_a_session_says_how_it_differs_from_what_its_thresholds_were_made_for():
+def test_a_session_reports_settings_that_differ_from_its_calibration():
     at = longgraft.load(tell=False, method="graft", budget=60).about[-1]
     assert "calibrated (calibration.safetensors) at temperature" in at and "made for" not in at
     assert longgraft.load(tell=False, method="graft", budget=16).about[-1].endswith("(made for budget 60, now 16)")
 
 
-def test_the_shipped_calibration_is_not_complained_about_for_what_it_does_not_say():
+def test_the_shipped_calibration_differs_in_no_setting_that_it_does_not_record():
     shipped = embedded("calibration.safetensors")
     with safe_open(shipped, "pt") as file:
         identity = json.loads(file.metadata()["identity"])

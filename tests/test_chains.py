@@ -1,4 +1,4 @@
-"""Small models and heads as methods: what they propose, and what becomes of it."""
+"""Methods with a small draft model or Medusa heads: their proposals and how many tokens are accepted."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 
 
-def itself(coupled: bool, schedule: str = "constant", budget: int = 6, family: str = "llama", **more) -> Session:
-    """The target drafts for itself: each guess of a greedy or coupled draft is right."""
+def self_drafting(coupled: bool, schedule: str = "constant", budget: int = 6, family: str = "llama", **more) -> Session:
+    """Returns a session whose target drafts for self_drafting, so that greedy and coupled drafts are right."""
     parts = toy_parts(family, **more)
     parts = type(parts)(parts.target, {SMALL.name: toy_target(family)}, choices=SpsChoices(schedule),
                         regions=parts.regions)
@@ -40,23 +40,23 @@ def itself(coupled: bool, schedule: str = "constant", budget: int = 6, family: s
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, WARPED], ids=["greedy", "sampled", "warped"])
-def test_a_draft_by_the_targets_own_noise_is_accepted_where_the_models_agree(sampling):
-    """Also behind a draft that was accepted whole, whose last token the small model had not read."""
-    found = answered(itself(True), toy_prompt(60), 25, sampling)
+def test_a_draft_with_the_targets_noise_is_accepted_if_the_models_agree(sampling):
+    """This includes drafts after a fully accepted one, whose last token the small model has not read."""
+    found = answered(self_drafting(True), toy_prompt(60), 25, sampling)
     assert found.token_ids == plain("llama", 60, 25, sampling)
     assert found.stats.accepted_per_step == (5, 5, 5, 5)
 
 
-def test_a_draft_by_noise_of_its_own_is_accepted_whole_where_the_models_agree_and_says_something_else():
-    found = answered(itself(False), toy_prompt(60), 25, SAMPLED)
+def test_a_draft_with_its_own_noise_is_accepted_whole_and_gives_other_tokens():
+    found = answered(self_drafting(False), toy_prompt(60), 25, SAMPLED)
     assert found.stats.accepted_per_step == (5, 5, 5, 5)
     assert found.token_ids != plain("llama", 60, 25, SAMPLED)
 
 
 def test_the_rejection_rule_accepts_more_than_a_walk_of_the_same_drafts(monkeypatch):
-    assert answered(itself(False), toy_prompt(60), 13, SAMPLED).stats.accepted_per_step == (5, 5)
+    assert answered(self_drafting(False), toy_prompt(60), 13, SAMPLED).stats.accepted_per_step == (5, 5)
     monkeypatch.setattr("longgraft.target_model.verifier.Verifier._rule_of", lambda self, tree: self.rule)
-    walked = answered(itself(False), toy_prompt(60), 13, SAMPLED)
+    walked = answered(self_drafting(False), toy_prompt(60), 13, SAMPLED)
     assert walked.stats.steps > 6 and walked.token_ids == plain("llama", 60, 13, SAMPLED)
 
 
@@ -76,7 +76,7 @@ def small() -> DraftModelCache:
 
 
 @torch.no_grad()
-def test_a_chain_carries_the_law_that_its_tokens_were_drawn_from():
+def test_a_chain_carries_the_distribution_of_its_tokens():
     rule = Sampled(0.8, top_k=7, seed=2)
     tree = DraftModelChain(small()).propose(Ask(5, 6, 30, rule))
     assert tree.law is not None and tree.law.shape == (6, 96) and not tree.law[0].any()
@@ -89,13 +89,13 @@ def test_a_chain_carries_the_law_that_its_tokens_were_drawn_from():
         assert int((tree.law[node] > 0).sum()) == 7 and tree.law[node, tree.tokens[node]] > 0
 
 
-def test_a_chain_that_follows_from_the_past_carries_no_law():
+def test_a_greedy_or_coupled_chain_carries_no_distribution():
     for draws, coupled in ((Greedy(), False), (Sampled(seed=1), True)):
         assert DraftModelChain(small(), coupled=coupled).propose(Ask(5, 6, 30, draws)).law is None
     assert len(DraftModelChain(small()).propose(Ask(5, 1, 30))) == 1
 
 
-def test_the_heuristic_schedule_adds_two_or_takes_one():
+def test_the_heuristic_schedule_adds_two_or_subtracts_one():
     length = DraftLength()
     length.reset(100)
     for accepted, of, expected in ((6, 6, 7), (3, 8, 6), (1, 7, 5), (6, 6, 7)):
@@ -108,12 +108,12 @@ def test_the_heuristic_schedule_adds_two_or_takes_one():
     length.observe(seen([4], prompt=True))
     length.observe(seen([4]))                   # nothing was drafted
     assert length.tokens == 1
-    found = answered(itself(True, "heuristic", 12), toy_prompt(60), 26)
+    found = answered(self_drafting(True, "heuristic", 12), toy_prompt(60), 26)
     assert found.stats.accepted_per_step == (5, 7, 9, 0)
     assert find("sps+schedule=heuristic").choices == SpsChoices("heuristic")
 
 
-def test_what_fitted_is_what_the_schedule_goes_on_from():
+def test_the_schedule_goes_on_from_the_length_that_fitted():
     length, six = DraftLength(), ProposalTree.chain(torch.arange(6))
     length.reset(100)
     for _ in range(20):
@@ -129,12 +129,12 @@ def test_nothing_is_drafted_beyond_the_small_models_last_position():
 
 
 @pytest.mark.parametrize("coupled", [False, True])
-def test_recorded_steps_draft_what_single_launches_do(coupled):
+def test_recorded_steps_draft_the_same_as_single_launches(coupled):
     from toys.recorder import recorder
 
     regions = Regions(recorder)
-    said = [answered(itself(coupled, regions=one) if one else itself(coupled), toy_prompt(60), 13, SAMPLED)
-            for one in (regions, None)]
+    said = [answered(self_drafting(coupled, **more), toy_prompt(60), 13, SAMPLED)
+            for more in ({"regions": regions}, {})]
     assert said[0].token_ids == said[1].token_ids
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step == (5, 5)
     assert regions.fixed and regions.recorded
@@ -156,7 +156,7 @@ def hidden(state: torch.Tensor) -> LastHidden:
 
 
 @torch.no_grad()
-def test_a_medusa_tree_holds_each_heads_best_tokens_at_their_ranks():
+def test_a_medusa_tree_has_each_heads_best_tokens_at_their_ranks():
     target, state = toy_target(), torch.randn(32, generator=torch.Generator().manual_seed(3))
     heads = medusa_heads(target)
     tree = Medusa(hidden(state), heads, target.logits).propose(Ask(7, 64, 30))
@@ -171,7 +171,7 @@ def test_a_medusa_tree_holds_each_heads_best_tokens_at_their_ranks():
 
 
 def test_heads_read_the_state_that_the_root_was_drawn_from():
-    """Heads that say what comes next say the root once more: the first of them is right where it is repeated."""
+    """Heads with zero weights predict from the same state, so that they predict the root once more."""
     target = toy_target()
     memory, heads = LastHidden(), medusa_heads(target)
     for block in heads.modules():
@@ -189,14 +189,14 @@ def test_heads_read_the_state_that_the_root_was_drawn_from():
 
 @pytest.mark.parametrize("budget", [2, 8, 64])
 @pytest.mark.parametrize("name", ["medusa-typical"])
-def test_greedy_and_replayed_requests_stay_exact_also_where_a_method_is_lossy(name, budget):
+def test_greedy_and_replayed_requests_stay_exact_with_a_lossy_method(name, budget):
     session = toy_session(name, budget=budget)
     assert answered(session, toy_prompt(60), 24).token_ids == plain("llama", 60, 24, GREEDY)
     recording = toy_prompt(20, seed=3)
     assert answered(session, toy_prompt(60), 24, Sampling(replay=recording)).token_ids == recording
 
 
-def test_what_a_typical_method_promises_is_marked():
+def test_typical_acceptance_is_marked_lossy_and_accepts_more():
     assert {name: METHODS[name].promise for name in ("sps", "sps-gumbel", "medusa", "medusa-typical")} == {
         "sps": "distribution", "sps-gumbel": "exact", "medusa": "exact", "medusa-typical": "lossy"}
     strict, loose = (sum(answered(toy_session(name), toy_prompt(60), 24, SAMPLED).stats.accepted_per_step)
@@ -205,12 +205,12 @@ def test_what_a_typical_method_promises_is_marked():
 
 
 def test_typical_acceptance_takes_the_longest_probable_path_then_the_most_probable():
-    """Tokens of probability .5, .3, .15 and .05: entropy 1.14, so that 0.3 exp(-H) = .096 and the border is .09."""
+    """Probabilities are .5, .3, .15 and .05: the entropy H is 1.14, 0.3 exp(-H) is .096, and the border is .09."""
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
     tree = ProposalTree.build([0, 3, 2, 1, 2, 0, 1], [-1, 0, 0, 0, 2, 2, 1], [0.0] * 7, [1] + [2] * 6)
     rule = Typical(Sampled(seed=3))
     path, token = rule(tree, p.log().repeat(7, 1), torch.arange(7))
-    assert path.tolist() == [0, 2, 5]           # 3 is improbable, 1 lies below it; of the two below 2, 0 is likelier
+    assert path.tolist() == [0, 2, 5]           # 3 is improbable, and 1 is below it; 0 is the likelier child of 2
     assert token == int(Sampled(seed=3).draw(p.log()[None], torch.tensor([5])))
     strict = Typical(Sampled(seed=3), epsilon=0.2, alpha=0.9)
     assert strict(tree, p.log().repeat(7, 1), torch.arange(7))[0].tolist() == [0, 3]

@@ -52,7 +52,7 @@ def test_json_prints_one_object_with_every_field(pair, cli):
     assert sum(stats["kinds"].values()) == stats["steps"]
 
 
-def test_a_text_that_is_read_once_is_not_read_again(pair, cli, monkeypatch, tmp_path):
+def test_a_saved_prefix_is_not_read_again(pair, cli, monkeypatch, tmp_path):
     path, models = tmp_path / "p", ["--model", pair / "target", "--drafter", pair / "head"]
     words = [f"w{i}" for i in toy_prompt(200)]
     (tmp_path / "text").write_text(" ".join(words[:160]))
@@ -78,7 +78,7 @@ def test_a_text_that_is_read_once_is_not_read_again(pair, cli, monkeypatch, tmp_
         assert code == 2 and said in err and err.count("\n") == 1
 
 
-def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, cli, tmp_path):
+def test_a_prediction_is_reported_and_changes_no_answer(pair, cli, tmp_path):
     ask_pld = ask(pair, "--json", "--method", "pld")
     answer = json.loads(cli(*ask_pld)[1])
     (tmp_path / "right").write_text(answer["text"])
@@ -93,7 +93,7 @@ def test_a_prediction_is_said_to_have_come_and_changes_no_answer(pair, cli, tmp_
     assert code == 2 and "absent cannot be read" in err and err.count("\n") == 1
 
 
-def test_an_answer_says_who_gave_it_and_with_what(pair, cli):
+def test_an_answer_names_its_model_method_and_settings(pair, cli):
     _, out, _ = cli(*ask(pair, "--json", "--temperature", 1, "--seed", 5, "--budget", 8))
     answer = json.loads(out)
     assert (answer["model"], answer["method"], answer["seed"]) == (str(pair / "target"), "graft-x", 5)
@@ -102,15 +102,15 @@ def test_an_answer_says_who_gave_it_and_with_what(pair, cli):
     assert (settings["budget"], settings["dtype"], settings["temperature"], settings["max_new_tokens"]) == (
         8, "float32", 1.0, 12)
     _, out, _ = cli("generate", "--model", pair / "target", "--prompt", "w1", "--json", "--max-new-tokens", 2)
-    answer = json.loads(out)       # no head of this target is known, and what pays is spent
+    answer = json.loads(out)       # no head is known for this target, and the budget adapts
     assert answer["method"] == answer["settings"]["method"] == "graft-x-text" and answer["settings"]["budget"] is None
     _, out, _ = cli(*ask(pair, "--json", "--budget", "paper"))
     assert json.loads(out)["settings"]["budget"] == 60
     _, out, _ = cli(*ask(pair, "--json", "--method", "eagle3"))
-    assert json.loads(out)["settings"]["budget"] == 16      # a CPU takes a smaller one
+    assert json.loads(out)["settings"]["budget"] == 16      # the default is smaller on a CPU
 
 
-def test_a_terminal_sees_the_answer_as_it_comes_also_before_it_is_compared(pair, cli, monkeypatch):
+def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatch):
     monkeypatch.setattr(generate, "_print_report", lambda found: print("[report]"))
     monkeypatch.setattr(with_plain, "compare_with_plain", lambda *_: print("[compared]"))
     for more, terminal in (([], True), (["--stream"], False)):
@@ -120,7 +120,7 @@ def test_a_terminal_sees_the_answer_as_it_comes_also_before_it_is_compared(pair,
         assert len(out[0].split()) == 12 and out[1:] == ["[compared]", "[report]"]
 
 
-def test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked_for(cli, capsys, monkeypatch):
+def test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requested(cli, capsys, monkeypatch):
     opened = []
 
     def open_session(pair, *_, **__):
@@ -140,7 +140,7 @@ def test_where_the_index_gives_no_model_the_embedded_one_answers_if_it_was_asked
     assert (chat.as_text().prompt, GivenPrompt([1]).as_text().prompt) == ("w0\n\nw1", [1])
 
 
-def test_many_prompts_get_an_object_each_and_a_bad_one_stops_nobody(pair, cli, monkeypatch, tmp_path):
+def test_each_of_many_prompts_gets_an_object_and_a_bad_one_stops_no_other(pair, cli, monkeypatch, tmp_path):
     rows = [{"prompt": "w1 w2 w3", "id": "a"}, {"prompt_ids": [1, 2, 10 ** 9]}, {"prompt_ids": [1, 2, 3]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     command = ["generate", "--model", pair / "target", "--drafter", pair / "head", "--prompts",
@@ -212,7 +212,7 @@ def test_a_chat_goes_through_the_models_template(pair, chatty, cli, tmp_path):
     assert code == 2 and "has no chat template" in err
 
 
-def test_messages_that_a_template_refuses_are_said_to_be(pair, chatty, cli, tmp_path):
+def test_messages_that_the_template_refuses_are_reported(pair, chatty, cli, tmp_path):
     strict = tmp_path / "strict"
     shutil.copytree(chatty, strict)
     (strict / "chat_template.jinja").write_text(
@@ -223,7 +223,7 @@ def test_messages_that_a_template_refuses_are_said_to_be(pair, chatty, cli, tmp_
     assert (code, out) == (2, "") and "refuses these messages: System role not supported" in err
 
 
-def test_what_a_dry_run_prints_is_a_configuration(pair, cli, monkeypatch, tmp_path):
+def test_a_dry_run_prints_a_configuration(pair, cli, monkeypatch, tmp_path):
     assert_before_loading(monkeypatch)
     code, out, _ = cli(*ask(pair, "--budget", 8, "--stop", "a, b", "--stop", "c", "--dry-run"))
     assert code == 0 and "budget = 8" in out
@@ -241,7 +241,7 @@ def test_text_ids_streaming_and_methods_agree(pair, cli):
     for more in (["--stream"], ["--method", "ar"], ["--budget", 8, "--chunk", 7]):
         code, out, err = cli(*ask(pair, *more))
         assert code == 0
-        if more == ["--stream"]:        # statistics follow it
+        if more == ["--stream"]:        # statistics follow the answer
             assert "answer: 12 tokens (stopped at --max-new-tokens) in" in err and "MAT" in err
         texts.add(out.strip())
     code, out, _ = cli("generate", "--model", pair / "target", "--drafter", pair / "head",
@@ -280,7 +280,7 @@ def test_mistakes_get_one_sentence_and_status_two(pair, cli, change, said):
     assert code == 2 and said in err and "Traceback" not in err and out == ""
 
 
-def test_an_empty_prompt_a_broken_and_a_mismatched_head(pair, cli, tmp_path):
+def test_an_empty_prompt_and_broken_or_mismatched_heads_are_refused(pair, cli, tmp_path):
     (tmp_path / "empty").write_text("")
     assert "prompt is empty" in cli("generate", "--prompt-file", tmp_path / "empty")[2]
     broken = tmp_path / "broken"
@@ -295,7 +295,7 @@ def test_an_empty_prompt_a_broken_and_a_mismatched_head(pair, cli, tmp_path):
     assert code == 2 and "belongs to another target" in err
 
 
-def test_running_out_of_memory_is_a_sentence(pair, cli, monkeypatch):
+def test_running_out_of_memory_gives_one_sentence(pair, cli, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
 
@@ -304,7 +304,7 @@ def test_running_out_of_memory_is_a_sentence(pair, cli, monkeypatch):
     assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
 
 
-def test_verify_doctor_and_calibrate(pair, cli, capsys, monkeypatch, tmp_path):
+def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head"]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": " ".join(f"w{i}" for i in toy_prompt(40, s))})
@@ -331,21 +331,21 @@ def test_verify_doctor_and_calibrate(pair, cli, capsys, monkeypatch, tmp_path):
     assert code == 0 and "identical answers" in err and "calibrated" in err
 
 
-def test_costs_are_measured_here_printed_and_kept(pair, cli, monkeypatch, tmp_path):
+def test_costs_are_measured_printed_and_saved(pair, cli, monkeypatch, tmp_path):
     common = ["costs", "--model", pair / "target", "--prefixes", "32,64", "--seconds", 0.1, "--out", tmp_path / "costs"]
     code, out, _ = cli(*common, "--drafter", pair / "head")
     shown = [line.split(", ms")[0] for line in out.splitlines() if ", ms" in line]
     found = Costs.load(tmp_path / "costs")
     assert code == 0 and shown == ["passes", "levels", "feeds", "host"] and sorted(found.passes) == [32, 64]
     passes = next(line for line in out.splitlines() if line.startswith("64 tokens")).split()
-    # The file has more digits than the table, and was rounded by itself.
+    # The file has more digits than the table and is rounded separately.
     assert float(passes[-1]) == pytest.approx(1e3 * max(found.passes[64].items())[1], abs=0.006) and found.host > 0
     assert_before_loading(monkeypatch)
     assert "exists already" in cli(*common)[2]
     assert "--prefixes is [0]" in cli("costs", "--prefixes", 0)[2]
 
 
-def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, cli, monkeypatch, tmp_path):
+def test_calibrate_and_verify_report_failures_with_a_status(pair, cli, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head", "--prompts", pair / "prompt.txt"]
     assert_before_loading(monkeypatch)
     code, _, err = cli("calibrate", *common, "--out", tmp_path)
@@ -361,8 +361,8 @@ def test_what_cannot_be_calibrated_or_verified_is_said_with_a_status(pair, cli, 
     assert code == 1 and "level: none" in out
 
 
-def otherwise(verifier):
-    """Sampled with another seed: the law is the target's, the tokens are not."""
+def with_another_seed(verifier):
+    """Draws with another seed, which keeps the target's distribution but not its tokens."""
     rule = verifier.rule
     return replace(verifier, rule=replace(rule, seed=9)) if isinstance(rule, Sampled) else verifier
 
@@ -377,10 +377,10 @@ def otherwise(verifier):
      " 1 on (lossy: it promises nothing)"),
     ("lossy", False, 0, "level: lossy (it promises nothing; 0 of 1 diverge)",
      "identical answers (lossy: it promises nothing)")])
-def test_a_method_is_verified_and_compared_by_what_it_promises(pair, cli, monkeypatch, promise, sampled, code, level,
-                                                               compared):
+def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch, promise, sampled, code, level,
+                                                          compared):
     monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
-                                                verifies=lambda parts: otherwise))
+                                                verifies=lambda parts: with_another_seed))
     draw = ["--method", "odd", "--temperature", int(sampled)]
     verified = cli("verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",
                    "--max-prompt-tokens", 40, "--max-new-tokens", 12, *draw)
@@ -412,7 +412,7 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp
     assert cli(*common, "--device", "nonsense")[0] == 2
 
 
-def test_doctor_counts_no_memory_that_making_a_model_left(pair, cli, monkeypatch):
+def test_doctor_does_not_count_memory_left_over_from_building_a_model(pair, cli, monkeypatch):
     from longgraft.eval.checks import doctor
 
     held, place_of = [2 ** 20], doctor.place_of
@@ -451,9 +451,9 @@ def test_methods_and_heads_are_listed(cli):
     assert "THUDM/LongBench" in cli("suites")[1]
 
 
-def test_the_commands_bound_how_long_threads_spin_unless_the_user_chose(cli, monkeypatch):
+def test_commands_limit_how_long_threads_spin_unless_the_user_does(cli, monkeypatch):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.setenv(name, "kept")        # restored afterwards, whatever the command sets
+        monkeypatch.setenv(name, "kept")        # so that it is restored afterwards, whatever the command sets
         monkeypatch.delenv(name)
     assert cli("--version")[0] == 0 and int(os.environ["GOMP_SPINCOUNT"]) < 300_000
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")

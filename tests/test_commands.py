@@ -1,4 +1,4 @@
-"""What the command line says without a model: its help, and one clear sentence for each mistake."""
+"""The command line without a model: its help, and one clear sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from longgraft.cli.root import app
 
 
 def commands(command, path=("longgraft",)):
-    """(words, command) of every command."""
+    """Yields (words, command) for every command."""
     for name, inner in getattr(command, "commands", {}).items():
         yield from commands(inner, (*path, name))
     yield path, command
@@ -33,13 +33,13 @@ def test_every_example_of_the_help_can_be_typed():
             found = next(inner for start, inner in sorted(known, key=lambda pair: -len(pair[0]))
                          if tuple(words[:len(start)]) == start)
             start = next(start for start, inner in known if inner.name == found.name)
-            found.make_context(found.name, words[len(start):])      # raises what the command line would
+            found.make_context(found.name, words[len(start):])      # raises the command line's errors
             seen += 1
         assert command.epilog or path == ("longgraft",) or getattr(command, "commands", None), path
     assert seen >= 17
 
 
-def test_help_begins_with_what_people_do_first():
+def test_help_begins_with_the_most_used_commands():
     assert list(get_command(app).commands)[:5] == ["generate", "complete", "prefill", "methods", "doctor"]
     assert list(get_command(app).commands)[-1] == "train"
 
@@ -64,7 +64,7 @@ def test_help_and_missing_files_need_no_torch(tmp_path):
 
 
 @pytest.mark.parametrize("module", ["typer", "longgraft.cli.prompts", "longgraft.acceptance.sampling"])
-def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
+def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     entry = project["scripts"]["longgraft"].replace(":", " import ")
     code = ("import sys\nclass Interrupts:\n    def find_spec(name, *_):\n"
@@ -117,7 +117,7 @@ def test_ctrl_c_while_modules_are_loaded_is_one_line(module):
     (["generate", "--prompt", "x", "--prediction", "a text\nand no file " * 30],
      "File a text and no file a text and no file"),
     (["ablate", "--out", "x"], "Missing argument 'WHICH'")])
-def test_wrong_words_get_one_sentence_before_a_model_is_loaded(cli, monkeypatch, tmp_path, words, said):
+def test_wrong_arguments_get_one_sentence_before_a_model_is_loaded(cli, monkeypatch, tmp_path, words, said):
     monkeypatch.chdir(tmp_path)
     for name, text in (("rows.jsonl", '{"prompt": "w1"}'), ("bad.jsonl", '{"prompt": "w1", "prompt_ids": [1]}'),
                        ("deep.json", "[" * 100_000), ("ids.json", "[1]"), ("bools.json", "[true]"),

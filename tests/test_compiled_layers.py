@@ -1,4 +1,4 @@
-"""A decoder layer in one call gives what the layer's own code gives, and is left alone where it would not."""
+"""Compiled decoder layers give the results of the layers' own code, which runs wherever they would not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def compiled_layers(target: Target) -> list[bool | None]:
 
 
 def passes(target: Target):
-    """Reports of a prompt, and of a tree after it."""
+    """Yields the reports of a prompt and of a tree after it."""
     wants, cache, tree = Wants(queries=3, layers=(1,)), target.cache(128), random_tree(25, 2)
     prompt = ProposalTree.build(toy_prompt(40), list(range(-1, 39)), [0.0] * 40, [2] * 40)
     yield read(target, Segment(prompt, cache), wants)
@@ -45,23 +45,23 @@ def passes(target: Target):
 
 
 def in_integers(model, kernels) -> Target:
-    """With weights of one byte."""
+    """Returns a target with weights of one byte."""
     return Target(in_int8(model, kernels), kernels=kernels)
 
 
-def assert_says_what_its_model_says(target: Target) -> None:
+def assert_equals_its_model(target: Target) -> None:
     for ours, theirs in zip(passes(target), passes(Target(target.model)), strict=True):
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", COMPILED)
-def test_it_gives_what_the_layers_own_code_gives(family, dtype, kernels):
+def test_a_compiled_layer_gives_the_results_of_its_own_code(family, dtype, kernels):
     model = model_of(family, dtype)
     target = Target(model, kernels=kernels)
 
     def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
-        """Half numbers are rounded at other places."""
+        """Allows for half-precision numbers, which are rounded at other places."""
         return bool((ours - theirs).norm() < (1e-5 if dtype == torch.float32 else 0.05) * theirs.norm())
 
     for ours, theirs in zip(passes(target), passes(Target(model)), strict=True):
@@ -71,7 +71,7 @@ def test_it_gives_what_the_layers_own_code_gives(family, dtype, kernels):
     assert set(compiled_layers(target)) == {True}
 
 
-def test_with_integers_it_gives_what_the_parts_give_with_them(kernels):
+def test_compiled_layers_with_integer_weights_stay_close_to_floats(kernels):
     model = model_of("llama")
     target, exact = in_integers(model, kernels), Target(model)
     for ours, theirs in zip(passes(target), passes(exact), strict=True):
@@ -80,7 +80,7 @@ def test_with_integers_it_gives_what_the_parts_give_with_them(kernels):
 
 
 def test_layers_that_compute_something_else_keep_their_own_code(kernels):
-    """By a part that is missing here, by a number that is not known, or by the result alone."""
+    """They have a number that is not supported, compute another result, or have a hook."""
     torch.manual_seed(0)
     scaled = GraniteForCausalLM(GraniteConfig(**{name: size for name, size in SIZES.items() if name != "head_dim"},
                                               residual_multiplier=0.5)).eval()
@@ -92,7 +92,7 @@ def test_layers_that_compute_something_else_keep_their_own_code(kernels):
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
     for model, expected in ((scaled, []), (other, [True, False]), (hooked, [True])):
         target = Target(model, kernels=kernels)
-        assert_says_what_its_model_says(target)
+        assert_equals_its_model(target)
         assert compiled_layers(target) == expected
 
 
@@ -102,8 +102,10 @@ def test_layers_that_compute_something_else_keep_their_own_code(kernels):
     ("ministral3", None)])
 def test_families_that_look_alike_are_told_apart_whatever_is_decoded_first(family, compiled, first, kernels,
                                                                            monkeypatch):
-    """They turn heads by neighbours, some layers not at all, or scale queries far on: one token at position 0 shows
-    nothing of that."""
+    """They rotate neighbouring numbers, rotate only in some layers, or scale queries at far positions.
+
+    One token at position 0 shows none of this.
+    """
     monkeypatch.setattr(configurations, "SMALL", configurations.SMALL | {
         "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4})
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.5,
@@ -130,10 +132,10 @@ def test_a_layer_whose_parts_change_after_load_runs_its_own_code(kernels):
     attention = model.model.layers[0].self_attn
     attention.q_proj = nn.Sequential(attention.q_proj, nn.Identity())
     model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 2)
-    assert_says_what_its_model_says(target)
+    assert_equals_its_model(target)
 
 
-def test_weights_changed_within_an_answer_are_those_of_its_next_pass(kernels):
+def test_weights_changed_within_an_answer_count_in_its_next_pass(kernels):
     model = model_of("llama")
     target, tree = Target(model, kernels=kernels), random_tree(9, 2)
     cache = target.cache(64)
@@ -147,19 +149,19 @@ def test_weights_changed_within_an_answer_are_those_of_its_next_pass(kernels):
     torch.testing.assert_close(found.logits, expected.logits, rtol=1e-3, atol=1e-3)
 
 
-def test_changed_weights_are_those_of_the_next_answer(kernels):
+def test_changed_weights_count_in_the_next_answer(kernels):
     model = model_of("llama")
     target = Target(model, kernels=kernels)
     list(passes(target))
     for parameter in model.parameters():
-        parameter.data *= 1.1       # which torch does not count
-    assert_says_what_its_model_says(target)
+        parameter.data *= 1.1       # torch's version counter misses this
+    assert_equals_its_model(target)
     assert set(compiled_layers(target)) == {True}
 
 
 @pytest.mark.parametrize("family", [*COMPILED, "gemma2", "mistral-window"])
 def test_a_cache_in_half_precision_changes_little_and_is_half_as_large(family, kernels):
-    """Also where layers are not compiled: scores with a cap, heads of less than a vector."""
+    """This includes layers that are not compiled: capped scores, and heads smaller than a vector."""
     model = model_of(family)
     target, exact = Target(model, kernels=kernels, cache_dtype=torch.bfloat16), Target(model, kernels=kernels)
     for ours, theirs in zip(passes(target), passes(exact), strict=True):
@@ -170,8 +172,8 @@ def test_a_cache_in_half_precision_changes_little_and_is_half_as_large(family, k
 
 
 @pytest.mark.parametrize("method", ["pld", "magicdec"])
-def test_methods_decode_with_it(method, kernels):
-    """Plain decoding's ids with the same cache."""
+def test_methods_decode_the_ids_of_plain_decoding_with_a_bfloat16_cache(method, kernels):
+    """Plain decoding uses the same cache."""
     model, ids = model_of("qwen3"), toy_prompt(90)
     said = [answered(longgraft.load((model, None), None, tell=False, method=name, kv_dtype="bfloat16"), ids, 30)
             for name in (method, "ar")]
@@ -181,7 +183,7 @@ def test_methods_decode_with_it(method, kernels):
         longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16", attention="sdpa")
 
 
-def test_a_cache_without_room_says_so(kernels):
+def test_a_full_cache_is_reported(kernels):
     target = Target(model_of("llama"), kernels=kernels)
     cache = target.cache(64)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A completion from end to end, on a toy model that says what is recorded: in Python and on the command line."""
+"""Code completion from end to end, in Python and on the command line, with a toy model that replays a text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def model_of(size: int):
 
 @cache
 def toy(fim: bool = False):
-    """(model, tokenizer); fim: with Qwen's tokens, which are spelled out where they are not cut off."""
+    """Returns (model, tokenizer); fim: adds Qwen's tokens, which decode to their text unless they are cut off."""
     tokenizer = byte_tokenizer(("<|endoftext|>",), plain=NAMES if fim else ())
     return model_of(len(tokenizer)), tokenizer
 
@@ -65,8 +65,8 @@ def repo(tmp_path):
     return tmp_path
 
 
-def said(repo, says: str, fim: bool = False, session=None, line: int = 7, file: str = "main.py", **options):
-    """What is completed where the model says this text."""
+def completed(repo, says: str, fim: bool = False, session=None, line: int = 7, file: str = "main.py", **options):
+    """Completes with a model that replays the text `says`."""
     session = session or toy_session(fim)
     replay = session.tokenizer(says, add_special_tokens=False)["input_ids"]
     return longgraft.complete(repo, file, line, session=session, replay=replay, **options)
@@ -74,7 +74,7 @@ def said(repo, says: str, fim: bool = False, session=None, line: int = 7, file: 
 
 def test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step(repo):
     told: list[str] = []
-    found = said(repo, "    return area(side)\n\n\ndef other():\n    pass\n" * 3, tell=told.append)
+    found = completed(repo, "    return area(side)\n\n\ndef other():\n    pass\n" * 3, tell=told.append)
     assert (found.text, found.ended) == ("return area(side)", "block") == ("".join(told), found.ended)
     assert len(found.generation.token_ids) < 60 and found.generation.finish_reason == "stop"
     assert [piece.path for piece in found.used] == ["pkg/shapes.py"] and "import" in found.used[0].why
@@ -93,22 +93,22 @@ OTHER = "    return area(side)\n\n\ndef other():\n"
     (OTHER, {"max_new_tokens": 14}, "return are", "length"),
     (OTHER, {"until": "line", "column": 1}, "    return area(side)", "line"),
     (OTHER, {"until": "line", "column": 3}, "  return area(side)", "line"),
-    ("  x = 1\ny\n", {}, "x = 1", "block"), ("        x = 1\ny\n", {}, "    x = 1", "block")])   # other blanks
+    ("  x = 1\ny\n", {}, "x = 1", "block"), ("        x = 1\ny\n", {}, "    x = 1", "block")])   # other indents
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
-def test_it_ends_where_it_is_to(repo, says, more, text, ended, line_end):
+def test_a_completion_ends_at_its_line_block_stop_string_or_limit(repo, says, more, text, ended, line_end):
     (repo / "main.py").write_bytes((MAIN + REST).replace("\n", line_end).encode())
-    found = said(repo, says, **more)
+    found = completed(repo, says, **more)
     assert (found.text, found.ended) == (text, ended)
     assert "\r" not in toy()[1].decode(found.prompt.ids)
 
 
-def test_the_models_own_tokens_are_used(repo):
-    found = said(repo, "return area(side)", fim=True)
+def test_fill_in_the_middle_uses_the_models_own_tokens(repo):
+    found = completed(repo, "return area(side)", fim=True)
     prompt = toy(True)[1].decode(found.prompt.ids)
     assert prompt.startswith(f"<|repo_name|>{repo.name}\n<|file_sep|>pkg/shapes.py\ndef area")
     assert prompt.endswith(f"<|file_sep|>main.py\n<|fim_prefix|>{MAIN}<|fim_suffix|>{REST}<|fim_middle|>")
     assert (found.text, found.prompt.form) == ("return area(side)", "fim")
-    assert said(repo, "x", fim=True, layout="left-to-right").prompt.form == "left-to-right"
+    assert completed(repo, "x", fim=True, layout="left-to-right").prompt.form == "left-to-right"
 
 
 def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
@@ -120,7 +120,7 @@ def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
                               session.tokenizer.convert_tokens_to_ids("<|endoftext|>")}
 
 
-def test_an_end_token_is_no_text():
+def test_an_end_token_is_left_out_of_the_text():
     session = toy_session()
     ids = answer(session.open("abc", 6)).token_ids
     end = next(n for n in range(1, 6) if ids[n] not in ids[:n])
@@ -129,9 +129,9 @@ def test_an_end_token_is_no_text():
     assert found.text == session.tokenizer.decode(ids[:end])
 
 
-def test_what_follows_the_cursor_is_proposed_where_it_was_not_shown(repo):
+def test_text_after_the_cursor_is_proposed_if_the_prompt_lacks_it(repo):
     text = "\n\ndef last():\n    return area(3)\n"
-    found = said(repo, text, until="stop")
+    found = completed(repo, text, until="stop")
     assert found.prompt.after == 0 and found.generation.stats.accepted_by_origin["retrieved"] > len(text) / 2
 
 
@@ -148,7 +148,7 @@ def test_a_second_completion_reads_only_what_changed(repo):
     assert second.generation.token_ids == cold.generation.token_ids and second.prompt.ids == cold.prompt.ids
 
 
-def test_the_order_of_the_last_prompt_stays(repo):
+def test_a_prompt_keeps_the_order_of_the_last_one(repo):
     for n in range(6):
         (repo / "pkg" / f"part{n}.py").write_text(f"def part{n}(side):\n    return {n}\n" * 4)
     head = "".join(f"from pkg.part{n} import part{n}\n" for n in range(3))
@@ -160,11 +160,11 @@ def test_the_order_of_the_last_prompt_stays(repo):
     assert len(first) > 2 and second[:len(first)] == first and anew[:len(first)] != first
     changed = repo / "pkg" / f"{first[1].split('.')[0].split('/')[1]}.py"
     changed.write_text("# " + changed.read_text())
-    third = read(repo, 13, session)     # what another file no longer has is not shown
+    third = read(repo, 13, session)     # text that its file no longer has is not shown
     assert third[0] == first[0] and third[:len(first)] != first
 
 
-def test_what_git_ignores_since_is_not_shown_again(repo):
+def test_a_file_that_git_now_ignores_is_not_shown_again(repo):
     session = toy_session(prefixes=0.1)
     assert "pkg/shapes.py:1" in read(repo, 4, session)
     (repo / ".gitignore").write_text("pkg/shapes.py\n")
@@ -172,12 +172,12 @@ def test_what_git_ignores_since_is_not_shown_again(repo):
 
 
 def read(repo, line: int, session) -> list[str]:
-    """The files of a prompt."""
+    """Lists the files in a prompt."""
     found = longgraft.complete(repo, "main.py", line, session=session, max_new_tokens=1)
     return [f"{piece.path}:{piece.first_line}" for piece in found.used]
 
 
-def test_a_session_is_given_up_with_what_was_kept_for_it(repo):
+def test_a_session_is_freed_with_everything_kept_for_it(repo):
     session = toy_session(prefixes=0.1)
     longgraft.complete(repo, "main.py", 7, session=session, max_new_tokens=1)
     gone = weakref.ref(session)
@@ -187,22 +187,22 @@ def test_a_session_is_given_up_with_what_was_kept_for_it(repo):
 
 
 @pytest.mark.parametrize("name", ["circle.py", "~nobody-of-this-name/a.py", "a" * 300 + ".py", "a\0.py"])
-def test_a_name_that_leads_nowhere_is_said(repo, name):
+def test_a_name_that_leads_to_no_file_is_refused(repo, name):
     (repo / "circle.py").symlink_to("circle.py")
     with pytest.raises(ValueError, match="leads to no file"):
         locate(repo, name, 1)
 
 
-def test_a_byte_order_mark_is_no_text(repo):
+def test_a_byte_order_mark_is_left_out_of_the_text(repo):
     assert locate(repo, "main.py", 1, text="\ufeffx = 1\n").before == "x = 1"
 
 
-def test_a_file_that_is_not_saved_is_what_was_given(repo):
-    found = said(repo, "1\ny\n", line=1, text="new = ", file="absent.py", until="line")
+def test_an_unsaved_file_has_the_given_text(repo):
+    found = completed(repo, "1\ny\n", line=1, text="new = ", file="absent.py", until="line")
     assert found.text == "1" and toy()[1].decode(found.prompt.ids).endswith("absent.py\nnew =")
 
 
-def test_a_mistake_is_said(repo):
+def test_a_mistake_raises_a_clear_error(repo):
     with pytest.raises(ValueError, match="chosen when it is loaded"):
         longgraft.complete(repo, "main.py", 1, session=toy_session(), method="ar")
     with pytest.raises(ValueError, match="allows 8,192 positions"):
@@ -229,7 +229,7 @@ def ask(repo, saved, *more):
             "--max-new-tokens", 5, *more]
 
 
-def test_the_command_says_what_was_read_and_why(repo, saved, capsys, monkeypatch):
+def test_explain_lists_the_texts_read_and_the_reasons(repo, saved, capsys, monkeypatch):
     code, out, err = run(capsys, monkeypatch, *ask(repo, saved, "--explain", "--until", "stop"))
     assert code == 0 and "pkg/shapes.py:1-3" in err and "imported" in err and "the file, before the cursor" in err
     assert "taken to hold secrets, not read: .env" in err and "reused 0" in err and "decoded 5 tokens (length)" in err
@@ -263,7 +263,7 @@ def test_text_may_come_from_standard_input(repo, saved, capsys, monkeypatch):
     (["--file", "main.py", "--line", "1", "--text", "absent"], "absent cannot be read"),
     (["--file", ".env", "--line", "1"], "hold secrets"), (["--file", "../x.py", "--line", "1"], "outside"),
     (["--file", "main.py", "--line", "1", "--temperature", "nan"], "--temperature is nan")])
-def test_a_mistake_is_said_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
+def test_a_mistake_is_reported_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
     monkeypatch.chdir(repo)
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "complete", *words)

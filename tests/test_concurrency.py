@@ -1,4 +1,4 @@
-"""`--concurrency`: rows of several requests at once, each beside the request alone."""
+"""`--concurrency`: batches of several requests at once, each compared with the request alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def config(tmp_path_factory) -> SweepConfig:
                        prompts=3, repeats=1, max_new_tokens=12, concurrency=(1, 3))
 
 
-def test_requests_at_once_are_rows_of_their_own_and_each_says_what_it_says_alone(config, tmp_path):
+def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(config, tmp_path):
     rows = len(sweep(replace(config, concurrency=()), tmp_path))
     assert len(sweep(config, tmp_path, resume=True)) == rows == 9      # nothing is measured alone again
     found = read_batches(tmp_path)
@@ -38,7 +38,7 @@ def test_requests_at_once_are_rows_of_their_own_and_each_says_what_it_says_alone
     write(tmp_path)
     assert (tmp_path / "summary.md").read_text().count(" | 3/3 |") == 6
     before = (tmp_path / "environment.json").read_text()
-    (tmp_path / BATCHES).write_bytes((tmp_path / BATCHES).read_bytes()[:-40])        # what a kill leaves of a line
+    (tmp_path / BATCHES).write_bytes((tmp_path / BATCHES).read_bytes()[:-40])        # half a line, as after a kill
     sweep(config, tmp_path, resume=True)
     assert [one.key for one in read_batches(tmp_path)] == [one.key for one in found]
     after = (tmp_path / "environment.json").read_text()
@@ -46,7 +46,7 @@ def test_requests_at_once_are_rows_of_their_own_and_each_says_what_it_says_alone
     assert before != after == (tmp_path / "environment.json").read_text()        # nothing was missing
 
 
-def test_what_differs_from_the_request_alone_is_counted(config, tmp_path):
+def test_answers_that_differ_from_the_request_alone_are_counted(config, tmp_path):
     small = replace(config, methods=("ar",), concurrency=(2,))
     sweep(replace(small, concurrency=()), tmp_path)
     lines = (tmp_path / ROWS).read_text().splitlines()
@@ -57,7 +57,7 @@ def test_what_differs_from_the_request_alone_is_counted(config, tmp_path):
     assert [(one.different, one.compared) for one in read_batches(tmp_path)] == [(1, 3)]
 
 
-def test_a_method_that_fails_says_why_and_is_tried_again_where_asked(config, tmp_path, monkeypatch, capsys):
+def test_a_failed_method_gives_the_reason_and_is_retried_on_request(config, tmp_path, monkeypatch, capsys):
     small = replace(config, methods=("ar",), concurrency=(2,))
 
     def full(*_):
@@ -74,12 +74,13 @@ def test_a_method_that_fails_says_why_and_is_tried_again_where_asked(config, tmp
     assert not read_batches(tmp_path)[0].error
 
 
-def test_the_table_pairs_a_method_with_itself_alone_and_with_plain_decoding():
-    def of(method: str, running: int, seconds: float, repeat: int = 0) -> Batch:
+def test_the_table_compares_a_method_with_itself_alone_and_with_plain_decoding():
+    def batch(method: str, running: int, seconds: float, repeat: int = 0) -> Batch:
         return Batch(BatchKey("own", 0, "greedy", method, running, repeat), 4, 120, seconds, (0.25,) * 4, (7.0,) * 4,
                      1.5, 0, 4)
 
-    found = [of("ar", 1, 12), of("ar", 4, 6), of("pld", 1, 8), of("pld", 4, 3), of("pld", 4, 5, 1), of("pld", 4, 4, 2)]
+    found = [batch("ar", 1, 12), batch("ar", 4, 6), batch("pld", 1, 8), batch("pld", 4, 3), batch("pld", 4, 5, 1),
+             batch("pld", 4, 4, 2)]
     lines = concurrency_table(found)[0].splitlines()
     assert lines[-1] == "| own | whole | 4 | pld | 4 | 30.0 | 2.00 | 1.50 | 0.25 | 7.0 | 1.50 | 12/12 |"
     assert concurrency_table([]) == []
@@ -87,11 +88,11 @@ def test_the_table_pairs_a_method_with_itself_alone_and_with_plain_decoding():
 
 @pytest.mark.parametrize(("more", "words"), [({"concurrency": (4,)}, "prompts of as many or more"),
                                             ({"concurrency": (0,)}, "concurrency")])
-def test_what_cannot_be_measured_is_refused(config, more, words):
+def test_an_impossible_concurrency_is_refused(config, more, words):
     with pytest.raises(ValueError, match=words):
         replace(config, **more)
 
 
-def test_workers_share_no_pass(config, tmp_path):
+def test_concurrency_with_several_workers_is_refused(config, tmp_path):
     with pytest.raises(ValueError, match="Leave --workers"):
         sweep(config, tmp_path, workers=2)

@@ -49,7 +49,7 @@ DRAWS = {"greedy": {}, "sampled": dict(temperature=1.0, seed=5),
          "warped": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)}
 MANY_OPTIONAL = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(2000)}}
 NEW = 24
-EXACT = [name for name in METHODS if not name.startswith("specpv")]    # it accepts on a part of the cache
+EXACT = [name for name in METHODS if not name.startswith("specpv")]    # specpv verifies with a part of the cache
 
 
 def ids_of(text: str) -> list[int]:
@@ -62,7 +62,7 @@ def session(method: str, **more) -> Session:
 
 @cache
 def plain(options: str, drawn: str, length: int = 60) -> list[int]:
-    """The answer without a line of ours but the matcher: the whole text's forward, transformers' processors, a mask."""
+    """Returns the answer of the model's own forwards with transformers' processors and the matcher's mask."""
     sampling = Sampling(**OPTIONS[options], **DRAWS[drawn])
     processors = LogitsProcessorList()
     if sampling.logit_bias:
@@ -89,12 +89,12 @@ def plain(options: str, drawn: str, length: int = 60) -> list[int]:
 
 @pytest.mark.parametrize(("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS),
                          ids=named)
-def test_every_method_says_what_plain_decoding_says_under_the_same_constraints(method, options, drawn):
+def test_every_method_equals_plain_decoding_under_the_same_constraints(method, options, drawn):
     ours = session(method).generate(toy_prompt(60), NEW, **OPTIONS[options], **DRAWS[drawn])
     assert ours.token_ids == plain(options, drawn)
 
 
-def test_a_complete_answer_is_a_valid_one_and_only_then_it_ends():
+def test_an_answer_ends_only_when_it_is_complete_and_valid():
     found = session("pld").generate(toy_prompt(60), 200, json_schema=SCHEMA, frequency_penalty=1.0)
     assert found.finish_reason == "eos" and found.token_ids[-1] == END
     validate(json.loads(found.text), SCHEMA)
@@ -113,7 +113,7 @@ def test_several_requests_have_constraints_of_their_own():
 
 
 def fitted(text: str, tree: ProposalTree, budget: int, **options) -> ProposalTree:
-    """The tree after `text`, whose last token is the root."""
+    """Fits a tree to the constraint after `text`, whose last token is the root."""
     wanted = Sampling(**options)
     follows = constraint(*wanted.constraint, TOKENIZER, 96, [END])
     for token in ids_of(text):
@@ -122,7 +122,7 @@ def fitted(text: str, tree: ProposalTree, budget: int, **options) -> ProposalTre
 
 
 def paths(tree: ProposalTree) -> set[str]:
-    """The texts of all nodes' paths."""
+    """Returns the texts of all nodes' paths."""
     texts = {0: ""}
     for node, parent in enumerate(tree.parents.tolist()):
         if node:
@@ -130,7 +130,7 @@ def paths(tree: ProposalTree) -> set[str]:
     return set(texts.values()) - {""}
 
 
-def test_what_must_follow_is_proposed_first_and_what_cannot_is_cut():
+def test_forced_tokens_are_proposed_first_and_forbidden_ones_are_cut():
     nothing = ProposalTree.root_only(ids_of("{\"")[0])
     forced = fitted('{"', nothing, 3, json_schema=SCHEMA)
     assert paths(forced) == {"ab", 'ab":'} and forced.origin.tolist()[1:] == [FORCED] * 2
@@ -175,7 +175,7 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(logit_bias=[5]), "logit_bias is [5]; it must be a mapping"),
     (dict(logprobs=21), "logprobs is 21; it must be from 0 to 20"),
     (dict(regex="a", replay=[1]), "regex would change nothing")])
-def test_mistakes_are_one_sentence(options, said):
+def test_mistakes_raise_one_sentence(options, said):
     with pytest.raises(ValueError) as error:
         session("ar").generate(toy_prompt(20), 4, **options)
     assert said in str(error.value) and "\n" not in str(error.value)
@@ -240,7 +240,7 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
     assert steps[:last].count("[ab]{99}") < 6 < 19 <= steps[:last + 1].count(None)
 
 
-def test_without_the_extra_a_sentence_says_which_to_install(monkeypatch):
+def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     constraints._compiled.cache_clear()
     with pytest.raises(ValueError, match=r"pip install longgraft\[grammar\]"):
@@ -248,8 +248,8 @@ def test_without_the_extra_a_sentence_says_which_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["ar", "graft"])
-def test_log_probabilities_are_the_raw_logits(method):
-    """Of each emitted token, also of accepted ones; a mask and a penalty do not change them."""
+def test_log_probabilities_are_those_of_the_raw_logits(method):
+    """This holds for all emitted tokens, including accepted ones, whatever masks and penalties there are."""
     found = session(method).generate(toy_prompt(60), 20, json_schema=SCHEMA, repetition_penalty=1.3, logprobs=3)
     ids = torch.tensor([toy_prompt(60) + found.token_ids])
     with torch.no_grad():
@@ -270,12 +270,12 @@ def test_an_answer_ends_at_a_stop_string_before_its_constraints_dead_end(method)
         ours.generate(toy_prompt(60), NEW, stop="x", **options)
 
 
-def test_what_changes_nothing_is_no_shaping():
+def test_options_without_effect_need_no_shaping():
     assert not Sampling(temperature=0.5, top_k=3).shaped and not LogitOptions(presence_penalty=0).shaped
 
 
 def asked(path: str, **body):
-    """The answer of a server whose model has this file's tokenizer."""
+    """Returns the answer of a server whose model has this file's tokenizer."""
     async def ask(http):
         return (await http.post(path, json={"temperature": 0, "max_tokens": 60} | body)).json()
     return asking(ask, session("pld"))
@@ -291,7 +291,7 @@ def asked(path: str, **body):
     ({"structured_outputs": {"choice": ["abc", "d"]}}, dict(regex="abc|d")), ({"grammar": LIST}, dict(grammar=LIST)),
     ({"repeat_penalty": 1.4, "logit_bias": {"5": 2.5}}, dict(repetition_penalty=1.4, logit_bias={5: 2.5})),
     ({"frequency_penalty": 0.7, "temperature": 1.0, "seed": 3}, dict(frequency_penalty=0.7, temperature=1.0, seed=3))])
-def test_the_server_takes_the_fields_of_others(fields, options):
+def test_the_server_accepts_the_fields_of_other_servers(fields, options):
     prompt = toy_prompt(40)
     answer = asked("/v1/completions", prompt=prompt, return_token_ids=True, **fields)["choices"][0]
     assert answer["token_ids"] == session("ar").generate(prompt, 60, **options).token_ids
@@ -302,7 +302,7 @@ def test_guided_choice_takes_thousands_of_answers():
     assert re.fullmatch(r"answer[0-9]{1,4}", answer["choices"][0]["text"])
 
 
-def test_an_answer_that_cannot_go_on_is_the_requests_fault():
+def test_a_dead_end_is_an_invalid_request():
     error = asked("/v1/completions", prompt=toy_prompt(40), guided_regex="aé")["error"]
     assert error["type"] == "invalid_request_error" and "no token of this model spells" in error["message"]
     assert error["param"] == "guided_regex"

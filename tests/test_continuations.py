@@ -1,4 +1,4 @@
-"""The text as a distribution: what followed a context, longest first, as often as such contexts are right."""
+"""Continuations predict the next token from earlier contexts, longest first, as often as such contexts are right."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
 
 
-def knowing(text: list[int], kind=Continuations) -> Continuations | CompiledContinuations:
+def model_of(text: list[int], kind=Continuations) -> Continuations | CompiledContinuations:
     model = kind()
     model.extend(text)
     return model
 
 
 def tokens(model, path: tuple[int, ...] = ()) -> list[int]:
-    """What may come next, most probable first."""
+    """Lists the possible next tokens, most probable first."""
     return [one.token for one in sorted(model.after(path, 0)[0], key=lambda one: -one.probability)]
 
 
 def noisy(seed: int, length: int = 700) -> list[int]:
-    """Spans of itself among random tokens, and ends of texts."""
+    """Returns a text of copies of its own spans, random tokens and ends of texts."""
     rng, text = random.Random(seed), [1, 2, 3]
     while len(text) < length:
         at = rng.randrange(len(text))
@@ -37,18 +37,18 @@ def noisy(seed: int, length: int = 700) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 30])
-def test_the_compiled_ones_have_the_same_numbers(seed):
+def test_compiled_continuations_give_the_same_numbers(seed):
     if isinstance(compiled := continuations(), Continuations):
         pytest.skip("no compiler was found here")
     text, python, rng = noisy(seed), Continuations(), random.Random(seed)
-    text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]     # more than are kept
+    text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]     # more than a context keeps
     floors = [rng.random() / 50 for _ in range(80)]
     for begin in range(0, len(text), 100):
         for model in (python, compiled):
             model.extend(text[begin:begin + 100])
             if begin == 300:
                 model.answer()
-            model.read(text[begin + 90:begin + 200])       # which it will come to, for the most part
+            model.read(text[begin + 90:begin + 200])       # mostly text that comes later
         assert python.run == compiled.run
         for budget in (0, 1, 70, 200):
             assert python.rank([0.0] * budget) == compiled.rank([0.0] * budget)
@@ -58,7 +58,7 @@ def test_the_compiled_ones_have_the_same_numbers(seed):
                 assert python.after(path, len(path)) == compiled.after(path, len(path))
 
 
-def test_a_text_without_memory_for_its_nodes_says_so():
+def test_compiled_continuations_report_that_memory_is_full():
     if isinstance(functions := compiled(), NotBuilt):
         pytest.skip(f"no compiled continuations: {functions}")
     model, nowhere = functions.longgraft_text_new(), [None] * 5
@@ -67,8 +67,8 @@ def test_a_text_without_memory_for_its_nodes_says_so():
     functions.longgraft_text_free(model)
 
 
-def test_the_longest_context_comes_first_and_shorter_ones_add_what_it_has_not():
-    model = knowing([1, 2, 3, 9, 1, 2, 4, 9, 7, 2, 5, 8, 1, 2])
+def test_the_longest_context_comes_first_and_shorter_ones_add_further_tokens():
+    model = model_of([1, 2, 3, 9, 1, 2, 4, 9, 7, 2, 5, 8, 1, 2])
     found, longest = model.after((), 0)
     assert longest == 2 and {one.token for one in found[:2]} == {3, 4} and [one.token for one in found[2:]] == [5]
     by = {one.token: one for one in found}
@@ -78,25 +78,25 @@ def test_the_longest_context_comes_first_and_shorter_ones_add_what_it_has_not():
     assert tokens(model, (4,)) == [9] and model.after((6,), 0) == ([], 0)
 
 
-def test_of_a_context_the_newest_continuations_are_kept_and_counted():
-    model = knowing([token for n in range(10, 10 + KEPT + 2) for token in (1, n)] + [1, 12, 1, 30, 1])
+def test_the_newest_continuations_of_a_context_are_kept_and_counted():
+    model = model_of([token for n in range(10, 10 + KEPT + 2) for token in (1, n)] + [1, 12, 1, 30, 1])
     kept = {one.token: one.probability for one in model.after((), 0)[0]}
     assert len(kept) == KEPT and not {10, 11} & kept.keys()
     assert kept[30] == pytest.approx(1.5 * kept[12]) == pytest.approx(3 * kept[20])      # seen twice, and newest
 
 
-def test_a_context_is_believed_as_often_as_it_was_right():
-    always, never = knowing([1, 2, 3, 4] * 60 + [1]), knowing([n for k in range(60) for n in (1, 10 + k)] + [1])
+def test_a_context_is_trusted_as_often_as_it_was_right():
+    always, never = model_of([1, 2, 3, 4] * 60 + [1]), model_of([n for k in range(60) for n in (1, 10 + k)] + [1])
     assert always.after((), always.run)[0][0].probability > 0.97
     assert sum(one.probability for one in never.after((), 0)[0]) < 0.1
-    fresh = knowing([1, 2, 1])
+    fresh = model_of([1, 2, 1])
     assert sum(one.probability for one in fresh.after((), 0)[0]) == pytest.approx(PRIOR[0], abs=0.05)
 
 
-def test_a_long_copy_is_believed_more_than_a_short_one():
+def test_a_long_copy_is_trusted_more_than_a_short_one():
     span = list(range(100, 1000))
     short = [token for n in range(12) for token in (*span[400 + 40 * n:436 + 40 * n], 2000 + n)]   # copies of 36 tokens
-    model = knowing([*span, *short, *span[:300]])
+    model = model_of([*span, *short, *span[:300]])
     assert model.run > 250
     after_short, after_long = (model.after((), run)[0][0].probability for run in (40, 290))
     assert after_short < 0.95 and after_long > 0.98
@@ -104,9 +104,9 @@ def test_a_long_copy_is_believed_more_than_a_short_one():
     assert tokens[1:31] == span[300:330] and probabilities[30] > 0.5 and contexts[1] == ORDERS[-1]
 
 
-def test_an_answer_that_repeats_less_than_its_prompt_is_soon_believed_less():
+def test_an_answer_that_repeats_less_than_its_prompt_is_soon_trusted_less():
     prompt, other = [1, 2, 3, 4, 5, 6, 7] * 40, [token for n in range(10) for token in (1 + n % 7, 50 + n)]
-    alike, answering = knowing(prompt), knowing(prompt)
+    alike, answering = model_of(prompt), model_of(prompt)
     answering.answer()
     for model in (alike, answering):
         model.extend([*other, 4])
@@ -115,23 +115,23 @@ def test_an_answer_that_repeats_less_than_its_prompt_is_soon_believed_less():
 
 
 def test_no_context_reaches_across_the_end_of_a_text():
-    model = knowing([5, 6, 7, -1, 8, 9, 5, 6])
+    model = model_of([5, 6, 7, -1, 8, 9, 5, 6])
     assert tokens(model) == [7] and tokens(model, (7,)) == []
-    assert knowing([6, 7, -1, 7]).after((), 0) == ([], 0)
+    assert model_of([6, 7, -1, 7]).after((), 0) == ([], 0)
 
 
 def test_a_ranking_ends_where_no_larger_tree_can_pay():
-    model = knowing([1, 2, 3, 4] * 20 + [1])
+    model = model_of([1, 2, 3, 4] * 20 + [1])
     whole = model.rank([0.0] * 30)
     assert len(whole[0]) == 30 and whole[0][:4] == [0, 2, 3, 4] and whole[1][:4] == [-1, 0, 1, 2]
     floor = (whole[2][4] + whole[2][5]) / 2
     assert model.rank([floor] * 30) == tuple(part[:5] for part in whole)
 
 
-def test_a_passage_is_believed_beyond_what_the_text_knows_as_often_as_it_was_right():
-    model = knowing([1, 2, 3, 4, 5, 1, 2])
+def test_a_passage_with_a_longer_context_is_trusted_as_often_as_it_was_right():
+    model = model_of([1, 2, 3, 4, 5, 1, 2])
     model.read([9, 1, 2, 7])
-    assert tokens(model) == [3]                     # it knows no more than the text: 1, 2
+    assert tokens(model) == [3]                     # its context is no longer than the text's: 1, 2
     model.read([5, 1, 2, 7])
     (token, first, newest), *_ = sorted(model.after((), 0)[0], key=lambda one: -one.probability)
     assert model.after((), 0)[1] == 3 and set(tokens(model)) == {7, 3} and token == 7 and not newest
@@ -159,7 +159,7 @@ def test_a_root_is_in_the_text_before_it_is_in_the_cache():
 
 
 @pytest.mark.parametrize("kind", [PartialMatching, RollOuts])
-def test_a_restored_memory_expects_what_the_other_did(kind):
+def test_a_restored_memory_predicts_the_same_as_the_saved_one(kind):
     memory, other = kind(), kind()
     for one in (memory, other):
         one.reset(0)
@@ -172,4 +172,4 @@ def test_a_restored_memory_expects_what_the_other_did(kind):
     assert memory.text == other.text and memory.known().rank([0.0] * 20) == other.known().rank([0.0] * 20)
     memory.reset(0)
     observed(memory, [1, 2], 3)
-    assert tokens(memory.known()) == []        # a prediction goes with its request
+    assert tokens(memory.known()) == []        # a prediction ends with its request

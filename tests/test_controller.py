@@ -1,9 +1,13 @@
-"""The controller: what does not pay is not done, what loses is looked at ever more rarely, and comes back."""
+"""The controller skips work that does not pay, probes losing drafters ever more rarely, and takes them back."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import random
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import SimpleNamespace
 
 import pytest
@@ -19,37 +23,37 @@ from longgraft.methods.find import METHODS, build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, PruningPolicy
-from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
+from longgraft.trees.tree import DRAFT, FORCED, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 
 
 def priced(sixty: float, level: float = 0.02) -> LiveCosts:
-    """A machine where a pass of 60 rows costs so many plain ones, and a draft level or fed token this share."""
+    """Returns costs in passes of one row: of a pass of 60 rows, and of a draft level or a fed token."""
     costs = replace(TOY_COSTS, passes={0: {1: 1.0, 60: sixty}}, levels={0: {1: level, 10: level}},
                     feeds={0: {1: level, 64: 5 * level}})
     return LiveCosts(costs, frozen=True)
 
 
 def spent(costs: LiveCosts, method: str = "graft-x", text: list[int] | None = None, new: int = 40) -> Stats:
-    """Of a recording that goes on as the prompt did, or of this one."""
+    """Returns statistics of replaying the end of a text, which repeats itself unless it is given."""
     text = text or toy_prompt(180)
     session = toy_session(method, adaptive=True, costs=costs)
     return answered(session, text[:-new], new, Sampling(replay=tuple(text[-new:]))).stats
 
 
-def test_where_rows_are_dear_nothing_is_proposed_and_where_they_are_free_much_is():
+def test_nothing_is_proposed_if_rows_are_expensive_and_much_if_they_are_free():
     dear = spent(priced(600.0, level=50.0))
     assert set(dear.kinds) == {"plain"} and dear.forwards == {}
     assert spent(priced(1.0)).kinds.get("plain", 0) == 0
 
 
-def test_what_memory_foretells_is_taken_and_brings_more_than_it_costs():
+def test_memory_proposals_are_verified_and_gain_more_than_they_cost():
     stats = spent(priced(2.0), "graft-x-text")
     assert stats.kinds["memory"] > stats.kinds.get("plain", 0) and stats.mat > 3
 
 
-def test_a_text_that_never_repeats_costs_plain_steps():
+def test_a_text_that_never_repeats_takes_plain_steps():
     text = torch.randperm(95, generator=torch.Generator().manual_seed(3)).tolist()
     stats = spent(priced(4.0, level=1.0), text=[token + 1 for token in text], new=30)
     assert stats.kinds == {"plain": stats.steps}
@@ -67,8 +71,8 @@ def controlled(costs: LiveCosts) -> Controller:
     return proposer
 
 
-def test_a_drafter_that_loses_is_looked_at_for_a_fiftieth_of_the_time_at_most():
-    """Its guesses are a random network's, so it always loses; what waits for it is fed when it is looked at."""
+def test_a_losing_drafter_is_probed_for_at_most_a_fiftieth_of_the_time():
+    """The drafter is a random network, so it always loses; tokens that wait for it are fed when it is probed."""
     costs = LiveCosts(replace(priced(1.6).costs, feeds={0: {1: 0.02, 64: 2.0}}), frozen=True)
     session = toy_session("graft-x", adaptive=True, costs=costs)
     text = torch.randint(1, 96, (460,), generator=torch.Generator().manual_seed(2)).tolist()
@@ -79,7 +83,7 @@ def test_a_drafter_that_loses_is_looked_at_for_a_fiftieth_of_the_time_at_most():
 
 
 @pytest.mark.parametrize("method", CHOOSING)
-def test_a_request_with_less_to_spend_leaves_the_next_one_alone(method):
+def test_a_request_with_a_smaller_budget_does_not_affect_the_next_one(method):
     text = toy_prompt(180)
     replay, session = Sampling(replay=tuple(text[-40:])), toy_session(method, adaptive=True, costs=priced(1.0))
     less = answered(session, text[:-40], 5, replay, budget=2).stats
@@ -88,14 +92,14 @@ def test_a_request_with_less_to_spend_leaves_the_next_one_alone(method):
     assert whole.accepted_per_step == spent(priced(1.0), method).accepted_per_step
 
 
-def test_a_drafter_that_is_right_is_used_and_one_that_became_right_comes_back():
+def test_an_accurate_drafter_is_used_and_an_improved_one_is_used_again():
     controller = controlled(priced(1.6))
     estimates, prices = controller.estimates, Prices(priced(1.6), 100, 60, beam=3)
     estimates.drafter_cache.newest = lambda: None
     estimates.learnt.accuracy = 0.8
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
     assert not controller._drafting_pays(prices, first=0.99, waiting=1)
-    estimates.learnt.drafts = [0.0, 30.0]          # nothing came of what 30 tokens were expected of
+    estimates.learnt.drafts = [0.0, 30.0]          # none of 30 expected tokens came true
     assert not controller._drafting_pays(prices, first=0.0, waiting=1)
     estimates.drafter_cache.accuracy = lambda most: (60, 64)
     for _ in range(3):
@@ -103,7 +107,7 @@ def test_a_drafter_that_is_right_is_used_and_one_that_became_right_comes_back():
     assert controller._drafting_pays(prices, first=0.0, waiting=1)
 
 
-def test_an_answer_shows_better_than_its_prompt_what_a_drafter_can():
+def test_a_drafters_accuracy_in_the_answer_replaces_that_in_the_prompt():
     cache = SimpleNamespace(newest=lambda: None, accuracy=lambda most: (0, 64) if most == 64 else (most, most))
     estimates = AcceptanceEstimates(LiveCosts(SECONDS, frozen=True), cache)
     estimates.probe()
@@ -113,14 +117,14 @@ def test_an_answer_shows_better_than_its_prompt_what_a_drafter_can():
     assert estimates.learnt.accuracy > 0.66
 
 
-def test_a_level_is_drafted_while_it_is_expected_to_bring_its_price():
+def test_a_level_is_drafted_while_it_is_expected_to_pay():
     policy = WhilePayingPolicy(beam=2, probability=0.5, price=0.3)
     assert policy(Level(0, torch.tensor([0.5, 0.2, 0.1]).log(), False, 60)).expand          # 0.35 tokens
     assert not policy(Level(0, torch.tensor([0.4, 0.1, 0.1]).log(), False, 60)).expand      # 0.25
 
 
 @pytest.mark.parametrize("seconds", [{1: 1.0, 2: 1.5, 8: 1.6, 9: 3.0, 20: 3.2}, {1: 1.0, 20: 6.0}])
-def test_the_tree_of_largest_gain_is_found_also_behind_a_jump_in_price(seconds):
+def test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price(seconds):
     prices = Prices(LiveCosts(Costs({}, "", {0: seconds}, {}, {}), frozen=True), 0, 20)
     for probability in (0.99, 0.9, 0.5, 0.2):
         probabilities = [probability ** n for n in range(20)]
@@ -132,21 +136,21 @@ def test_the_tree_of_largest_gain_is_found_also_behind_a_jump_in_price(seconds):
 
 # Estimates and prices, by hand ---------------------------------------------------------------------------------------
 
-# Seconds: each row beyond the first, which takes 1.0; a level; a token that is fed; a proposal.
+# Seconds of each row after the first (which takes 1.0), a level, a token that is fed, and a proposal.
 ROWS, LEVEL, FEED, HOST = 0.1, 0.05, 0.01, 0.25
 SECONDS = Costs({}, "made up", {0: {1: 1.0, 61: 1.0 + 60 * ROWS}}, {0: {1: LEVEL}}, {0: {1: FEED, 64: 64 * FEED}},
                 HOST)
 
 
 def tree(*probabilities: float, stage: int | None = None) -> ProposalTree:
-    """A chain below the root, whose nodes have these."""
+    """Returns a chain below the root whose nodes have these probabilities."""
     n = len(probabilities)
     return ProposalTree.build([*range(n + 1)], [*range(-1, n)], [0.0, *map(math.log, probabilities)],
                               [ROOT] + [DRAFT] * n, stage)
 
 
 class Ranks:
-    """A ranking that knows one tree, and another one with what is drafted."""
+    """A ranking with one tree from memories, and another one that includes drafted nodes."""
 
     memories = ()
 
@@ -161,7 +165,7 @@ class Ranks:
 
 
 def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, guesses: float = 0.0) -> Controller:
-    """levels: 0 of a source without; guesses: share of a drafter's that came true; five tokens wait for it."""
+    """Returns a controller; levels: 0 for a source without levels; guesses: accuracy of the drafter."""
     drafted = SimpleNamespace(waiting=5) if levels else None
     estimates = AcceptanceEstimates(LiveCosts(costs, frozen=True), drafted)
     estimates.learnt.accuracy = guesses
@@ -181,7 +185,7 @@ GAINS = [0.9, 0.9 + 0.81, 0.9 + 0.81 + 0.729, 0.9 + 0.81 + 0.729 + 0.6561]
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7), drafter=object()), levels=0),
      StepPlan(4, 100, 1 + 3 * ROWS + HOST, 0.75, 0.9 + 0.8 + 0.7 - 0.75))],
     ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"])
-def test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_without_the_root(controller, plan):
+def test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root(controller, plan):
     controller.propose(Ask(0, 60, 100))
     found = controller.estimates._plan
     assert (found.rows, found.prefix, found.drafted is None) == (plan.rows, plan.prefix, plan.drafted is None)
@@ -189,7 +193,7 @@ def test_a_step_is_expected_to_take_its_parts_once_and_to_bring_its_nodes_withou
         (plan.seconds, plan.remembered, plan.drafted or 0.0))
 
 
-def test_a_step_is_counted_once_with_what_it_brought():
+def test_a_step_is_counted_once_with_its_accepted_tokens():
     estimates = choosing(Ranks(KNOWN)).estimates
     for _ in range(2):
         estimates.expect(StepPlan(4, 100, 1.5, remembered=0.75, drafted=2.0))
@@ -197,15 +201,15 @@ def test_a_step_is_counted_once_with_what_it_brought():
     learnt = estimates.learnt
     assert (learnt.passes, learnt.spent, learnt.idle) == (2, 3.0, 6)
     assert learnt.rate == pytest.approx([3 + RATE_DECAY * 3, 1.5 + RATE_DECAY * 1.5])
-    came, expected = (2.0, 1.25, 1.25), (2.0, 2.0, 2.0)     # of three tokens the bonus is nobody's; first PRIOR
+    came, expected = (2.0, 1.25, 1.25), (2.0, 2.0, 2.0)     # the bonus token is not credited; PRIOR comes first
     assert learnt.drafts == pytest.approx([sum(one * DECAY ** (2 - n) for n, one in enumerate(values))
                                            for values in (came, expected)])
-    estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))     # nobody planned it
+    estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))     # without a plan
     assert (learnt.passes, learnt.spent) == (2, 3.0)
 
 
 @pytest.mark.parametrize(("came", "expected", "trust"), [(3, 3, 1.0), (1, 4, 0.25), (30, 3, 2.0), (-1, 4, 0.0)])
-def test_drafts_are_trusted_as_they_came_true_but_never_more_than_twice(came, expected, trust):
+def test_drafts_are_trusted_by_their_success_up_to_a_factor_of_two(came, expected, trust):
     estimates = choosing(Ranks(KNOWN)).estimates
     estimates.learnt.drafts, estimates.learnt.worth = [came, expected], [6.0, 3.0]
     assert (estimates.trust, estimates.worth) == (trust, 2 * trust)
@@ -214,10 +218,162 @@ def test_drafts_are_trusted_as_they_came_true_but_never_more_than_twice(came, ex
 @pytest.mark.parametrize(("cheap", "level", "levels", "pays"), [
     (3, 0.0, 2, True), (2, 0.0, 2, False), (60, 0.1, 2, True), (60, 0.2, 4, False), (60, 0.0, 1, False)])
 def test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path(cheap, level, levels, pays):
-    """Memory is right four times of five, so one guess gains 0.18 tokens and two 0.34, of which 0.2 are none."""
+    """Memory is right four times of five, so one level gains 0.18 tokens and two gain 0.34; 0.2 are the least."""
     costs = Costs({}, "made up", {0: {1: 1.0, cheap: 1.0, cheap + 1: 100.0}}, {0: {1: level}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs, levels, guesses=0.9)
     assert controller._drafting_pays(Prices(controller.costs, 100, 60, 3), first=0.8, waiting=1) is pays
+
+
+# A seeded simulation, whose best fixed policy is known ---------------------------------------------------------------
+
+LEVELS = 5
+
+
+@dataclass(frozen=True)
+class World:
+    """A machine and a text.
+
+    passes: seconds by rows; level, feed: true seconds; promised: seconds of a level in the table, if they are others
+    memory, drafter: probability that a node of the text's chain, or of a drafted one, is right after a right one
+    """
+
+    passes: dict[int, float]
+    level: float
+    feed: float
+    memory: float
+    drafter: float
+    promised: float | None = None
+
+    @property
+    def costs(self) -> Costs:
+        level = self.level if self.promised is None else self.promised
+        return Costs({}, "made up", {0: self.passes}, {0: {1: level, 10: level}},
+                     {0: {1: self.feed, 64: 64 * self.feed}})
+
+    def seconds(self, rows: int) -> float:
+        return LiveCosts(self.costs, frozen=True).verify(rows, 100)
+
+    def best_rate(self) -> float:
+        """Tokens per second of the best policy that does the same in every step."""
+        rates = []
+        for probability, fixed in ((self.memory, [0.0] * 60),
+                                   (self.drafter, [self.feed * 2 + self.level * n for n in range(LEVELS)])):
+            for nodes, drafting in enumerate(fixed):
+                tokens = sum(probability ** depth for depth in range(nodes + 1))
+                rates.append(tokens / (self.seconds(nodes + 1) + drafting))
+        return max(rates)
+
+
+class Simulation:
+    """A controller in a world: its ranking, its drafter's cache and its clock are simulated, its decisions are its own.
+    """
+
+    memories, drafter = (), object()
+
+    def __init__(self, world: World, frozen: bool = True, probing: bool = True) -> None:
+        self.world, self.now_, self.random = world, 0.0, random.Random(7)
+        self.waiting, self.right = 1, [self.random.random() < world.drafter for _ in range(64)]
+        self.part = lambda name: nullcontext()
+        self.estimates = AcceptanceEstimates(LiveCosts(world.costs, frozen=frozen), self)
+        self.controller = Controller(self, self.estimates, beam=3, levels=LEVELS, probing=probing, clock=self)
+        self.kinds: Counter[str] = Counter()
+
+    def now(self, wait: bool = True) -> float:
+        return self.now_
+
+    def newest(self) -> None:
+        self.now_ += self.world.feed * self.waiting
+        self.right = (self.right + [self.random.random() < self.world.drafter for _ in range(self.waiting)])[-64:]
+        self.waiting = 0
+
+    def accuracy(self, most: int) -> tuple[int, int]:
+        return sum(self.right[-most:]), len(self.right[-most:])
+
+    def draft(self, ask: Ask, pruning: PruningPolicy) -> ProposalTree:
+        self.newest()
+        stage = 0
+        while stage < LEVELS - 1 and pruning(Level(stage, torch.tensor([self.world.drafter ** (stage + 1)]).log(),
+                                                   False, ask.budget)).expand:
+            stage += 1
+            self.now_ += self.world.level
+        return tree(*[self.world.drafter] * (stage + 1), stage=stage if stage < LEVELS - 1 else UNPRUNED)
+
+    def rank(self, ask: Ask, drafted: ProposalTree | None, prices: Prices) -> ProposalTree:
+        nodes = [self.world.memory] * (ask.budget - 1) if drafted is None else [
+            self.world.drafter] * (len(drafted) - 1)
+        kept = prices.best(list(accumulate([1.0, *nodes], lambda a, b: a * b)))
+        return ProposalTree.build([*range(kept)], [*range(-1, kept - 1)],
+                                  [math.log(p) for p in accumulate([1.0, *nodes[:kept - 1]], lambda a, b: a * b)],
+                                  [ROOT] + [DRAFT if drafted is not None else RETRIEVED] * (kept - 1))
+
+    def rate(self, tokens: int) -> float:
+        """Tokens per second while an answer of so many tokens is decoded."""
+        done, began = 0, self.now_
+        while done < tokens:
+            proposed = self.controller.propose(Ask(0, 60, 100))
+            drafted = bool((proposed.origin == DRAFT).any())
+            self.kinds["draft" if drafted else "memory" if len(proposed) > 1 else "plain"] += 1
+            chance, path = self.world.drafter if drafted else self.world.memory, 0
+            while path < len(proposed) - 1 and self.random.random() < chance:
+                path += 1
+            seconds = self.world.seconds(len(proposed))
+            self.now_ += seconds
+            done += path + 1
+            self.waiting += path + 1
+            self.estimates.observe(Observation(proposed, torch.arange(path + 1), 1, seconds=seconds))
+        return done / (self.now_ - began)
+
+
+CHEAP, STEEP = {1: 1.0, 60: 1.6}, {1: 1.0, 2: 2.0, 60: 60.0}
+
+
+@pytest.mark.parametrize(("world", "kind"), [
+    (World(STEEP, 0.2, 0.05, memory=0.1, drafter=0.1), "plain"),
+    (World(CHEAP, 0.2, 0.02, memory=0.8, drafter=0.3), "memory"),
+    (World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.9), "draft"),
+    (World(CHEAP, 0.6, 0.02, memory=0.6, drafter=0.7), "memory"),
+    (World({1: 1.0, 8: 1.1, 60: 8.0}, 0.02, 0.002, memory=0.05, drafter=0.7), "draft")],
+    ids=["rows too dear", "good memory", "good drafter", "dear drafter", "few cheap rows"])
+def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kind):
+    simulation = Simulation(world)
+    simulation.rate(400)
+    simulation.kinds.clear()
+    reached = simulation.rate(4000) / world.best_rate()
+    assert 0.93 < reached < 1.05, (reached, simulation.kinds)
+    assert simulation.kinds.most_common(1)[0][0] == kind
+
+
+@pytest.mark.parametrize(("promised", "true", "kind"), [(0.05, 3.0, "memory"), (0.6, 0.6, "memory")])
+def test_controller_stops_drafting_when_levels_take_longer_than_the_table_says(promised, true, kind):
+    world = World(CHEAP, true, 0.005, memory=0.5, drafter=0.8, promised=promised)
+    simulation = Simulation(world, frozen=False)
+    simulation.rate(1500)
+    simulation.kinds.clear()
+    assert simulation.rate(3000) > 0.93 * world.best_rate()
+    assert simulation.kinds.most_common(1)[0][0] == kind
+
+
+def test_controller_returns_to_a_drafter_that_became_right_and_probes_it_rarely_until_then():
+    bad = World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1)
+    simulation = Simulation(bad)
+    assert simulation.rate(4000) > 0.93 * bad.best_rate()
+    assert simulation.kinds["draft"] < 0.05 * sum(simulation.kinds.values())
+    learnt = simulation.estimates.learnt
+    assert 0 < learnt.probing <= PROBED * learnt.spent and learnt.patience > 64
+    good = simulation.world = replace(bad, drafter=0.9)
+    simulation.rate(2000)
+    simulation.kinds.clear()
+    assert simulation.rate(3000) > 0.93 * good.best_rate()
+
+
+def test_forced_tokens_are_no_merit_of_a_draft():
+    estimates = choosing(Ranks(KNOWN)).estimates
+    forced = ProposalTree.build([0, 1, 2, 3], [-1, 0, 1, 2], [0.0] * 4, [ROOT, DRAFT, FORCED, FORCED])
+    estimates.expect(StepPlan(4, 100, 1.0, drafted=1.0))
+    estimates.observe(Observation(forced, torch.arange(4), 5))
+    learnt = estimates.learnt
+    assert (learnt.answered, learnt.idle) == (2, 2) and learnt.rate == pytest.approx([2.0, 1.0])
+    assert learnt.drafts == pytest.approx([DECAY * 2 + 1, DECAY * 2 + 1])
 
 
 def test_prices_follow_the_prefix_and_the_rate():
@@ -231,7 +387,7 @@ def test_prices_follow_the_prefix_and_the_rate():
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():
-    """Variants of a sweep decode from one mark: what the passes of one took must not reach the next."""
+    """The variants of a sweep decode from one mark, and the times of one must not affect the next."""
     costs = LiveCosts(TOY_COSTS)
     estimates = AcceptanceEstimates(costs)
     mark, before = estimates.mark(), costs.verify(8, 100)
@@ -246,7 +402,7 @@ def test_a_rewound_request_decides_by_the_costs_that_it_had():
 
 
 def test_a_pass_is_timed_by_the_tree_that_was_verified():
-    """A plan of 9 rows whose tree was cut to one node: the price of one row moves, that of 9 only with the machine."""
+    """The plan has 9 rows, but the tree was cut to one node, so that the time counts for one row."""
     costs = LiveCosts(TOY_COSTS)
     estimates = AcceptanceEstimates(costs)
     timed = []
@@ -268,7 +424,7 @@ def test_a_prompt_of_many_chunks_is_probed_once():
     assert probes == [1]
 
 
-def test_the_last_token_is_not_drafted_for():
+def test_nothing_is_drafted_for_the_last_token():
     asked = []
     session = toy_session("pld")
     propose = type(session.engine.proposer).propose

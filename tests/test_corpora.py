@@ -1,4 +1,4 @@
-"""Corpora: what follows the text's end elsewhere is read when the text gets there, and kept by name between runs."""
+"""Corpora are kept by name between runs; passages that match the end of the text are read when it gets there."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def read(memory: PartialMatching, *prompt: int) -> list[int]:
-    """What it expects behind this prompt, most probable first."""
+    """Lets the memory observe a prompt, and returns the tokens that it then expects, most probable first."""
     memory.observe(Observation(ProposalTree.chain(torch.tensor(prompt[:-1])), torch.arange(len(prompt) - 1),
                                prompt[-1], prompt=True))
     return expected(memory)
@@ -55,7 +55,7 @@ def test_places_are_sorted_by_more_tokens_than_a_lookup_reads():
     assert ranked == sorted(ranked) and sorted(order) == list(range(400))
 
 
-def test_passages_follow_the_longest_match_and_are_spread_over_what_follows_it():
+def test_passages_follow_the_longest_match_and_are_spread_over_its_places():
     many = Corpus.build(np.array([token for n in range(9) for token in (1, 2, 10 + n)]))
     assert [one[:3] for one in many.passages([1, 2], ORDERS)] == [[1, 2, 10 + n] for n in (0, 2, 4, 6)]
     assert PASSAGES == 4
@@ -65,22 +65,22 @@ def test_passages_follow_the_longest_match_and_are_spread_over_what_follows_it()
     assert len(Corpus.build(np.arange(500)).passages([7], ORDERS)[0]) == 1 + PASSAGE
 
 
-def test_a_corpus_is_read_where_the_text_has_no_context_as_long():
+def test_a_corpus_is_read_if_it_has_a_longer_context_than_the_text():
     corpus, memory = Corpus.build(np.array([5, 6, 7, 8, 9, 5, 6, 1])), PartialMatching()
     assert read(memory, 4, 6) == []
     memory.reset(0)
     memory.observe_corpus(corpus)
     assert set(read(memory, 4, 6)) == {7, 1} and not memory.text[2:]
-    assert read(memory, 6, 7) == [8]                # of the passage that was read before
+    assert read(memory, 6, 7) == [8]                # from the passage that was read before
     own = memory.known().rank([0.0] * 9)
     memory._read()
-    assert memory.known().rank([0.0] * 9) == own        # once
+    assert memory.known().rank([0.0] * 9) == own        # nothing is read twice
     memory.reset(0)
     assert read(memory, 4, 6) == []
 
 
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}])
-def test_answers_are_those_of_plain_decoding_in_fewer_steps(sampled):
+def test_answers_with_a_corpus_equal_plain_decoding_in_fewer_steps(sampled):
     ids, sampling = toy_prompt(40), longgraft.engine.session.Sampling(**sampled)
     plain = answered(toy_session("ar"), ids, 40, sampling)
     session = toy_session("graft-x-text")
@@ -151,12 +151,12 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["../ours", "a/b", "", ".ours", "-x", "a b", "n" * 101])
-def test_a_name_is_no_path(name):
+def test_a_corpus_cannot_be_named_by_a_path(name):
     with pytest.raises(ValueError, match="is no name of a corpus"):
         corpus_path(name)
 
 
-def test_a_session_or_a_request_names_one():
+def test_a_session_or_a_request_names_a_corpus():
     Corpus.build(np.array([5, 6, 7])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
     model = toy_session("graft-x-text").target.model
     session = longgraft.load((model, None), None, tell=False, corpus="ours")
@@ -164,12 +164,12 @@ def test_a_session_or_a_request_names_one():
     text = next(memory for memory in session.engine.proposer.memories if memory.reads_corpora)
 
     def read() -> list[list[int]]:
-        with session.open([1, 2], 4) as request:        # that names none
+        with session.open([1, 2], 4) as request:        # which names no corpus
             request.step()
             return [one.tokens.tolist() for one in text._corpora]
     assert read() == [[5, 6, 7]] and session.corpus("ours") is session.corpus("ours")
     Corpus.build(np.array([8])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
-    assert read() == [[8]]        # what was added since is read
+    assert read() == [[8]]        # the changed corpus is read
     assert session.another().default_corpus == "ours"
     Corpus.build(np.array([10 ** 6, 1])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
     with pytest.raises(ValueError, match="Corpus 'ours' has token ids from 1 to 1000000"):
@@ -180,7 +180,7 @@ def test_a_session_or_a_request_names_one():
         longgraft.load((model, None), None, tell=False, corpus="ours", method="pld")
 
 
-def test_what_a_memory_goes_back_to_still_has_its_corpora():
+def test_rewound_memory_keeps_its_corpora():
     memory = PartialMatching()
     memory.reset(64)
     memory.observe_corpus(Corpus.build(np.array([1, 2, 3, 50, 51, 52])))
@@ -196,7 +196,7 @@ def test_an_answer_that_read_a_corpus_is_compared_with_plain_decoding_that_reads
     assert "event: compared" in told and '"identical":true' in told.replace(" ", "")
 
 
-def test_files_that_two_add_at_once_are_both_kept(tmp_path):
+def test_files_that_threads_add_at_once_are_all_kept(tmp_path):
     path = tmp_path / "ours.safetensors"
     Corpus.build(np.array([1])).save(path, IDENTITY)
 

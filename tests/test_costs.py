@@ -1,4 +1,4 @@
-"""Costs: what lies between measured ones, their file, how they follow timed steps, and how they are measured."""
+"""Costs: interpolation between measured ones, their file, updates by timed steps, and measurement."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096
 MADE = {"key": KEY, "source": "made up", "passes": {"512": {"1": 10}}, "levels": {}, "feeds": {}, "host": 0}
 
 
-def test_costs_are_linear_between_rows_and_prefixes_and_go_on_beyond_them():
+def test_costs_are_linear_between_rows_and_prefixes_and_beyond_them():
     assert COSTS.verify(4, 512) == 0.013
     assert COSTS.verify(2, 512) == pytest.approx(0.011)
     assert COSTS.verify(28, 512) == pytest.approx(0.021)
     assert COSTS.verify(1, 2304) == pytest.approx(0.012)
     assert COSTS.verify(1, 4096 + 3584) == pytest.approx(0.018)
-    assert COSTS.level(5, 9999) == pytest.approx(0.0025)        # one prefix: the same at all
+    assert COSTS.level(5, 9999) == pytest.approx(0.0025)        # with one prefix, the same for all
     assert COSTS.feed(31, 512) == pytest.approx(0.004)
 
 
 @pytest.mark.parametrize(("first", "at", "seconds"), [
     ({1: 0.005, 16: 0.006}, (1, 1), 0.0025), ({1: 0.005, 16: 0.006}, (16, 1), 0.003),
     ({16: 0.010, 32: 0.030}, (1, 256), 0.005)])
-def test_no_prefix_is_so_short_and_no_rows_so_few_that_a_pass_costs_nothing(first, at, seconds):
+def test_a_pass_costs_something_even_with_a_short_prefix_and_few_rows(first, at, seconds):
     assert replace(COSTS, passes={256: first, 2048: {1: 0.100, 16: 0.101}}).verify(*at) == seconds
 
 
@@ -81,8 +81,8 @@ def test_a_long_prompt_has_its_costs_measured_at_its_own_length(monkeypatch):
     assert set(again.costs.passes) == reached       # other sessions of the model need not measure it again
 
 
-def test_rows_that_had_no_time_at_one_prefix_cost_what_they_cost_at_another():
-    """A slow machine measures 16 rows at 2,048 tokens and only one at 256: more rows are not free there."""
+def test_rows_not_measured_at_one_prefix_cost_as_much_more_as_at_another():
+    """A slow machine measures 16 rows at 2,048 tokens and only one at 256, where more rows must not be free."""
     costs = replace(COSTS, passes={256: {1: 0.050}, 2048: {1: 0.060, 16: 0.400}})
     assert costs.verify(16, 256) == pytest.approx(0.390) and costs.verify(31, 256) == pytest.approx(0.730)
 
@@ -91,7 +91,7 @@ def test_rows_that_had_no_time_at_one_prefix_cost_what_they_cost_at_another():
     {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
     {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}},
     {3000: {4: 0.001, 16: 0.009}, 4000: {4: 0.010, 16: 0.030}}])
-def test_more_rows_and_longer_prefixes_never_cost_less_whatever_noise_was_measured(grid):
+def test_more_rows_and_longer_prefixes_never_cost_less_despite_noise(grid):
     costs = replace(COSTS, passes=grid)
     live = LiveCosts(costs)
     for rows in (1, 2, 8):
@@ -104,7 +104,7 @@ def test_more_rows_and_longer_prefixes_never_cost_less_whatever_noise_was_measur
         assert all(costs.verify(n, shorter) <= costs.verify(n, longer) for n in (1, 3, 16, 30))
 
 
-def test_one_slow_pass_among_fewer_rows_does_not_make_the_others_dear():
+def test_one_slow_pass_of_fewer_rows_does_not_make_the_others_expensive():
     noisy = replace(COSTS, passes={512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}})
     assert noisy.verify(16, 512) == 0.017 and noisy.verify(2, 512) == pytest.approx(0.013)
 
@@ -128,7 +128,7 @@ def test_a_file_of_costs_is_read_as_it_was_written(tmp_path):
     ({"host": float("inf")}, "host: Infinity must be"), ({"host": None}, "'host' is null"),
     ({"key": {"model": 3}}, "must be text"), ({"unit": "s"}, 'is in "s"; milliseconds are needed'),
     ({"by_length": {}}, "by_length, which is unknown"), ({"source": 1}, "'source' is 1")])
-def test_costs_that_cannot_be_are_named_with_their_place(tmp_path, changes, said):
+def test_impossible_costs_are_named_with_their_place(tmp_path, changes, said):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(MADE))
     assert Costs.load(path).verify(7, 99) == 0.010
@@ -138,18 +138,18 @@ def test_costs_that_cannot_be_are_named_with_their_place(tmp_path, changes, said
     assert said in str(error.value) and str(path) in str(error.value)
 
 
-def test_costs_say_how_another_session_differs_from_theirs():
+def test_costs_name_the_differences_of_another_session():
     assert COSTS.fits(KEY | {"dtype": "float32"}) == []
     assert COSTS.fits(KEY | {"threads": "2"}) == ["threads 2 instead of 1"]
     assert COSTS.fits({"model": "toy", "threads": "1"}) == ["device none instead of CPU (x86_64)"]
 
 
-def test_costs_follow_what_is_timed_and_most_of_it_is_the_machine():
+def test_costs_follow_timed_passes_and_mostly_change_together():
     live = LiveCosts(COSTS)
     for _ in range(100):
         live.timed(4, 512, 0.026)
     assert live.verify(4, 512) == pytest.approx(0.026, rel=0.02)
-    assert 0.015 < live.verify(1, 512) < 0.020          # never timed: it is the machine, mostly
+    assert 0.015 < live.verify(1, 512) < 0.020          # never timed: mostly the machine is slower
     assert 0.0030 < live.level(2, 512) < 0.0040
     for _ in range(200):
         live.timed(1, 512, 0.010)
@@ -162,12 +162,12 @@ def test_one_slow_step_hardly_moves_costs():
     live = LiveCosts(COSTS)
     live.timed(4, 512, 5 * live.verify(4, 512))
     live.drafted(1.0, 50.0)
-    live.timed(1, 512, 0.0)         # a clock that stood still says nothing
+    live.timed(1, 512, 0.0)         # a clock that stood still is ignored
     assert live.verify(4, 512) < 1.15 * COSTS.verify(4, 512)
     assert live.level(2, 512) < 1.15 * COSTS.level(2, 512)
 
 
-def test_drafts_that_take_longer_than_their_parts_make_drafting_dearer_alone():
+def test_drafts_slower_than_their_parts_raise_only_the_costs_of_drafting():
     live = LiveCosts(COSTS)
     for _ in range(60):
         live.drafted(live.feed(1, 512) + 2 * live.level(2, 512), 1.4 * (COSTS.feed(1, 512) + 2 * COSTS.level(2, 512)))
@@ -175,7 +175,7 @@ def test_drafts_that_take_longer_than_their_parts_make_drafting_dearer_alone():
     assert live.verify(1, 512) == COSTS.verify(1, 512)
 
 
-def test_frozen_costs_stay():
+def test_frozen_costs_do_not_change():
     live = LiveCosts(COSTS, frozen=True)
     live.timed(4, 512, 1.0)
     live.drafted(0.5, 1.0)
@@ -183,11 +183,11 @@ def test_frozen_costs_stay():
 
 
 @pytest.mark.parametrize("drafter", [True, False])
-def test_measured_costs_leave_no_trace_and_take_no_longer_than_allowed(drafter):
+def test_measuring_costs_leaves_no_trace_and_keeps_to_its_time(drafter):
     target, network = toy_target(), toy_network() if drafter else None
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     implementation, state = target.model.config._attn_implementation, torch.random.get_rng_state()
-    measure(target, network, [8, 64], 0.01)      # what is loaded at its first use
+    measure(target, network, [8, 64], 0.01)      # warm-up: some code is loaded at its first use
     begun = time.perf_counter()
     costs = measure(target, network, [8, 64], 0.6)
     assert time.perf_counter() - begun < 2.0
@@ -201,7 +201,7 @@ def test_measured_costs_leave_no_trace_and_take_no_longer_than_allowed(drafter):
         [] if network is None else ["drafter none instead of eagle3, 1 x 32, vocabulary 48"])
 
 
-def test_a_file_s_costs_stay_and_must_be_this_session_s(tmp_path):
+def test_costs_of_a_file_are_frozen_and_must_fit_the_session(tmp_path):
     target, network, path = toy_target(), toy_network(), tmp_path / "costs.json"
     measure(target, network, [8, 64], 0.0).save(path)
     assert costs_for(target, network, str(path)).frozen and not costs_for(target, network, None).frozen
@@ -212,7 +212,7 @@ def test_a_file_s_costs_stay_and_must_be_this_session_s(tmp_path):
         costs_for(target, network, str(path))
 
 
-def test_what_had_no_time_is_named_and_the_rest_follows():
+def test_costs_not_measured_for_want_of_time_are_named_and_interpolated():
     costs = measure(toy_target(), toy_parts().head, [8, 64], 0.0)
     assert set(costs.passes) == {64} and set(costs.passes[64]) == {1, 16} and set(costs.levels[64]) == {8}
     assert "not, for want of time: feeds of 1 at 8, " in costs.source and "passes of 2 at 64" in costs.source

@@ -75,7 +75,7 @@ def test_the_usual_feature_layers_are_those_of_released_drafters():
     assert [layer - 1 for layer in usual_layers(32, 5)] == [1, 8, 15, 22, 29]
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_loading_returns_the_saved_drafter(tmp_path):
     network, shape = toy_blocks(), TargetShape(4, 32, VOCAB)
     save_blocks(network, tmp_path, shape)
     loaded = load_blocks(tmp_path, shape)
@@ -103,7 +103,7 @@ def test_files_of_something_else_are_refused(tmp_path, changes, said):
         load_blocks(tmp_path, shape)
 
 
-def test_who_gives_no_drafter_is_told_how_and_one_that_is_given_shares_the_target_s_embedding(tmp_path):
+def test_a_missing_drafter_is_explained_and_a_given_one_shares_the_targets_output_layer(tmp_path):
     target = toy_target()
     with pytest.raises(Missing, match="--with dflash=PATH"):
         DFLASH.load(Sources(target))
@@ -123,7 +123,7 @@ def test_a_missing_and_an_unknown_tensor_are_named(tmp_path):
 
 
 class Asked:
-    """A method that read a prompt, and what it proposes next."""
+    """A method that has read a prompt and can be asked for trees."""
 
     def __init__(self, name: str, **parts) -> None:
         self.parts = toy_parts(**parts)
@@ -138,28 +138,28 @@ class Asked:
         return self.proposer.propose(self.ask(budget, draws))
 
 
-def knowing(asked: Asked, rows: torch.Tensor) -> Asked:
-    """Its matrix knows these rows [V, K]."""
+def with_matrix(asked: Asked, rows: torch.Tensor) -> Asked:
+    """Fills the method's matrix with these rows [V, K]."""
     asked.proposer.memories[1].matrix.rows.copy_(rows)
     return asked
 
 
 EMPTY = torch.full((VOCAB, 8), -1)
 FULL = torch.randint(0, VOCAB, (VOCAB, 8), generator=torch.Generator().manual_seed(0))
-FULL[::5] = -1      # some end a chain
+FULL[::5] = -1      # these tokens end a chain
 
 
 @pytest.mark.parametrize("name", ["graft-dflash", "graft-dflash+both=true"])
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 1.0])
-def test_a_graft_on_a_block_of_an_empty_matrix_is_the_block(name, threshold):
-    plain, ours = Asked("dflash").tree(), knowing(Asked(f"{name}+threshold={threshold}"), EMPTY).tree()
+def test_a_graft_with_an_empty_matrix_is_the_block(name, threshold):
+    plain, ours = Asked("dflash").tree(), with_matrix(Asked(f"{name}+threshold={threshold}"), EMPTY).tree()
     assert torch.equal(plain.tokens, ours.tokens) and torch.equal(plain.parents, ours.parents)
     assert torch.equal(plain.scores, ours.scores) and torch.equal(plain.origin, ours.origin)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.2, 0.35, 0.6, 1.0])
 def test_a_cut_keeps_the_sure_prefix_and_the_matrix_follows_it(threshold):
-    plain, asked = Asked("dflash"), knowing(Asked(f"graft-dflash+threshold={threshold}"), FULL)
+    plain, asked = Asked("dflash"), with_matrix(Asked(f"graft-dflash+threshold={threshold}"), FULL)
     block, tree = plain.tree(), asked.tree()
     kept = sure(plain.proposer.drawn(plain.ask(16)).surest, threshold)
     assert tree.is_chain and torch.equal(tree.tokens[:1 + kept], block.tokens[:1 + kept])
@@ -182,14 +182,14 @@ def test_a_block_is_cut_before_its_first_unsure_token():
     assert [sure(surest, t) for t in (0.0, 0.35, 0.6, 0.95)] == [4, 2, 1, 0]
 
 
-def test_both_holds_the_block_and_the_cut_one():
-    block, cut = Asked("dflash").tree(), knowing(Asked("graft-dflash"), FULL).tree()
-    both = knowing(Asked("graft-dflash+both=true"), FULL).tree(24)
+def test_both_contains_the_whole_and_the_cut_block():
+    block, cut = Asked("dflash").tree(), with_matrix(Asked("graft-dflash"), FULL).tree()
+    both = with_matrix(Asked("graft-dflash+both=true"), FULL).tree(24)
     retrieved = cut.tokens[:1 + int((cut.origin == RETRIEVED).nonzero().max())].tolist()
     assert {tuple(block.tokens.tolist()), tuple(retrieved)} <= shape_of(both) and not both.is_chain
 
 
-def test_a_tree_of_a_block_holds_the_more_of_its_chain_the_larger_it_is():
+def test_a_larger_tree_of_a_block_contains_more_of_its_chain():
     chain, asked = Asked("dflash").tree(), Asked("dflash-tree")
     held = [len(set(shape_of(chain)) & shape_of(asked.tree(budget))) for budget in (2, 16, 60)]
     assert held[0] == 2 and held == sorted(held) and held[-1] > 2
@@ -197,7 +197,7 @@ def test_a_tree_of_a_block_holds_the_more_of_its_chain_the_larger_it_is():
     assert len(tree) == 60 and (tree.scores[1:].diff() <= 0).all() and tree.scores[1] == chain.scores[1]
 
 
-def test_coupled_drafts_are_drawn_with_the_request_s_noise():
+def test_coupled_drafts_are_drawn_with_the_requests_noise():
     asked, rule = Asked("dflash+coupled=true"), Sampled(temperature=1.0, seed=3)
     logits = asked.proposer.memory.guesses(asked.root)
     position = asked.verifier.cache.position
@@ -218,13 +218,13 @@ def test_a_window_hides_the_past_and_nothing_of_the_block():
     assert torch.equal(near.proposer.memory.guesses(near.root), whole)
 
 
-def test_asking_again_guesses_the_same():
+def test_asking_again_gives_the_same_tree():
     asked = Asked("dflash")
     assert torch.equal(asked.tree().scores, asked.tree().scores)
     assert asked.proposer.memory.cache.length == asked.verifier.cache.position
 
 
-def test_a_block_of_one_root_costs_no_forward():
+def test_a_budget_of_one_costs_no_forward():
     asked = Asked("dflash")
     network = asked.proposer.memory.network
     asked.proposer.memory.network = None
@@ -232,7 +232,7 @@ def test_a_block_of_one_root_costs_no_forward():
     asked.proposer.memory.network = network
 
 
-def test_a_drafter_of_another_block_drafts_as_many_tokens():
+def test_a_drafter_drafts_as_many_tokens_as_its_block_has():
     network = shared_blocks(toy_target())
     network.config = replace(network.config, block=5)
     memory = DFlashCache(network)

@@ -1,4 +1,4 @@
-"""`longgraft diagnose`: chains of first choices under a drafter's own and under the target's keys, values, features."""
+"""`longgraft diagnose` drafts chains with a drafter's own or with the target's keys, values and features."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEXT, START, DEPTH = toy_prompt(70, seed=2), 50, 4
 
 
 def drafted(drafter, start: int, depth: int) -> ProposalTree:
-    """The chain of first choices that decoding would draft with the root at `start`."""
+    """Returns the chain of most probable tokens that decoding drafts with the root at `start`."""
     begun(toy_target(), drafter.memories, TEXT[:start], following=TEXT[start])
     return drafter.propose(Ask(TEXT[start], 1 + depth, start))
 
@@ -38,8 +38,8 @@ def drafters():
 
 
 @pytest.mark.parametrize("kind, network, made", drafters(), ids=["eagle3", "longspec"])
-def test_own_is_what_decoding_drafts(kind, network, made):
-    """On a text that follows the chain of one start, that start is right at all depths, and a changed token is not."""
+def test_own_chains_are_those_that_decoding_drafts(kind, network, made):
+    """If the text follows the chain of one start, that start is right at all depths; a changed token is wrong."""
     text = [*TEXT[:61], *drafted(made(network), 60, DEPTH).tokens[1:].tolist()]
     right = chains(toy_target(), network, [*text, 0], START, DEPTH)[OWN]
     assert len(right) == len(text) + 1 - DEPTH - START
@@ -58,7 +58,7 @@ def test_the_first_depth_is_the_same_under_all_conditions_and_target_repeats_it(
 
 
 def spied(network, monkeypatch) -> list[torch.Tensor]:
-    """The states [S, H] whose logits are asked for from now on."""
+    """Returns a list to which each later call of `logits` adds its states [S, H]."""
     logits, states = network.logits, []
 
     def spy(asked, *more):
@@ -69,37 +69,37 @@ def spied(network, monkeypatch) -> list[torch.Tensor]:
     return states
 
 
-def test_own_is_as_probable_as_decoding_thinks(monkeypatch):
+def test_own_chains_have_the_probabilities_of_decoding(monkeypatch):
     network = toy_network(1)
     tree = drafted(Eagle3Drafter(Eagle3Cache(network), Dense(), DEPTH, 1), 60, DEPTH)
     states = spied(network, monkeypatch)
     chains(toy_target(), network, [*TEXT[:61], *tree.tokens[1:].tolist(), 0], START, DEPTH)
-    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):       # after depth 1 of three conditions
+    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):     # after three of depth 1
         found = network.logits(of_all[60 - START]).detach().log_softmax(-1).max()
         assert float(found) == pytest.approx(float(tree.scores[depth] - tree.scores[depth - 1]), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_replaced_rows_matter_and_so_do_replaced_features(seed, monkeypatch):
-    """Logits, since first choices of a random drafter are seldom right."""
+    """Logits are compared, because the most probable tokens of a random drafter are seldom right."""
     network = toy_network(seed)
     order = spied(network, monkeypatch)
     chains(toy_target(), network, TEXT, START, 3)
-    # Depth 1 thrice, then own 2 and 3, rows 2 and 3, target 2 and 3.
+    # Depth 1 comes three times, then depths 2 and 3 of own, rows and target.
     seen = {OWN: order[3:5], ROWS: order[5:7], TARGET: order[7:9]}
     torch.testing.assert_close(seen[OWN][0], seen[ROWS][0])         # at depth 2 no row differs yet
     assert (seen[OWN][1] - seen[ROWS][1]).abs().max() > 1e-3
     assert (seen[ROWS][1] - seen[TARGET][1]).abs().max() > 1e-3
 
 
-def test_what_is_reached_is_right_at_all_depths_before():
+def test_reached_starts_are_right_at_all_depths_before():
     right = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]]).bool()
     depths = list(summed([{OWN: right[:2]}, {OWN: right[2:]}], "toy", "made up", 64))
     assert [(d.agreed, d.reached, d.accepted) for d in depths] == [(3, 4, 3), (3, 3, 2), (3, 2, 1)]
     assert {(d.prompts, d.starts) for d in depths} == {(2, 4)}
 
 
-def test_a_text_that_is_too_short_says_so():
+def test_a_text_that_is_too_short_is_refused():
     with pytest.raises(ValueError, match="a smaller --depth"):
         chains(toy_target(), toy_network(), TEXT[:52], START, 4)
 
@@ -113,13 +113,13 @@ def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(comma
     assert {row["drafter"] for row in rows} == {"drafter", "short"} and len(rows) == 2 * 3 * 3
     assert all(int(row["starts"]) == 37 >= int(row["agreed"]) for row in rows)
     firsts = {(row["drafter"], row["agreed"]) for row in rows if row["depth"] == "1"}
-    assert len(firsts) == 2         # under all conditions
-    assert int(rows[0]["agreed"]) > 10      # of 37, also for prose: it was trained for this target
+    assert len(firsts) == 2         # the same under all conditions
+    assert int(rows[0]["agreed"]) > 10      # of 37, even for prose, because it was trained for this target
     assert "| acceptance | gap |" in said and said.split("\n\n")[0] in (tmp_path / "run/summary.md").read_text()
     assert "<svg" in (tmp_path / "run/diagnosis.svg").read_text()
 
 
-def test_of_few_starts_no_acceptance_is_drawn_and_each_of_many_drafters_has_a_line_of_its_own(tmp_path, monkeypatch):
+def test_the_figure_omits_acceptance_of_few_starts_and_tells_many_drafters_apart(tmp_path, monkeypatch):
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)
@@ -130,7 +130,7 @@ def test_of_few_starts_no_acceptance_is_drawn_and_each_of_many_drafters_has_a_li
     assert len({(line.get_color(), line.get_marker()) for line in below.lines}) == 9
 
 
-def test_a_share_of_few_is_not_told():
+def test_the_table_omits_shares_of_few_starts():
     depths = [Depth("toy", "made up", 64, condition, d, 1, 50, 30, reached, 15)
               for condition in (OWN, TARGET) for d, reached in ((1, 50), (2, 29))]
     assert [line.split("|")[-3:-1] for line in table(depths)[4:7]] == [

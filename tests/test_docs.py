@@ -159,7 +159,7 @@ def test_choices_page_has_every_heading_that_code_names():
 
 
 class Astray:
-    """Proposes under another root than it was asked for."""
+    """Proposes a tree with another root than the one asked for."""
 
     memories = ()
 
@@ -173,8 +173,8 @@ def test_assert_lossless_names_the_first_wrong_token():
         assert_lossless(Astray(), (toy_model(), None))
 
 
-class Otherwise(DrawThenWalk):
-    """Sampled with another seed: the law is the target's, the tokens are not."""
+class OtherSeed(DrawThenWalk):
+    """Draws with another seed, which keeps the target's distribution but not its tokens."""
 
     law = "otherwise"
 
@@ -189,7 +189,7 @@ class Otherwise(DrawThenWalk):
 
 
 def test_assert_lossless_checks_the_declared_promise():
-    method = replace(METHODS["retrieval"], verifies=lambda parts: lambda one: replace(one, rule=Otherwise(one.rule)))
+    method = replace(METHODS["retrieval"], verifies=lambda parts: lambda one: replace(one, rule=OtherSeed(one.rule)))
     with pytest.raises(AssertionError, match="sampled"):
         assert_lossless(method, (toy_model(), None))
     assert assert_lossless(replace(method, promise="distribution"), (toy_model(), None)) > 0

@@ -1,4 +1,4 @@
-"""What drafts inside or beside a partial cache: a small model's window, heads behind one pass, frequent n-grams."""
+"""Drafting inside or beside a partial cache: a small model's window, heads after one pass, frequent n-grams."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from longgraft.trees.tree import DRAFT, RETRIEVED, ProposalTree
 
 
 def streaming(window: int = 20, length: int = 3) -> StreamingDrafter:
-    """Over a history of no tokens."""
+    """Returns a drafter whose history is empty."""
     target = toy_target()
     history = TokenHistory()
     history.reset(300)
@@ -46,8 +46,8 @@ def test_a_window_is_the_first_tokens_and_the_newest_and_moves_by_a_quarter():
 
 
 @pytest.mark.parametrize("jump", [0, 1, 7, 40])
-def test_what_a_window_drafts_is_what_the_model_says_of_it_alone(jump):
-    """Whatever was read before: the next token, another one, or another text."""
+def test_a_windows_draft_is_the_models_answer_to_the_window_alone(jump):
+    """It does not depend on the window that was read before, `jump` tokens earlier."""
     drafter, prompt = streaming(), toy_prompt(90)
     drafter.history.observe(seen(prompt[:40], prompt=True))
     drafter.propose(Ask(prompt[40], 8, 40))
@@ -61,7 +61,7 @@ def test_what_a_window_drafts_is_what_the_model_says_of_it_alone(jump):
     assert tree.tokens.tolist() == [root, *said] and tree.is_chain and (tree.scores[1:] < tree.scores[:-1]).all()
 
 
-def test_frequent_ngrams_are_the_answers_and_the_most_frequent_come_first():
+def test_frequent_ngrams_come_from_the_answer_with_the_most_frequent_first():
     memory = FrequentNgrams()
     memory.reset(100)
     memory.observe(seen([1, 2, 3, 4, 1, 2, 3, 4], prompt=True))
@@ -75,7 +75,7 @@ def test_frequent_ngrams_are_the_answers_and_the_most_frequent_come_first():
     assert memory.after(1, 9) == [(7, 7, 8)] and memory.after(8, 9) == []
 
 
-def test_tokenswift_verifies_the_targets_own_token_three_of_each_head_and_the_ngrams_that_begin_with_it():
+def test_tokenswift_verifies_the_targets_token_three_tokens_of_each_head_and_matching_ngrams():
     run = Run("tokenswift+rows=48")
     partial, frequent = run.proposer.memories
     cache = partial.fresh()
@@ -98,7 +98,7 @@ def test_tokenswift_verifies_the_targets_own_token_three_of_each_head_and_the_ng
     assert tree.tokens[copied].tolist() == [91, 92, 93] and len(tree) == 41 + 3
 
 
-def test_a_small_budget_keeps_the_most_probable_guesses():
+def test_a_small_budget_keeps_the_most_probable_nodes():
     run = Run("tokenswift+rows=48")
     whole, small = (run.proposer.propose(Ask(run.root, n, run.verifier.cache.position)) for n in (101, 12))
     assert len(small) == 12 and torch.equal(small.tokens, whole.top(12).tokens)

@@ -1,4 +1,4 @@
-"""Trees whose shape follows confidence: parts of what EAGLE-3 scored, as deep as the drafter is sure."""
+"""Trees whose shape follows the drafter's confidence: parts of EAGLE-3's scored nodes, as deep as it is sure."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from longgraft.protocol.pruning import Level, Verdict
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
-POOL = 1 + 10 + 8 * 100     # all that nine levels score
+POOL = 1 + 10 + 8 * 100     # all nodes that nine levels score
 
 
 class Both:
-    """Proposes what one drafter drafts and keeps what another of the same memory drafts there."""
+    """Proposes the trees of one drafter and records those of another with the same memory."""
 
     def __init__(self, ours, theirs, budget: int) -> None:
         self.ours, self.theirs, self.budget, self.memories = ours, theirs, budget, ours.memories
@@ -36,7 +36,7 @@ class Both:
 
 
 def beside(name: str, budget: int = POOL, **parts) -> list[tuple[ProposalTree, ProposalTree]]:
-    """(the method's tree, EAGLE-3's of `budget` nodes) of eight steps."""
+    """Returns (the method's tree, EAGLE-3's tree of `budget` nodes) of eight steps."""
     made = toy_parts(**parts)
     both = Both(build(name, made), build("eagle3", made), budget)
     return list(zip(trees(both), both.seen, strict=True))
@@ -47,7 +47,7 @@ NAMES = ["echo+taus=0.1,0.07,0.02", "ddd+threshold=0", "ddd+threshold=-0.5", "sv
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_stops_early_is_a_part_of_what_eagle3_scores_and_has_its_whole_tree_as_deep_as_it_went(name):
+def test_early_stopping_keeps_eagle3s_tree_down_to_its_last_level(name):
     for ours, pool in beside(name):
         pooled = scored(pool)
         assert len(pooled) == POOL - 1
@@ -58,13 +58,13 @@ def test_what_stops_early_is_a_part_of_what_eagle3_scores_and_has_its_whole_tree
 
 
 @pytest.mark.parametrize("name", ["ddd+threshold=-100", "svip+threshold=10", "echo+taus=0,0,0"])
-def test_without_a_threshold_the_tree_is_eagle3_s(name):
+def test_a_threshold_that_never_stops_gives_eagle3s_tree(name):
     for ours, dense in beside(name, 60):
         assert same(ours, dense) and ours.stage == UNPRUNED
 
 
 def carried(name: str = "eagle3") -> dict[int, float]:
-    """The beam's log-probability after each expansion of the first tree, as ten scores that are summed by hand."""
+    """Returns the beam's log-probability after each expansion of the first tree: ten scores summed by hand."""
     seen = {}
 
     def watch(level: Level) -> Verdict:
@@ -76,7 +76,7 @@ def carried(name: str = "eagle3") -> dict[int, float]:
 
 
 @pytest.mark.parametrize("check", [5, 7])
-def test_the_beam_is_looked_at_after_five_and_seven_expansions_only(check):
+def test_ddd_checks_the_beam_only_after_five_and_seven_expansions(check):
     masses = carried()
     for threshold, stage in ((masses[check] - 1e-3, UNPRUNED), (masses[check] + 1e-3, check)):
         assert trees(toy_parts().drafter(DDDPolicy(threshold, (check,))), steps=1)[0].stage == stage
@@ -85,13 +85,13 @@ def test_the_beam_is_looked_at_after_five_and_seven_expansions_only(check):
         index not in (5, 7) for index in range(9)]
 
 
-def test_a_beam_carries_a_sum_and_not_a_mean():
+def test_the_mass_of_a_beam_is_a_sum_and_not_a_mean():
     level = Level(5, torch.tensor([0.2, 0.2, 0.2, 0.1] + [1e-9] * 20).log(), False, 60)
     assert DDDPolicy(log(0.69))(level).expand and not DDDPolicy(log(0.71))(level).expand
     assert not DDDPolicy(log(0.69), beam=3)(level).expand
 
 
-def test_drafting_stops_where_the_best_path_s_last_token_was_uncertain():
+def test_drafting_stops_after_an_uncertain_last_token_of_the_best_path():
     laws = {}
 
     def watch(level: Level) -> Verdict:
@@ -111,7 +111,7 @@ def test_drafting_stops_where_the_best_path_s_last_token_was_uncertain():
             assert (tree.stage == stage) is expected and (not expected or int(tree.depths.max()) <= stage + 1)
 
 
-def test_the_entropy_is_that_of_the_best_candidate_s_law():
+def test_the_entropy_is_that_of_the_best_candidates_distribution():
     laws = torch.tensor([[0.5, 0.5], [1.0, 0.0]]).log()
     for scores, entropy in (([0.1, 0.1, 0.7, 0.0], 0.0), ([0.4, 0.3, 0.2, 0.0], log(2))):
         level = Level(1, torch.tensor(scores).log(), False, 60, laws)
@@ -119,7 +119,7 @@ def test_the_entropy_is_that_of_the_best_candidate_s_law():
 
 
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 10.0])
-def test_svip_s_chain_goes_on_behind_certain_tokens_up_to_forty(threshold):
+def test_svips_chain_continues_after_certain_tokens_up_to_forty(threshold):
     parts = toy_parts()
     chain, dense = build(f"svip+chain=true+threshold={threshold}", parts), Eagle3Drafter(
         parts.drafter_cache(), Dense(), 40, 1)
@@ -127,7 +127,7 @@ def test_svip_s_chain_goes_on_behind_certain_tokens_up_to_forty(threshold):
     for ours, whole in zip(trees(both, steps=6), both.seen, strict=True):
         assert ours.is_chain and len(whole) == 41
         assert torch.equal(ours.tokens, whole.tokens[:len(ours)])
-        # The uncertain token is kept, and nothing behind it.
+        # The uncertain token is kept, and nothing after it.
         assert len(ours) == 41 if threshold == 10 else len(ours) == ours.stage + 2
 
 
@@ -136,7 +136,7 @@ TALON = {"as it is": {}, "narrow": {"share": 1.0}, "wide": {"share": 1e-9}, "sha
 
 @pytest.mark.parametrize("kind", TALON)
 @pytest.mark.parametrize("budget", [2, 8, 11, 30, 60, 100])
-def test_talon_s_tree_is_full_or_as_deep_as_it_may_be(kind, budget):
+def test_talons_tree_is_full_or_has_its_largest_depth(kind, budget):
     drafter = TalonDrafter(toy_parts().drafter_cache(), **TALON[kind])
     for tree in trees(drafter, steps=4, budget=budget):
         counts = torch.bincount(tree.depths).tolist()
@@ -146,7 +146,7 @@ def test_talon_s_tree_is_full_or_as_deep_as_it_may_be(kind, budget):
             assert counts[2:] == [1] * len(counts[2:])
 
 
-def test_a_layer_of_talon_s_holds_what_is_probable_enough():
+def test_talons_layers_contain_only_probable_enough_nodes():
     for tree in trees(TalonDrafter(toy_parts().drafter_cache(), share=0.8), steps=3, budget=40):
         scores, depths, parents = tree.scores.tolist(), tree.depths.tolist(), tree.parents.tolist()
         for depth in range(2, max(depths) + 1):
@@ -155,7 +155,7 @@ def test_a_layer_of_talon_s_holds_what_is_probable_enough():
             assert all(scores[parents[node]] >= scores[node] for node, at in enumerate(depths) if at == depth)
 
 
-def test_talon_s_second_layer_are_the_best_of_all_continuations():
+def test_talons_second_layer_contains_the_best_of_all_continuations():
     """EAGLE-3's second level has the ten best of each node; TALON's may have more of one."""
     made = toy_parts()
     ours, theirs = TalonDrafter(made.drafter_cache(), share=1e-9), Eagle3Drafter(made.drafter_cache(), Dense(), 2, 24)
@@ -169,21 +169,21 @@ def test_talon_s_second_layer_are_the_best_of_all_continuations():
 
 
 @pytest.mark.parametrize("name", ["echo", "ddd+threshold=0", "svip+threshold=1.6"])
-def test_fewer_levels_are_drafted_and_no_more_is_accepted_than_of_the_dense_tree(name):
+def test_dynamic_trees_draft_fewer_levels_and_accept_no_more_than_the_dense_tree(name):
     found = {}
     for method in (name, "eagle3"):
         replay = toy_prompt(120)[60:100]
         stats = answered(toy_session(method), toy_prompt(60), 40, Sampling(replay=tuple(replay))).stats
         levels = sum(count * (9 if stage == "none" else int(stage[1:]) + 1) for stage, count in stats.stages.items())
-        found[method] = levels / sum(stats.stages.values()), stats.mat       # the last token is not drafted for
+        found[method] = levels / sum(stats.stages.values()), stats.mat       # nothing is drafted for the last token
     assert found[name][0] < found["eagle3"][0] == 9 and found[name][1] <= found["eagle3"][1]
 
 
-def test_gates_and_their_thresholds_belong_together():
+def test_echo_needs_one_threshold_for_each_gate():
     with pytest.raises(ValueError, match="each gate needs one"):
         find("echo+depths=1,3")
 
 
-def test_a_chain_is_drafted_no_further_than_its_slots():
+def test_a_chain_is_drafted_no_further_than_its_budget():
     stats = answered(toy_session("svip+chain=true+threshold=10", budget=4), toy_prompt(60), 24).stats
-    assert stats.forwards["draft"] <= 3 * stats.steps       # two levels beyond the root's own, and a feeding
+    assert stats.forwards["draft"] <= 3 * stats.steps       # two levels after the root's, and one feeding

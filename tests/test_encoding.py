@@ -1,4 +1,4 @@
-"""Prompts become ids, or one sentence says what was given instead."""
+"""Prompts become ids, or one sentence names what was given instead."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_text_chats_and_ids_of_every_kind_are_prompts(prompt, ids):
     (b"\x01\x02", "is a bytes"), (7, "is a int"), (None, "is a NoneType"), (["a", "b"], "'a', a str"),
     ([], "The prompt is empty"), ("", "The prompt is empty"), (torch.tensor([], dtype=torch.int64), "is empty"),
     ([96], "knows 0 to 95"), ([-1], "from -1 to -1"), ("a\ud800", r"half a character \('\\ud800'\) at place 1")])
-def test_what_is_no_prompt_is_refused(prompt, said):
+def test_an_invalid_prompt_is_refused(prompt, said):
     with pytest.raises(ValueError, match=said):
         ENCODER.encode(prompt)
 
 
-def test_without_a_tokenizer_prompts_are_ids():
+def test_a_prompt_without_a_tokenizer_must_be_ids():
     bare = Encoder(None, 96, "toy")
     assert bare.encode([1]) == [1]
     for prompt, said in (("a", "cannot be text"), ([{"role": "user", "content": "a"}], "cannot be chat messages")):
@@ -54,7 +54,7 @@ def test_without_a_tokenizer_prompts_are_ids():
             bare.encode(prompt)
 
 
-def test_a_prediction_is_text_from_the_middle_and_has_no_token_that_begins_a_prompt():
+def test_a_prediction_is_encoded_without_the_token_that_begins_a_prompt():
     class Begun(Letters):
         def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
             return {"input_ids": [95] * add_special_tokens + super().__call__(text)["input_ids"]}

@@ -1,4 +1,4 @@
-"""Where a completion ends: after its line, its block, or nowhere; and what of it is certain before that."""
+"""The end of a completion, after its line, its block or nowhere, and the text that is certain before the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from longgraft.completion.snippets import Cursor
 from longgraft.completion.stopping import Ending
 
-CASES = {       # until, path, before, after, what the model says; it is kept as far as the bar
+CASES = {       # until, path, before, after, the model's text, which is kept up to the bar
     "a line": ("line", "a.py", "x = ", "\n", "1|\ny = 2\n"),
     "a line with something in it": ("line", "a.py", "def f():", "\n", "\n\n    return 1|  \n    x"),
     "a line that meets its rest": ("line", "a.py", "f(", ", b)\n", "a|, b)\n"),
@@ -49,8 +49,8 @@ CASES = {       # until, path, before, after, what the model says; it is kept as
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_completion_ends(name):
-    """And what is certain before that is kept."""
+def test_a_completion_ends_where_its_line_or_block_does(name):
+    """Text that is certain before the end is part of the kept text."""
     until, path, before, after, marked = CASES[name]
     (kept, bar, rest), told = marked.partition("|"), 0
     ending, said = Ending(until, Cursor(path, before, after)), kept + rest
@@ -67,14 +67,14 @@ def test_a_completion_ends(name):
     assert told > 0 or after.partition("\n")[0]       # text comes before the end is reached
 
 
-def test_a_line_that_was_shown_is_not_expected_again():
+def test_the_rest_of_a_line_that_was_shown_is_not_expected_again():
     cursor = Cursor("a.py", "f(", ")\n")
     assert Ending("line", cursor, seen=True).cut("g(x)\n") == "g(x)"
     assert Ending("line", cursor).cut("g(x)\n") == "g(x"
     assert Ending("block", cursor, seen=True).cut("\n    a,\n    b,\n") == "\n    a,\n    b,\n"
 
 
-def test_what_was_cut_short_ends_all_the_same():
+def test_a_completion_that_was_cut_short_still_ends():
     assert Ending("block", Cursor("a.py", "def f():\n    ", "")).cut("a()\n\ndef") == "a()"
     assert Ending("line", Cursor("a.py", "x", "")).cut(" = 1 ") == " = 1"
     assert Ending("line", Cursor("a.py", "x", "")).cut("") == ""

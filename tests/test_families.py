@@ -1,7 +1,7 @@
 """Every causal family of the installed transformers is decoded exactly, or refused before a weight is read.
 
-Exact means: what a tree pass and the prompt's chunks report equals the model's own forward over each path, with tiny
-random weights and windows so small that they matter.
+Exact means that the reports of a tree pass and of the prompt's chunks equal the model's own forward over each path.
+The models have tiny random weights, and windows so small that they matter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from longgraft.target_model.supported import why_not
 from longgraft.trees.tree import ProposalTree
 
 PROMPT = 40
-UNBUILT = {"gemma3n": "requires the timm library"}      # what transformers cannot make here, and what it says
+UNBUILT = {"gemma3n": "requires the timm library"}      # families that transformers cannot build here, and its error
 
 
 def variants(family: str) -> list[PretrainedConfig]:
-    """The family's usual layers; and such with and without a window in turn, the last two without keys of their own."""
+    """Returns the usual configuration and, if possible, one with and without a window in turn and with shared keys."""
     usual = tiny(CONFIG_MAPPING[family])
     fields = set(type(usual).__dataclass_fields__)
     kinds = set(getattr(usual, "layer_types", None) or ())
@@ -39,14 +39,14 @@ def variants(family: str) -> list[PretrainedConfig]:
 
 
 def forward(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The model's own logits [n, V]."""
+    """Returns the model's own logits [n, V]."""
     with torch.no_grad():
         return model(input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
                      use_cache=False).logits[0]
 
 
 def assert_exact(config: PretrainedConfig) -> None:
-    """Prompt's top-k, a tree's logits, and logits after one of its paths was kept."""
+    """Compares the prompt's top-k, a tree's logits, and the logits after one of its paths was kept."""
     model = random_model(config)
     target, cache = Target(model), Target(model).cache(128)
     assert chunk_size(target, Wants()) >= 16
@@ -72,7 +72,7 @@ def assert_exact(config: PretrainedConfig) -> None:
     ("llama", {}), ("qwen2", {"use_sliding_window": False}), ("qwen2", {}), ("qwen3", {}), ("qwen3_moe", {}),
     ("mistral", {}), ("mistral", {"sliding_window": None}), ("gemma2", {}), ("gemma3_text", {}), ("gemma3", {}),
     ("qwen2_moe", {}), ("phimoe", {}),      # these two mask by windows that their layers do not pass on
-    # states, of which Jamba's cannot go on with several tokens; latents; sinks
+    # recurrent states (Jamba's cannot continue with several tokens); latents; sinks
     ("lfm2_moe", {}), ("qwen3_next", {}), ("granitemoehybrid", {}), ("jamba", {}),
     ("mamba2", {}), ("deepseek_v3", {}), ("gpt_oss", {}), ("mimo_v2_flash", {})])
 def test_the_families_of_the_readme_are_exact(family, more):
@@ -81,7 +81,7 @@ def test_the_families_of_the_readme_are_exact(family, more):
     assert_exact(config)
 
 
-LIMITED = {     # transformers limits a Mamba 2 module's time step in its code for several tokens, not in that for one
+LIMITED = {     # transformers limits a Mamba 2 module's time step in its code for several tokens but not for one
     "granitemoehybrid": {"time_step_limit": (0.3, 0.6)}, "nemotron_h": {"time_step_min": 0.3},
     "zamba2": {"time_step_min": 0.3}}
 
@@ -133,7 +133,7 @@ def test_the_first_prompt_does_not_decide_how_jamba_reads():
     "cohere2", "deepseek_v3", "gemma2", "gemma3", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "lfm2", "llama",
     "mistral", "mixtral", "olmo3", "qwen3_next",
     "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"])
-def test_families_that_are_exact_are_not_refused_as_they_come(family):
+def test_exact_families_are_not_refused_with_their_default_configuration(family):
     assert why_not(CONFIG_MAPPING[family]()) == ""
 
 

@@ -37,7 +37,7 @@ def asked(monkeypatch) -> list[str]:
 
 @pytest.fixture
 def entry(tmp_path, monkeypatch):
-    """A model of the catalogue in two wheels, and on no hub; its file is no GGUF."""
+    """A model of the catalogue in two wheels and on no hub; its file is not a real GGUF file."""
     made = toy_entry(tmp_path / "wheels", CONTENT)
     monkeypatch.setitem(CATALOGUE, "toy", made)
     return made
@@ -52,7 +52,7 @@ def on_hub(entry, monkeypatch):
 
 @pytest.fixture
 def hub(on_hub, monkeypatch):
-    """The hub that has it."""
+    """A hub that has this model."""
     with toy_hub(CONTENT) as server:
         ask_hub_at(server.address, monkeypatch)
         yield server
@@ -69,7 +69,7 @@ def test_get_asks_the_hub_before_wheels(on_hub, hub, cache, asked):
     assert (hub.served, asked) == (len(CONTENT), [])
 
 
-def test_get_reads_the_cache_of_the_hubs_client_where_it_lies(on_hub, tmp_path, cache, asked):
+def test_get_reads_the_cache_of_the_hubs_client_in_place(on_hub, tmp_path, cache, asked):
     place = tmp_path / "hub" / "models--toys--toy" / "snapshots" / "commit" / "toy.gguf"
     place.parent.mkdir(parents=True)
     (place.parents[2] / "refs").mkdir()
@@ -80,22 +80,22 @@ def test_get_reads_the_cache_of_the_hubs_client_where_it_lies(on_hub, tmp_path, 
     assert fetch.get(on_hub) == cache / "toy.gguf"
 
 
-def of_other_size(hub: ToyHub) -> None:
+def change_size(hub: ToyHub) -> None:
     hub.content += b"?"
 
 
-def of_other_stated_sha256(hub: ToyHub) -> None:
+def change_stated_sha256(hub: ToyHub) -> None:
     hub.etag = "0" * 64
 
 
-def of_other_bytes(hub: ToyHub) -> None:
+def change_bytes(hub: ToyHub) -> None:
     hub.content, hub.etag = CONTENT[:-1] + b"?", "an etag"
 
 
 @pytest.mark.parametrize(("change", "served", "why"), [
-    (of_other_size, 0, "it has another file: 10,245 bytes"),
-    (of_other_stated_sha256, 0, "with SHA-256 000000000000..., and 10,244 with"),
-    (of_other_bytes, len(CONTENT), "it gave a file with SHA-256")])
+    (change_size, 0, "it has another file: 10,245 bytes"),
+    (change_stated_sha256, 0, "with SHA-256 000000000000..., and 10,244 with"),
+    (change_bytes, len(CONTENT), "it gave a file with SHA-256")])
 def test_another_file_on_the_hub_is_refused_and_wheels_are_fetched(change, served, why, on_hub, hub, capfd, cache):
     change(hub)
     assert fetch.get(on_hub).read_bytes() == CONTENT and hub.served == served and left(cache) == ["toy.gguf"]
@@ -103,7 +103,7 @@ def test_another_file_on_the_hub_is_refused_and_wheels_are_fetched(change, serve
     assert "longgraft: the hub does not give toy: it " in err and why in err and err.count("\n") == 2
 
 
-def test_wheels_are_fetched_where_the_hub_does_not_answer(on_hub, capfd, asked):
+def test_wheels_are_fetched_if_the_hub_does_not_answer(on_hub, capfd, asked):
     assert fetch.get(on_hub).read_bytes() == CONTENT and len(asked) == 2
     assert ("longgraft: the hub does not give toy: it cannot be reached. Trying the package index (2 wheels).\n"
             in capfd.readouterr().err)
@@ -182,7 +182,7 @@ def test_a_full_disk_is_noticed_before_the_download(given, held, needed, request
     assert fetch.get(entry).read_bytes() == CONTENT
 
 
-def test_a_cache_that_cannot_be_written_is_one_sentence(entry, tmp_path, monkeypatch):
+def test_a_cache_that_cannot_be_written_gives_one_sentence(entry, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ValueError, match=r"^Model 'toy' cannot be kept in [^\n]*: Not a directory\. "):

@@ -1,4 +1,4 @@
-"""What a figure counts: rates, origins, stages and intervals, by hand and by enumeration."""
+"""The numbers of figures: rates, origins, stages and intervals, checked by hand and by enumeration."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 VALUES = [0.31, 1.12, 2.05, 3.74, 5.26]
 
 
-def test_the_rate_is_of_the_tokens_that_decoding_yielded():
-    """The first is the prefill's."""
+def test_the_decoding_rate_excludes_the_prefills_token():
+    """The first token comes from the prefill."""
     stats = Stats(prompt_tokens=100, new_tokens=11, accepted_per_step=(3, 0, 4), prefill_seconds=9.0,
                   decode_seconds=2.0)
     assert stats.decode_tokens_per_second == 5.0
@@ -24,7 +24,7 @@ def test_the_rate_is_of_the_tokens_that_decoding_yielded():
     assert stats.as_dict()["decode_tokens_per_second"] == 5.0 and stats.as_dict()["mat"] == stats.mat
 
 
-def test_an_accepted_token_is_credited_to_all_who_proposed_it():
+def test_an_accepted_token_is_credited_to_all_its_origins():
     origins = [ROOT, DRAFT | RETRIEVED, DRAFT, RETRIEVED, DRAFT | RETRIEVED, RETRIEVED, RETRIEVED]
     tree = ProposalTree.build(list(range(7)), list(range(-1, 6)), [0.0] * 7, origins)
     tally = Tally()
@@ -58,14 +58,14 @@ def test_nodes_are_counted_by_the_length_of_their_match_and_by_their_probability
     assert found.by_match["9-16"][1] == pytest.approx(0.9 + 0.91, abs=1e-4)
 
 
-def test_the_interval_is_that_of_all_resamples():
+def test_the_bootstrap_interval_is_that_of_all_resamples():
     """Five values have 3,125 resamples of five: the middle 95 % of their means, enumerated."""
     means = np.mean(list(itertools.product(VALUES, repeat=5)), axis=1)
     mean, low, high = bootstrap(VALUES)
     assert (mean, low, high) == bootstrap(VALUES, seed=1)
     assert mean == pytest.approx(np.mean(VALUES))
     assert (low, high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])))
-    for level, length in ((0.9, 5), (0.95, 4), (0.95, 6)):      # what another level or size would give lies beyond that
+    for level, length in ((0.9, 5), (0.95, 4), (0.95, 6)):      # another level or size gives another interval
         tail = (1 - level) / 2
         others = np.quantile(np.mean(list(itertools.product(VALUES, repeat=length)), axis=1), [tail, 1 - tail])
         assert np.abs(others - (low, high)).min() > 0.05

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle tokens: found in a tokenizer, put in its family's order, and never made by a file's text."""
+"""Fill-in-the-middle tokens are found in a tokenizer, put in its family's order, and never made by a file's text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from longgraft.completion.snippets import Cursor, Snippet
 CURSOR = Cursor("a.py", "x = ", "\ny\n")
 PIECES = (Snippet("b.py", "def b(): 1\n"), Snippet("c.py", "c = 2"))       # the best first
 BARS = "|", "\uff5c"
-# What a prompt is, spelled out: of the file alone, and with pieces, of which the best is nearest to the cursor.
+# Expected prompts: with the file alone, and with pieces, of which the best is nearest to the cursor.
 PROMPTS = {
     "qwen-coder": ("<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>",
                    "<|repo_name|>repo\n<|file_sep|>c.py\nc = 2\n<|file_sep|>b.py\ndef b(): 1\n"
@@ -55,7 +55,7 @@ def test_every_family_has_a_prompt_here():
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-def test_a_familys_tokens_stand_in_its_order(name):
+def test_a_prompt_has_its_familys_tokens_in_order(name):
     tokenizer = of_family(name, begins=True)
     layout = PromptLayout(tokenizer, len(tokenizer))
     alone, among = (layout.lay_out(CURSOR, pieces, 2048, "repo") for pieces in ((), PIECES))
@@ -71,15 +71,15 @@ def test_all_of_a_familys_tokens_end_a_completion(name):
     assert set(PromptLayout(tokenizer, len(tokenizer)).lay_out(CURSOR).ends) == spelled
 
 
-def test_tokens_that_are_no_single_added_ids_do_not_count():
+def test_tokens_that_are_not_single_added_ids_do_not_count():
     assert fim_of(byte_tokenizer(("<|fim_prefix|>", "<|fim_suffix|>")), 10 ** 6) is None        # no middle
     assert fim_of(byte_tokenizer(), 10 ** 6) is None and fim_of(None, 10 ** 6) is None
     tokenizer = of_family("fim_prefix")
-    assert fim_of(tokenizer, len(tokenizer) - 1) is None        # one that the model never predicts
+    assert fim_of(tokenizer, len(tokenizer) - 1) is None        # the model never predicts the last token
     assert fim_of(byte_tokenizer(plain=tuple(SPELLINGS["qwen-coder"].split())), 10 ** 6) is not None       # Qwen's own
 
 
-def test_without_a_repository_token_no_name_is_said():
+def test_a_prompt_without_a_repository_token_names_no_repository():
     tokenizer = byte_tokenizer(tuple(SPELLINGS["qwen-coder"].replace("<|repo_name|>", "").split()))
     text = tokenizer.decode(PromptLayout(tokenizer, len(tokenizer)).lay_out(CURSOR, PIECES, 2048, "repo").ids)
     assert text.startswith("<|file_sep|>c.py\n") and "repo" not in text
@@ -91,12 +91,12 @@ def test_left_to_right_is_repobenchs_layout():
     laid = layout.lay_out(CURSOR, PIECES, 2048, "repo")
     assert tokenizer.decode(laid.ids) == "c.py\nc = 2\nb.py\ndef b(): 1\na.py\nx =" and laid.held == " "
     assert (laid.form, laid.ends, laid.after) == ("left-to-right", (), 0)
-    assert tokenizer.decode(laid.prediction[-1]) == "\ny\n"     # what follows goes to the retrievers
+    assert tokenizer.decode(laid.prediction[-1]) == "\ny\n"     # the text after the cursor goes to the retrievers
     asked = PromptLayout(of_family("starcoder2"), 10 ** 6, "left-to-right").lay_out(CURSOR, PIECES)
-    assert asked.form == "left-to-right" and len(asked.ends) == 6       # its tokens end it all the same
+    assert asked.form == "left-to-right" and len(asked.ends) == 6       # its tokens still end it
 
 
-def test_a_layout_that_cannot_be_is_said():
+def test_an_impossible_layout_is_refused():
     with pytest.raises(ValueError, match="no fill-in-the-middle tokens"):
         PromptLayout(byte_tokenizer(), 10 ** 6, "fim")
     with pytest.raises(ValueError, match="without a tokenizer"):
@@ -105,7 +105,7 @@ def test_a_layout_that_cannot_be_is_said():
         PromptLayout(byte_tokenizer(), 10 ** 6).lay_out(Cursor("", "", ""))
 
 
-def test_text_that_spells_a_token_is_text():
+def test_text_that_spells_a_token_is_encoded_as_text():
     tokenizer = byte_tokenizer(("<|endoftext|>",), plain=tuple(SPELLINGS["qwen-coder"].split()))
     said = 'STOP = ["<|fim_middle|>", "<|file_sep|>"] <|endoftext|>\n'
     snippets = [Snippet("<|fim_pad|>.py", said)]
@@ -124,7 +124,7 @@ def test_no_space_is_put_between_parts():
     assert tokenizer.decode(coder.begin) == "<s>"
 
 
-def test_a_line_end_that_joins_what_follows_is_kept():
+def test_a_line_end_that_merges_with_the_next_one_is_kept():
     tokenizer = byte_tokenizer(merges=((NEWLINE, NEWLINE),))
     assert len(tokenizer("\n\n")["input_ids"]) == 1
     assert tokenizer.decode(PartEncoder(tokenizer).ids("\n\nab")) == "\n\nab"
@@ -140,8 +140,8 @@ def test_blocks_begin_at_the_same_lines_whatever_follows():
     assert "".join(blocks(indented)) == indented and len(blocks(indented)) == 5
 
 
-def test_what_follows_a_cursor_is_not_kept():
-    """It is another text at each place, and of many of them memory fills up."""
+def test_ids_of_the_text_after_a_cursor_are_not_kept():
+    """This text differs at each cursor, so that keeping it would fill the memory."""
     tokenizer = byte_tokenizer(("<|endoftext|>",), plain=tuple(SPELLINGS["qwen-coder"].split()))
     layout = PromptLayout(tokenizer, len(tokenizer))
     rest, kept = "y = 2\n" * 100, layout.coder._kept.cache_info

@@ -1,4 +1,4 @@
-"""Steps of fixed shape: recorded once, they serve every prefix and every tree, and say what single launches say."""
+"""Steps of fixed shape are recorded once for all prefixes and trees, and give the results of single launches."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
 
 
 def as_on_a_gpu(target: Target) -> Target:
-    """With the kernels that CUDA would take, in Triton's interpreter where there is none."""
+    """Gives a target the kernels used on CUDA, which run in Triton's interpreter if there is no GPU."""
     target.fused, target.fixed_backend = FusedModules(target.model, fused_triton), triton
     return target
 
 
 class Fixed(Regions):
-    """Fixed shapes, each time anew: the interpreter's kernels cannot be recorded."""
+    """Regions of fixed shape that run anew each time, because the interpreter's kernels cannot be recorded."""
 
     def __init__(self) -> None:
         super().__init__(recorder)
@@ -114,7 +114,7 @@ class Fixed(Regions):
 
 @pytest.mark.parametrize("family", TEN)
 @torch.inference_mode()
-def test_the_gpu_s_kernels_together_say_what_single_launches_say(family):
+def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
     target = as_on_a_gpu(model_of(family))
     cache, tree = prefilled(target, 30), random_tree(7, 5)
     fixed = StaticPass(target, cache, 8, WANTS, Fixed())
@@ -126,7 +126,7 @@ def test_the_gpu_s_kernels_together_say_what_single_launches_say(family):
 
 
 @pytest.mark.parametrize("method", ["ar", "graft"])
-def test_a_whole_answer_by_the_gpu_s_kernels(method):
+def test_the_gpus_kernels_decode_the_plain_answer(method):
     parts = toy_parts("qwen3", regions=Fixed())
     as_on_a_gpu(parts.target)
     proposer = build(method, parts)
@@ -159,11 +159,11 @@ def test_a_named_attention_that_reads_lengths_on_the_host_is_not_recorded():
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, seed=5)
 
 
-# Each method on one family, on which all families take their turn; one method on all.
+# Each method runs with one family, in turn; one method runs with all families.
 @pytest.mark.parametrize("method, family", sorted({*zip(EVERY, cycle(FAMILIES), strict=False),
                                                    *(("graft", family) for family in FAMILIES)}))
-def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
-    """Of three requests in one session; the third is longer than all before, so that its buffers are larger."""
+def test_recorded_steps_give_and_accept_the_tokens_of_single_launches(method, family):
+    """Three requests run in one session; the third is longer, so that its buffers are larger."""
     regions = Regions(recorder)
     ours, usual = (toy_session(method, family, chunk=128, regions=one) for one in (regions, EAGER))
     for length, new, sampling in ((60, 8, GREEDY), (45, 6, SAMPLED), (300, 2, GREEDY)):
@@ -181,7 +181,7 @@ def test_recorded_steps_say_and_accept_what_single_launches_do(method, family):
 
 
 @pytest.mark.parametrize("method", CHOOSING)
-def test_a_controller_s_trees_are_verified_in_recorded_steps(method):
+def test_a_controllers_trees_are_verified_in_recorded_steps(method):
     regions = Regions(recorder)
     ours, usual = (toy_session(method, adaptive=True, regions=one) for one in (regions, EAGER))
     said = [answered(session, toy_prompt(60), 24) for session in (ours, usual)]
@@ -190,7 +190,7 @@ def test_a_controller_s_trees_are_verified_in_recorded_steps(method):
     assert regions.fixed and regions._recorded
 
 
-def test_seeds_share_their_recordings_and_say_what_they_say():
+def test_seeds_share_their_recordings_and_give_different_answers():
     regions = Regions(recorder)
     session = toy_session("eagle3", regions=regions)
     said, laws = set(), set()
@@ -204,8 +204,8 @@ def test_seeds_share_their_recordings_and_say_what_they_say():
 
 
 @pytest.mark.parametrize("method, late", [("ar", 0), ("eagle3", 0), *(("graft", late) for late in range(9))])
-def test_what_cannot_be_recorded_is_launched_one_by_one_and_said_once(method, late):
-    """From the beginning, or where there is room for the first regions alone."""
+def test_regions_that_cannot_be_recorded_are_launched_singly_with_one_warning(method, late):
+    """Recording fails from the beginning, or after the first regions."""
     left = iter([recorder] * late)
 
     def sometimes(region):
@@ -220,7 +220,7 @@ def test_what_cannot_be_recorded_is_launched_one_by_one_and_said_once(method, la
 
 
 def test_features_are_those_of_the_kept_path():
-    """Of a path that skips siblings, in recorded passes and as they come."""
+    """The path skips a sibling; passes are launched singly and recorded."""
     found = []
     for regions in (EAGER, Regions(recorder)):
         parts = toy_parts(regions=regions)
@@ -239,7 +239,7 @@ def test_features_are_those_of_the_kept_path():
     torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)
 
 
-def test_what_was_observed_outlives_the_next_pass():
+def test_observed_features_outlive_the_next_pass():
     parts = toy_parts(regions=Regions(recorder))
     verifier = Verifier(parts.target, prefilled(parts.target, 40, Wants()), Greedy(), Clock(), parts.regions)
     first = verifier.verify(random_tree(5, 1), WANTS)
@@ -253,8 +253,8 @@ def test_what_was_observed_outlives_the_next_pass():
     (ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2]), Replay([9, 11, 3], 41),
      [0, 2, 4])], ids=["one node", "skips"])
 @torch.inference_mode()
-def test_rows_of_a_path_are_committed_as_often_as_one_likes_and_a_path_of_one_moves_none(tree, rule, rows):
-    """A recording runs it several times on the same numbers."""
+def test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none(tree, rule, rows):
+    """A recording runs the commit several times on the same numbers."""
     parts = toy_parts(regions=Regions(recorder))
     cache = prefilled(parts.target, 40, Wants())
     fixed = StaticPass(parts.target, cache, 8, Wants(), parts.regions)
@@ -265,7 +265,7 @@ def test_rows_of_a_path_are_committed_as_often_as_one_likes_and_a_path_of_one_mo
     assert torch.equal(cache.layers[1].keys[:, :, 40:40 + len(rows)], before[:, :, rows])
 
 
-def test_the_matrix_holds_the_same_rows():
+def test_recorded_steps_fill_the_matrix_with_the_same_rows():
     found = []
     for regions in (EAGER, Regions(recorder)):
         session = toy_session("graft", "qwen3", regions=regions)
@@ -298,7 +298,7 @@ def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_k
 
 @pytest.mark.parametrize("method, budget", [("graft", 66), ("graft+pruning=none+retrieved=20", 80), ("eagle3", 100),
                                             ("graft-x", 90)])
-def test_budgets_beyond_the_largest_size_are_those_of_single_launches(method, budget):
+def test_budgets_beyond_the_largest_size_give_the_results_of_single_launches(method, budget):
     said = [answered(toy_session(method, budget=budget, regions=one), toy_prompt(60), 10)
             for one in (EAGER, Regions(recorder))]
     assert said[0].token_ids == said[1].token_ids == plain("llama", 60, 24, GREEDY)[:10]
@@ -317,7 +317,7 @@ def test_drafters_of_one_memory_share_their_recordings():
              for drafter in drafters]
     before = regions.recorded
     assert [on_host(drafter.propose(Ask(1, 60, 30))).tokens.tolist() for drafter in drafters] == alone
-    assert regions.recorded == before == 9 + 2      # levels with the root's, and a selection each
+    assert regions.recorded == before == 9 + 2      # nine levels with the root's, and one selection each
 
 
 def test_only_the_last_sampling_settings_stay_recorded():

@@ -1,4 +1,4 @@
-"""What guessing costs: forwards of drafting networks, and of the target itself beside the verifications."""
+"""Counts of forwards for drafting: those of draft networks, and those of the target beside the verifications."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from longgraft.runtime.clock import Clock
 
 
 def networks() -> set[type]:
-    """Kinds of those of all needs: what was loaded is one, or holds one."""
+    """Returns the types of the networks in everything that methods need."""
     loaded = [toy(toy_target(), 0) for toy in TOYS.values()]
     return {type(one) for each in loaded for one in (each, *getattr(each, "__dict__", {}).values())
             if isinstance(one, nn.Module)}
@@ -22,7 +22,7 @@ def networks() -> set[type]:
 
 @pytest.mark.parametrize("method", EVERY)
 def test_every_forward_beside_the_verifications_is_counted(method):
-    """Of decoding alone: what a drafter is fed of a prompt is no guess."""
+    """Only decoding is counted, because feeding the prompt to a drafter drafts nothing."""
     drafting, target = networks(), toy_target().model
     request = toy_session(method).open(toy_prompt(60), 12, eos=())
     while request.step().read:      # up to the first step
@@ -41,14 +41,14 @@ def test_every_forward_beside_the_verifications_is_counted(method):
     assert steps > 0 and forwards == {"draft": ran["draft"], "own": ran["own"] - steps}
 
 
-def test_of_a_dense_tree_each_level_is_a_forward_and_so_is_what_it_is_fed():
+def test_a_dense_tree_counts_a_forward_per_level_and_per_feeding():
     stats = answered(toy_session("eagle3", levels=4), toy_prompt(60), 24).stats
-    drafted = stats.steps - 1       # the last token is not drafted for
+    drafted = stats.steps - 1       # nothing is drafted for the last token
     assert stats.forwards == {"draft": 3 * drafted + drafted - 1}   # the prompt was fed as it was read
     assert answered(toy_session("eagle3", budget=1), toy_prompt(60), 5).stats.forwards == {}
 
 
-def test_counting_begins_anew():
+def test_reading_the_counts_resets_them():
     clock = Clock()
     clock.ran("draft", 2)
     clock.ran("own")

@@ -1,4 +1,4 @@
-"""What is computed in one launch says what the library's own modules say, only where a pass of ours asks for it."""
+"""Modules computed in one launch equal the library's own modules, and run only inside the target's passes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDS = torch.arange(3, 20)[None]
 
 
 class Torch:
-    """The forms themselves as kernels; called: their names."""
+    """Kernels that compute the forms with torch; called: the names of those that ran."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -55,10 +55,10 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("family, norms, gated, rotations", [       # per layer, and one norm behind the last
+@pytest.mark.parametrize("family, norms, gated, rotations", [       # per layer; one more norm follows the last layer
     ("llama", 2, 1, 1), ("qwen2", 2, 1, 1), ("qwen3", 4, 1, 1), ("mistral", 2, 1, 1), ("gemma2", 4, 1, 1),
     ("gemma3_text", 6, 1, 1), ("phi3", 2, 1, 1), ("olmo2", 4, 1, 1), ("granite", 2, 1, 1), ("qwen3_moe", 4, 0, 1)])
-def test_what_is_fused_of_a_family_says_the_same_to_the_last_bit(family, norms, gated, rotations, dtype):
+def test_the_fused_modules_of_a_family_are_equal_to_the_last_bit(family, norms, gated, rotations, dtype):
     model, kernels = model_of(family, dtype), Torch()
     ours = FusedModules(model, kernels)
     each = {"norm": 6 * norms + 1, "gated": 6 * gated, "rotary": 6 * rotations}
@@ -69,8 +69,8 @@ def test_what_is_fused_of_a_family_says_the_same_to_the_last_bit(family, norms, 
     assert {kind: kernels.called.count(kind) for kind in each} == each
 
 
-def test_a_rotation_of_a_part_of_a_head_is_the_library_s():
-    """Phi-3's function can do it, as GPT-NeoX's; which it is does not show before it is called."""
+def test_a_rotation_of_a_part_of_a_head_is_left_to_the_library():
+    """Phi-3's function can rotate all or a part of a head, which shows only when it is called."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     model, kernels = model_of("phi3", rope_parameters=rope), Torch()
     expected, ours = logits(model), FusedModules(model, kernels)
@@ -81,13 +81,13 @@ def test_a_rotation_of_a_part_of_a_head_is_the_library_s():
 
 @pytest.mark.parametrize("family", ["gptj", "cohere", "glm4", "ernie4_5"])
 def test_rotations_of_neighbours_are_left_alone(family):
-    """Or wider ones, GLM's: their functions have the same name."""
+    """So are GLM's wider ones; their functions have the same name."""
     module = sys.modules[type(model_of(family)).__module__]
     assert tables_of(module.apply_rotary_pos_emb, torch.bfloat16) == set()
 
 
 @pytest.mark.parametrize("dtype", HALF)
-def test_each_norm_is_of_the_form_that_rounds_as_it_does(dtype):
+def test_each_norm_has_the_form_that_rounds_in_the_same_way(dtype):
     forms = {family: norm_of(model_of(family, dtype).get_decoder().norm) for family in ("llama", "olmo2", "gemma2")}
     wide = "rounded" if dtype == torch.float32 else "wide"      # float32 has nothing to round
     assert forms == {"llama": ("rounded", 1e-6), "olmo2": (wide, 1e-5), "gemma2": ("from one", 1e-6)}
@@ -98,7 +98,7 @@ def test_each_norm_is_of_the_form_that_rounds_as_it_does(dtype):
     lambda norm, x: F.layer_norm(x, x.shape[-1:], norm.weight, None, 1e-6),                        # a mean
     lambda norm, x: norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2e-6),         # another epsilon
     lambda norm, x, gate: x])
-def test_a_norm_that_says_something_else_is_left_alone(said):
+def test_a_norm_that_computes_something_else_is_left_alone(said):
     kind = type("OtherRMSNorm", (modeling_llama.LlamaRMSNorm,), {"forward": said})
     assert norm_of(kind(32)) is None and norm_of(modeling_llama.LlamaRMSNorm(32)) == ("rounded", 1e-6)
 
@@ -108,13 +108,13 @@ def test_a_norm_that_says_something_else_is_left_alone(said):
     lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) + mlp.up_proj(x)),
     lambda mlp, x: mlp.down_proj(F.gelu(mlp.gate_proj(x)) * mlp.up_proj(x)),
     lambda mlp, x: 2 * mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))])
-def test_a_product_that_says_something_else_is_left_alone(said):
+def test_a_product_that_computes_something_else_is_left_alone(said):
     own = toy_model().get_decoder().layers[0].mlp
     kind = type("OtherMLP", (type(own),), {"forward": said})
     assert gate_of(kind(toy_model().config)) is None and gate_of(own) == "silu"
 
 
-def test_asking_changes_neither_the_model_nor_torch_s_random_state():
+def test_fusing_changes_neither_the_model_nor_torchs_random_state():
     model = model_of("llama")
     before, state = [dict(module.__dict__) for module in model.modules()], torch.get_rng_state()
     FusedModules(model, Torch())
@@ -122,13 +122,13 @@ def test_asking_changes_neither_the_model_nor_torch_s_random_state():
     assert all(module.__dict__ == own for module, own in zip(model.modules(), before, strict=True))
 
 
-def test_nothing_is_left_on_the_model_or_the_library_also_after_an_exception():
+def test_nothing_is_left_on_the_model_or_the_library_even_after_an_exception():
     model, rotation = model_of("llama"), modeling_llama.apply_rotary_pos_emb
     ours, other, kernels = FusedModules(model, Torch()), model_of("llama"), Torch()
     before = [module.__dict__.keys() for module in model.modules()]
     with pytest.raises(ZeroDivisionError), FusedModules(other, kernels)():
         assert modeling_llama.apply_rotary_pos_emb is rotation
-        logits(model)               # of the same classes, and not ours
+        logits(model)               # another model of the same classes
         assert not kernels.called
         _ = 1 / 0
     with pytest.raises(ZeroDivisionError), ours():
@@ -141,7 +141,7 @@ def test_nothing_is_left_on_the_model_or_the_library_also_after_an_exception():
     lambda norm: norm(torch.ones(2, 32, dtype=torch.bfloat16)),         # of another dtype than its weight
     lambda norm: norm(torch.ones(32, 2).mT),                            # rows that are not dense
     lambda norm: norm(hidden_states=torch.ones(2, 32))])
-def test_what_does_not_fit_is_the_module_s_own(call):
+def test_unsuitable_inputs_run_the_modules_own_code(call):
     norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
     with torch.no_grad(), FusedModules(norm, kernels)():
         call(norm)
@@ -151,8 +151,8 @@ def test_what_does_not_fit_is_the_module_s_own(call):
     assert kernels.called == ["norm", "norm"]
 
 
-def test_a_norm_that_is_given_more_than_it_was_shown_is_its_own():
-    """As those that also gate, where there is a gate."""
+def test_a_norm_with_further_arguments_runs_its_own_code():
+    """Some norms multiply by a gate if they are given one."""
     def forward(self, x, gate=None):
         return super(kind, self).forward(x if gate is None else x * gate)
 
@@ -164,20 +164,20 @@ def test_a_norm_that_is_given_more_than_it_was_shown_is_its_own():
         assert norm(x) is not None and kernels.called == ["norm"]
 
 
-def test_where_gradients_are_wanted_it_is_the_module_s_own():
+def test_a_norm_that_needs_gradients_runs_its_own_code():
     norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
     with FusedModules(norm, kernels)():
         norm(torch.ones(2, 32)).sum().backward()
     assert norm.weight.grad is not None and not kernels.called
 
 
-def test_without_a_gpu_it_is_said_why():
+def test_the_reason_against_fusing_without_a_gpu_is_given():
     assert isinstance(why := fused(toy_model()), NotBuilt) and "they are for CUDA" in str(why)
     assert isinstance(kernels_for(torch.device("cpu"), torch.float32), NotBuilt)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernels_that_say_something_else_are_named(dtype):
+def test_kernels_that_compute_something_else_are_named(dtype):
     def other(name: str, wrong: Callable) -> list[str]:
         kernels = Torch()
         right = getattr(kernels, name)

@@ -1,4 +1,4 @@
-"""What is chosen of a repository for a cursor, and why; and how a cursor is named."""
+"""Pieces of a repository that are chosen for a cursor, their reasons, and the place of a cursor."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def piece(pieces, path, why):
     return next(one for one in pieces if one.path == path and why in one.why)
 
 
-def test_what_is_imported_is_shown_also_where_a_package_hands_it_on(shop):
+def test_imported_code_is_shown_even_if_a_package_reexports_it(shop):
     pieces = chosen(shop, BEFORE + "    cart.drop_everything(price_of(")
     price = piece(pieces, "shop/prices.py", "imported: from shop import price_of")
     assert price.text == "".join(FILES["shop/prices.py"].splitlines(keepends=True)[:3]) and price.first_line == 1
     assert pieces[0].path in ("shop/prices.py", "shop/cart.py") and "imported" in pieces[0].why
 
 
-def test_of_a_long_class_its_fields_and_the_methods_that_are_used_come_first(shop):
+def test_a_long_class_shows_its_fields_and_used_methods_first(shop):
     pieces = chosen(shop, BEFORE + "    cart.drop_everything(")
     found = [one.text.split("\n")[0].strip() for one in pieces if "import Cart" in one.why]
     assert found == ["class Cart:", "def drop_everything(self, why):", "def __init__(self):"]
@@ -72,21 +72,21 @@ def test_a_name_that_is_not_imported_is_looked_for_everywhere(shop):
                                       "def sell(shelf):\n    '''count_boxes'''\n    return ") if "defines" in one.why]
 
 
-def test_lines_like_those_before_the_cursor_are_found_with_what_follows_them(shop):
+def test_lines_like_those_before_the_cursor_are_found_with_the_lines_after_them(shop):
     pieces = chosen(shop, "def count_crates(rack):\n    crates = rack.boxes_on(floor=1)\n    wooden = [",
                     path="other/x.py")
     assert pieces[0].path == "shop/stock.py" and "like the lines before" in pieces[0].why
     assert "return len(wooden)" in pieces[0].text
 
 
-def test_of_copies_of_a_passage_one_is_shown(shop):
+def test_only_one_copy_of_a_passage_is_shown(shop):
     for n in range(4):
         (shop / f"shop/copy_{n}.py").write_text(FILES["shop/stock.py"] + "\n" * 12 + f"other_{n} = 1\n")
     pieces = chosen(shop, FILES["shop/stock.py"], path="other/x.py")
     assert ["like the lines" in one.why for one in pieces if "boxes_on" in one.text].count(True) == 1
 
 
-def test_tests_and_callers_of_a_file_belong_to_it(shop):
+def test_tests_and_callers_of_a_file_are_shown_for_it(shop):
     whys = {one.path: one.why for one in chosen(shop, "def sell(item):\n    ")}
     assert {"its tests", "uses sell"} <= set(whys["tests/test_desk.py"].split("; "))
     pieces = chosen(shop, "def test_counting():\n    ", path="tests/test_stock.py")
@@ -112,7 +112,7 @@ def test_the_same_cursor_gets_the_same_pieces_and_a_smaller_budget_the_first_of_
     assert 0 < len(few) < len(first) and few == first[:len(few)]
 
 
-def test_what_was_left_out_is_told_without_its_content(shop):
+def test_files_that_were_left_out_are_reported_without_their_content(shop):
     left_out = gather(shop, Cursor("shop/desk.py", "x", ""), 100).left_out
     assert left_out.secrets == ("secret/.env",) and left_out.counts == {"in other languages": 1}
 
@@ -123,7 +123,7 @@ def test_nothing_is_gathered_for_a_secret(shop, path, before):
         gather(shop, Cursor(path, before, ""), 100)
 
 
-def test_a_cursors_file_is_known_by_its_path_from_the_root(shop):
+def test_a_cursors_file_is_identified_by_its_path_from_the_root(shop):
     pieces = chosen(shop, FILES["shop/cart.py"][:100], path="shop/../shop/./cart.py")
     assert pieces and "shop/cart.py" not in {one.path for one in pieces}
     for path in ("/shop/cart.py", "../cart.py", ".."):
@@ -144,18 +144,18 @@ def test_other_languages_have_their_imports_and_neighbours(tmp_path):
     ("tests/test_cart.py", "cart", True), ("src/cart.py", "cart", False), ("a/cart.test.ts", "cart", True),
     ("CartTest.java", "Cart", True),
     ("cart_test.go", "cart", True), ("tests/conftest.py", "conftest", True), ("latest.py", "latest", False)])
-def test_a_test_and_what_it_tests_are_called_alike(path, name, test):
+def test_a_test_file_has_the_name_of_the_file_it_tests(path, name, test):
     assert (counterpart(path), is_test(path)) == (name, test)
 
 
-def test_what_strings_and_comments_say_is_not_a_name():
+def test_strings_and_comments_contain_no_names():
     text = 'a = "one" # two\n"""three\nfour""" + b\n'
     left = without_strings("a.py", text)
     assert left.split() == ["a", "=", "+", "b"] and left.count("\n") == text.count("\n")
     assert without_strings("a.js", "x # y // z\n/* q\n*/ '") == "x # y \n\n "
 
 
-def test_what_the_cursor_stands_in_counts_however_far_it_began():
+def test_definitions_around_the_cursor_count_however_far_they_began():
     text = "class Shelf(Base):\n    def lay(self):\n" + "        pass\n" * 90 + "        "
     found = cursor_names(Cursor("a.py", text, ""), [])
     assert found.around == ("lay", "Shelf") and found.weights["Base"] == 0.6
@@ -198,7 +198,7 @@ def test_a_wrong_place_is_refused_by_name(tmp_path, file, line, column, said):
         locate(root, file, line, column)
 
 
-def test_an_unsaved_text_is_text_of_a_size_that_is_read(tmp_path):
+def test_an_unsaved_text_must_be_text_of_a_readable_size(tmp_path):
     for text, said in ((5, "is a int"), ("x" * (MOST_BYTES + 1), "up to 16,777,216")):
         with pytest.raises(ValueError, match=said):
             locate(tmp_path, "a.py", 1, text=text)

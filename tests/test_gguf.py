@@ -1,4 +1,4 @@
-"""A GGUF file is the model that it was written from, is dequantised once, or is refused in one sentence."""
+"""A GGUF file loads as the model it was written from, is dequantised once, or is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def load(model, **options):
 
 
 @pytest.mark.parametrize(("tied", "divided"), [(False, 0), (True, 0), (False, 8.0)])
-def test_a_file_is_the_model_it_was_written_from_bit_for_bit(tmp_path, tied, divided):
+def test_a_file_loads_as_the_model_it_was_written_from_bit_for_bit(tmp_path, tied, divided):
     """divided: Llama 3's rotary scaling, which transformers drops."""
     written = write_gguf(tmp_path / "toy.gguf", tied, divided=divided)
     target = load(tmp_path / "toy.gguf").target
@@ -49,7 +49,7 @@ def test_a_file_is_the_model_it_was_written_from_bit_for_bit(tmp_path, tied, div
     assert torch.equal(AutoModelForCausalLM.from_pretrained(folder)(IDS).logits, written(IDS).logits)
 
 
-def test_tokenizer_template_and_every_end_token_are_the_files(file):
+def test_tokenizer_template_and_every_end_token_come_from_the_file(file):
     session = load(file)
     tokenizer = session.tokenizer
     assert session.eos == (END, TURN, SPECIAL.index("<|endoftext|>")) and tokenizer.eos_token == "<|im_end|>"
@@ -74,7 +74,7 @@ def test_ends_of_a_file_follow_the_names_of_its_tokens(tokens, ends):
     assert gguf_files.end_ids(SimpleNamespace(fields=fields)) == ends
 
 
-def test_a_file_is_dequantised_once_wherever_it_lies_and_for_each_dtype(file, tmp_path, cache, monkeypatch, capsys):
+def test_a_file_is_dequantised_once_per_dtype_wherever_it_is(file, tmp_path, cache, monkeypatch, capsys):
     first = load(file).generate("the", max_new_tokens=8).token_ids
     assert f"dequantising toy.gguf to float32, once: 0 MB in {cache}" in capsys.readouterr().err
     half = load(file, dtype="bfloat16")
@@ -97,7 +97,7 @@ def test_the_model_is_named_as_it_was_given_and_a_calibration_belongs_to_the_fil
     assert loaded.target.name == str(file) and loaded.identity["target"] == "toy.gguf"
 
 
-def test_a_folder_with_one_file_and_the_flag_name_it_too(file, tmp_path):
+def test_a_file_can_be_given_by_its_folder_or_by_the_flag(file, tmp_path):
     place = place_of(str(file)).path
     assert place_of(file.parent).path == place
     write_gguf(tmp_path / "other.gguf", tied=True)
@@ -157,9 +157,9 @@ def test_a_file_is_refused(what, tmp_path, cache):
     assert not list(cache.glob("*-*")) and not (cache / "partial").exists()
 
 
-def test_without_the_extra_one_sentence_says_how_to_get_it(file, monkeypatch, capsys):
+def test_a_missing_extra_is_explained_in_one_sentence(file, monkeypatch, capsys):
     monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
-    for model in (file, "smollm2"):     # the latter is not fetched for nothing
+    for model in (file, "smollm2"):     # the second is not fetched in vain
         code, _, err = run(capsys, monkeypatch, "doctor", "--model", model)
         assert code == 2 and re.fullmatch(r"longgraft: Model .* is GGUF, which needs .*: pip install "
                                           r"\"longgraft\[gguf\]\"\n", err)

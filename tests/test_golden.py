@@ -1,4 +1,4 @@
-"""Outputs of the official implementations on tiny weights, reproduced."""
+"""Our methods reproduce outputs of the official implementations on tiny weights."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_yarn_tables_are_those_of_specpv(golden, dim):
 
 
 def lookup_all(matrix, root):
-    """The official tree: every node, zeros and duplicates included."""
+    """Returns the official tree with all nodes, including zeros and duplicates."""
     template = token_recycling()
     tokens = torch.full((len(template) + 1,), root)
     for nodes, parents, ranks in template.levels(tokens.device):
@@ -147,7 +147,7 @@ def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
         while len(lengths) < len(case["accept_lengths"]):
             official, tree = lookup_all(matrix, root), retriever.candidates(root, 80)
             seen = verifier.verify(tree, memory.wants)
-            # The official tree repeats tokens of zero rows; our trie holds each once.  Its update goes by its rows.
+            # The official tree repeats tokens of zero rows; our trie has each once.  The official update uses all rows.
             matrix.update(torch.tensor(official), seen.topk[twins(tree, official)])
             lengths.append(len(seen.path))
             root = seen.next_token
@@ -157,7 +157,7 @@ def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
 
 
 def twins(tree, official):
-    """Our node for each row of the official tree."""
+    """Returns our node for each row of the official tree."""
     place = [0]
     for row, parent in enumerate(token_recycling().parents[1:], 1):
         place.append(tree.children[place[parent], official[row]])

@@ -1,4 +1,4 @@
-"""What only a card can show.  `benchmarks/gpu/check.sh` runs this there; `--on cpu` rehearses it."""
+"""Tests that need a GPU.  `benchmarks/gpu/check.sh` runs them there; `--on cpu` rehearses them."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from longgraft.trees.tree import ProposalTree
 
 pytestmark = pytest.mark.gpu
 
-# Of weighted means of standard normal values: a few steps of the format.
+# Largest errors of weighted means of standard normal values: a few steps of the number format.
 WITHIN = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-TIE = 1e-3      # logits of float32, whose products round by their number of rows on a GPU
+TIE = 1e-3      # of float32 logits, which round differently for other numbers of rows on a GPU
 SIZE = 128
 KINDS = {"one row": (1, None), "chain": (17, None), "tree": (60, None), "appended": (80, range(60, 80))}
 
 
 def geometry(kind: str) -> tuple[Tensor, Tensor, Tensor]:
-    """depths [n], mask [n, m] bool, column_depths [m]: m columns, of which the rows are the last n."""
+    """Returns depths [n], mask [n, m] (bool) and column_depths [m]; the rows are the last n of m columns."""
     columns, rows = KINDS[kind]
     if kind == "chain":
         depths, mask = torch.arange(columns), torch.ones(columns, columns).tril().bool()
@@ -57,7 +57,7 @@ def geometry(kind: str) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reference(q: Tensor, k: Tensor, v: Tensor, prefix: int, kind: str, window: int | None) -> Tensor:
-    """float64 on the host, from what a window and a tree mean: q [H, n, D], k and v [Hkv, C, D] -> [H, n, D]."""
+    """Computes attention in float64 on the host: q [H, n, D], k and v [Hkv, C, D] -> [H, n, D]."""
     depths, mask, column_depths = geometry(kind)
     positions = torch.cat([torch.arange(prefix), prefix + column_depths])
     back = (prefix + depths)[:, None] - positions
@@ -78,13 +78,13 @@ def backend_or_skip(name: str, dtype: torch.dtype):
 
 def far_off(backend, kind: str, dtype: torch.dtype, device: torch.device, prefix: int, window: int | None,
             heads: tuple[int, int], flip: bool = False) -> float:
-    """The largest difference from the reference.  flip: one bit of what a row sees."""
+    """Returns the largest difference from the reference.  flip: changes one bit of the mask."""
     torch.manual_seed(prefix)
     depths, mask, column_depths = geometry(kind)
     used = prefix + len(column_depths)
     q = torch.randn(1, heads[0], len(depths), SIZE, device=device, dtype=dtype)
     k, v = torch.randn(2, 1, heads[1], used + 9, SIZE, device=device, dtype=dtype).unbind(0)
-    k[:, :, used:], v[:, :, used:] = float("nan"), float("nan")        # what was never written
+    k[:, :, used:], v[:, :, used:] = float("nan"), float("nan")        # never written rows
     expected = reference(q[0], k[0, :, :used], v[0, :, :used], prefix, kind, window)
     if flip:
         mask = mask.clone()
@@ -94,7 +94,7 @@ def far_off(backend, kind: str, dtype: torch.dtype, device: torch.device, prefix
     return float((backend(q, k, v, layout, SIZE ** -0.5, window)[0].double().cpu() - expected).abs().max())
 
 
-# float16 takes the ways of bfloat16: one kind of tree is enough.
+# float16 runs the same code as bfloat16, so that one kind of tree is enough.
 CASES = [(dtype, kind) for dtype in WITHIN for kind in KINDS if dtype != torch.float16 or kind == "tree"]
 
 
@@ -116,7 +116,7 @@ def test_one_wrong_bit_of_the_mask_is_seen(name, device):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_recorded_launch_says_what_an_eager_one_says(name, device):
+def test_a_recorded_launch_equals_an_eager_one(name, device):
     from benchmarks.machine import recorded
 
     if device.type != "cuda":
@@ -132,12 +132,12 @@ def test_a_recorded_launch_says_what_an_eager_one_says(name, device):
 
 
 def regions_on(device: torch.device, launches: str) -> Regions:
-    """Recorded launches are CUDA graphs; on a CPU the tests' stand-in for them."""
+    """Returns regions; recorded launches are CUDA graphs, or the tests' stand-in for them on a CPU."""
     return EAGER if launches == "single" else Regions(cuda_graphs(device) if device.type == "cuda" else recorder)
 
 
 def target_on(device: torch.device, family: str, dtype: torch.dtype = torch.float32) -> Target:
-    """A toy, fused where that can be."""
+    """Returns a toy target, with fused modules if that is possible."""
     model = copy.deepcopy(toy_model(family)).to(device)
     with torch.device(device):      # a cast of a whole model would cast its rotary frequencies too
         cast = type(model)._from_config(model.config, dtype=dtype).eval()
@@ -155,7 +155,7 @@ def toy_on(device: torch.device, family: str, method: str, launches: str) -> Ses
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_recorded_pass_says_what_an_eager_one_says_at_other_lengths_and_trees(family, dtype, device):
+def test_a_recorded_pass_equals_an_eager_one_at_other_lengths_and_trees(family, dtype, device):
     target, wants = target_on(device, family, dtype), Wants(topk=4)
     cache = target.cache(300)
     target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(200))), cache, "none")], Wants())
@@ -170,18 +170,18 @@ def test_a_recorded_pass_says_what_an_eager_one_says_at_other_lengths_and_trees(
             report, positions = fixed.forward()
         assert positions[:n].tolist() == (length + 1 + tree.depths).tolist()
         off = (report.logits[:n].float() - logits).abs().amax(-1) / logits.abs().max()      # [n]
-        # In bfloat16 another rounding may send a row to another expert: most rows tell, in float32 all do.
+        # In bfloat16, rounding may send a row to another expert, so that only the median counts.
         worst, within = (off.max(), 1e-4) if dtype == torch.float32 else (off.median(), 4e-2)
         assert worst < within, f"prefix {length}: {worst:.2g} off"
 
 
-# Blocking calls of a step once all is recorded: plain decoding reads what was drawn, drafts read their gates.
+# Blocking calls of a recorded step: plain decoding reads the drawn token, drafters also read their gates.
 MOST_WAITS = {"ar": 1, "eagle3": 5, "graft": 5}
 
 
 @contextmanager
 def watched(device: torch.device, mode: str) -> Iterator[None]:
-    """Blocking calls of CUDA are warned of, or are errors; a CPU has none."""
+    """Makes blocking calls of CUDA warnings or errors; a CPU has none."""
     if device.type != "cuda":
         yield
         return
@@ -193,7 +193,7 @@ def watched(device: torch.device, mode: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("method", MOST_WAITS)
-def test_a_step_waits_for_the_device_this_often_at_most(method, device):
+def test_a_step_waits_for_the_device_no_more_often_than_its_method_needs(method, device):
     session = longgraft.load(method=method, device=str(device), dtype="bfloat16", budget="paper", tell=False)
     text = (Path(longgraft.__file__).parent / "session.py").read_text()
     warm, counted = (40, 20) if device.type == "cuda" else (1, 1)
@@ -201,7 +201,7 @@ def test_a_step_waits_for_the_device_this_often_at_most(method, device):
     with session.open(text[:4000], 2000, eos=()) as request:
         while request.step().read:
             pass
-        for _ in range(warm):       # whatever can happen has been recorded
+        for _ in range(warm):       # until everything is recorded
             request.step()
         for _ in range(counted):
             with warnings.catch_warnings(record=True) as said, watched(device, "warn"):
@@ -225,7 +225,7 @@ def test_a_recorded_pass_never_waits(device):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("method", ["eagle3", "graft", "graft-x"])
-def test_the_embedded_pair_says_what_plain_decoding_says(method, dtype, device):
+def test_the_embedded_pair_equals_plain_decoding(method, dtype, device):
     session = longgraft.load(method=method, device=str(device), dtype=dtype, budget="paper", tell=False)
     text = (Path(longgraft.__file__).parent / "session.py").read_text()
     report = check(session, [session.encode(text[:n]) for n in (900, 4000)], Sampling(), 64)
@@ -238,7 +238,7 @@ def test_the_embedded_pair_says_what_plain_decoding_says(method, dtype, device):
 @pytest.mark.parametrize(("method", "launches"), [
     ("graft", "single"), ("graft", "recorded"), ("eagle3", "recorded"), ("graft-x", "recorded")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_toys_say_what_plain_decoding_says(family, method, launches, device):
+def test_toys_equal_plain_decoding(family, method, launches, device):
     session = toy_on(device, family, method, launches)
     for sampling in (Sampling(), Sampling(temperature=1.0, seed=5)):
         for row in check(session, [toy_prompt(61), toy_prompt(150, seed=1)], sampling, 32)["rows"]:

@@ -1,4 +1,4 @@
-"""Graft: gates, budgets, the trie merge, and its limits: EAGLE-3 at one end, retrieval at the other."""
+"""Graft: gates, budgets, the merge of tries, and its limiting cases, EAGLE-3 and retrieval."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def drafter(policy) -> Eagle3Drafter:
     return toy_parts().drafter(policy)
 
 
-def test_thresholds_of_zero_are_eagle3_tree_for_tree():
+def test_thresholds_of_zero_give_eagle3s_trees():
     ours, theirs = trees(build("graft", toy_parts(thresholds={0: 0, 1: 0, 5: 0}))), trees(build("eagle3", toy_parts()))
     assert all(same(a, b) for a, b in zip(ours, theirs, strict=True))
     assert {len(tree) for tree in ours} == {60} and {tree.stage for tree in ours} == {UNPRUNED}
@@ -42,11 +42,11 @@ def test_a_closed_gate_saves_forwards_and_leaves_its_budget(gate, forwards, draf
     for tree in trees(ours, steps=2):
         assert len(tree) == drafted + 1
         assert tree.stage == (UNPRUNED if gate is None else gate)
-    assert len(calls) == 2 * (forwards - 1)     # the first forward of a step is the observation's
+    assert len(calls) == 2 * (forwards - 1)     # the observation runs the first forward of a step
 
 
 def confidences(levels: int = 9) -> list[float]:
-    """The probability of the best path of each level of the first tree."""
+    """Returns the probability of the best path of each level of the first tree."""
     seen = []
 
     def watch(level: Level) -> Verdict:
@@ -65,7 +65,7 @@ def test_a_gate_is_closed_by_confidences_up_to_its_threshold(gate):
         assert trees(drafter(Gates({gate: threshold})), steps=1)[0].stage == stage
 
 
-def test_a_gate_compares_a_probability_and_is_closed_where_it_is_the_threshold():
+def test_a_gate_compares_a_probability_and_is_closed_at_its_threshold():
     level = Level(1, torch.tensor([0.25, 0.5, 0.125]).log(), last=False, budget=60)
     assert [Gates({1: tau})(level).expand for tau in (0.0, 0.1, 0.3, 0.49, 0.51, 0.6, 0.9)] == [True] * 4 + [False] * 3
     sure = Level(1, torch.tensor([0.0, -inf]), last=False, budget=60)
@@ -83,7 +83,7 @@ def test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate(levels, gate,
 
 
 class Offers:
-    """A retriever that always has more than is asked for: a chain of odd tokens, which the toy drafter cannot draft."""
+    """A retriever that always has more than is requested: a chain of odd tokens, which the toy drafter cannot draft."""
 
     memories = ()
 
@@ -116,7 +116,7 @@ def test_chains_of_five_hang_on_the_four_best_leaves():
     assert offers.asked == [(int(drafted.tokens[leaf]), 5) for leaf in leaves[:4]]
 
 
-def test_of_a_smaller_tree_the_tails_are_shorter():
+def test_a_smaller_tree_has_shorter_tails():
     offers = Offers()
     for budget in (8, 30):
         tree = trees(TailGraft(drafter(Split()), offers), steps=1, budget=budget)[0]
@@ -124,7 +124,7 @@ def test_of_a_smaller_tree_the_tails_are_shorter():
 
 
 @pytest.mark.parametrize("method", [AT_ROOT, AT_TAIL, "graft+pruning=none"])
-def test_what_never_stops_keeps_forty_of_sixty_and_no_prune_what_was_calibrated(method):
+def test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number(method):
     for split in (None, 24):
         parts = toy_parts() if split is None else toy_parts(split=split)
         kept = 24 if split and method == "graft+pruning=none" else 40
@@ -133,7 +133,7 @@ def test_what_never_stops_keeps_forty_of_sixty_and_no_prune_what_was_calibrated(
     assert Calibration().split == 40
 
 
-def test_an_empty_frozen_matrix_is_no_retrieval():
+def test_an_empty_frozen_matrix_equals_no_retrieval():
     class Frozen(AdjacencyMatrix):
         def update(self, tokens, topk):
             pass
@@ -154,8 +154,8 @@ def test_trees_are_closed_with_distinct_siblings():
             assert torch.equal(tree.mask.sum(1), tree.depths + 1)
 
 
-def test_a_markov_target_is_accepted_to_the_template_s_depth():
-    """Rows that say the truth give nine retrieved tokens and the bonus, from one draft forward."""
+def test_a_markov_target_is_accepted_to_the_templates_depth():
+    """Correct rows give nine retrieved tokens and the bonus token, from one draft forward."""
     follows = (torch.arange(96) * 5 + 1) % 96
     matrix = AdjacencyMatrix(96)
     matrix.update(torch.arange(96), torch.stack([(follows + i) % 96 for i in range(8)], 1).int())
@@ -166,7 +166,7 @@ def test_a_markov_target_is_accepted_to_the_template_s_depth():
     assert depth == 9
 
 
-def test_merging_shares_nodes_and_refills():
+def test_merging_shares_nodes_and_fills_the_budget():
     drafted = ProposalTree.build([1, 2, 3], [-1, 0, 1], [0.0, -0.1, -0.2], [ROOT, DRAFT, DRAFT])
     found = ProposalTree.build([1, 2, 3, 9, 4], [-1, 0, 1, 2, 0], [0.0] + [float("nan")] * 4, [ROOT] + [RETRIEVED] * 4)
     merged = drafted.merge(found, at=0, budget=5)
@@ -183,6 +183,6 @@ def test_stage_budgets_scale_with_the_tree():
 
 def test_a_fixed_split_drafts_all_levels():
     for tree in trees(drafter(Split(40)), steps=2):
-        assert len(tree) == 40 and tree.stage == 8      # all expansions, and then a share given away
+        assert len(tree) == 40 and tree.stage == 8      # all levels are drafted, then nodes are given away
     dense = trees(drafter(Dense()), steps=1)[0]
     assert same(trees(drafter(Split(40)), steps=1)[0], dense.top(40))

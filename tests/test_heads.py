@@ -1,4 +1,4 @@
-"""Every public EAGLE-3 layout loads as what it is, strictly, and nothing else loads at all."""
+"""Every public EAGLE-3 layout loads correctly and strictly, and nothing else loads at all."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def write(folder, config, tensors, binary=False):
     return folder
 
 
-SAID = {"rope_theta": 1e6}      # what some layouts heed
+SAID = {"rope_theta": 1e6}      # which only some layouts use
 YARN_64K = {"type": "yarn", "factor": 32.0, "original_max_position_embeddings": 2048}
 NORMS = {"norm_before_residual": True, "norm_before_fc": True, "qk_norm": True, "norm_output": True}
-LAYOUTS = {     # what a config says, the prefix of its tensors or what it replaces, of a head with these; what is read
+LAYOUTS = {     # config, (our prefix, prefix in the file), options of the head, expected configuration
     "eagle3": (BASE | SAID | {"architectures": ["LlamaForCausalLM"]}, ("", ""), {},
                {"rope": Rope(10000.0), "feature_layers": (2, 6, 9), "norm_before_residual": False}),
     "angelslim": (BASE | SAID | {"architectures": ["Eagle3LlamaForCausalLM"], "head_dim": 80,       # a wrong one
                                  "aux_hidden_states_layer_ids": [1, 4, 8], "tie_word_embeddings": True}, ("", ""),
                   {"own_embedding": True}, {"rope": Rope(10000.0), "feature_layers": (2, 5, 9), "head_dim": 8}),
-    "specforge": (BASE | SAID | {"architectures": ["LlamaForCausalLMEagle3"], "norm_output": True,   # another word
+    "specforge": (BASE | SAID | {"architectures": ["LlamaForCausalLMEagle3"], "norm_output": True,   # unused key
                                  "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}, ("", "draft_model."),
                   {}, {"rope": Rope(1e6), "feature_layers": (2, 6, 9), "norm_output": False}),
     "specpv": (BASE | SAID | {"architectures": ["LlamaForCausalLMEagle3"], "rope_scaling": YARN_64K,
@@ -66,8 +66,8 @@ LAYOUTS = {     # what a config says, the prefix of its tensors or what it repla
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("binary", [False, True])
-def test_each_layout_is_read_as_those_who_wrote_it_meant(tmp_path, layout, binary):
-    """Ids of layer outputs or inputs, bases that are dead, norms that a config does not name."""
+def test_each_layout_is_read_as_its_authors_meant(tmp_path, layout, binary):
+    """Layer ids may be of outputs or inputs, rope bases may be unused, and norms may be missing from the config."""
     config, (old, new), made, read = LAYOUTS[layout]
     tensors = {name.replace(old, new, 1): tensor for name, tensor in network(**made).state_dict().items()}
     loaded = load_head(write(tmp_path, config, tensors, binary), TARGET)
@@ -94,7 +94,7 @@ def test_saving_and_loading_give_the_same_logits(tmp_path):
     assert loaded.config.feature_layers == (2, 6, 9)
 
 
-def test_overrides_win(tmp_path):
+def test_overrides_replace_entries_of_the_config(tmp_path):
     save_head(network(), tmp_path)
     config = load_head(tmp_path, TARGET, HeadOverrides(5e5, (16.0, 4096), (3, 7, 9), 32768)).config
     assert config.rope == Rope(5e5, "yarn", 16.0, 4096) and config.feature_layers == (3, 7, 9)
@@ -102,7 +102,7 @@ def test_overrides_win(tmp_path):
 
 
 def mend(tmp_path, change=None, config=None):
-    """A good head with one thing changed."""
+    """Writes a good head with one thing changed, and returns its folder."""
     save_head(network(), tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     if change:
@@ -144,7 +144,7 @@ def spoil(name, value):
     (spoil("fc.weight", float("nan")), "NaN or infinite weights in fc.weight"),
     (spoil("midlayer.mlp.up_proj.weight", float("inf")), "NaN or infinite weights in midlayer.mlp.up_proj.weight"),
 ])
-def test_what_does_not_fit_is_refused(tmp_path, change, said):
+def test_tensors_that_do_not_fit_are_refused(tmp_path, change, said):
     with pytest.raises(ValueError, match=said) as refused:
         load_head(mend(tmp_path, change), TARGET)
     assert str(tmp_path) in str(refused.value)
@@ -220,7 +220,7 @@ def test_the_layers_of_a_speculators_config_are_checked_too(tmp_path, config, sa
     {"head_dim": 80, "tie_word_embeddings": True, "rope_theta": "dead here", "rope_scaling": None},
     {"draft_vocab_size": None, "num_key_value_heads": None, "intermediate_size": None, "hidden_size": None},
     {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None}])
-def test_what_published_configs_omit_or_have_wrong_is_taken_from_the_tensors(tmp_path, config):
+def test_entries_that_published_configs_omit_or_have_wrong_come_from_the_tensors(tmp_path, config):
     found = load_head(mend(tmp_path, config=config), TARGET).config
     assert found == load_head(mend(tmp_path, config=BASE), TARGET).config
 
@@ -272,7 +272,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path, change, said):
 
 
 @pytest.mark.parametrize("path", ["", "config.json", "/nowhere", "./nowhere"])
-def test_what_is_no_folder_is_refused(path, tmp_path):
+def test_a_path_that_is_not_a_folder_is_refused(path, tmp_path):
     with pytest.raises(ValueError, match=r"is not a folder\. Give a folder"):
         load_head(path, TARGET)
 
@@ -335,7 +335,7 @@ def test_the_longest_trained_head_of_a_target_is_found():
 
 @pytest.mark.parametrize("more", [{}, {"norm_before_fc": True, "window": 512}, {"norm_output": True, "layers": 2},
                                   {"rope": Rope(kind="yarn", factor=8.0, original=256)}, {"qk_norm": True}])
-def test_an_exported_speculators_head_says_the_same(tmp_path, more):
+def test_an_exported_speculators_head_gives_the_same_logits(tmp_path, more):
     made = network(True, **more).eval()
     save_speculators(made, tmp_path, "Qwen/Qwen3-8B", ["Qwen3ForCausalLM"])
     loaded = load_head(tmp_path, TARGET)

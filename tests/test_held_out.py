@@ -1,4 +1,4 @@
-"""Lines that are held out of a repository: which may be, and what is made of the answers."""
+"""Lines held out of a repository: the choice of lines and the summary of the answers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_only_lines_of_code_are_held_out_and_the_seed_alone_draws_them(tmp_path)
     assert last.asks == ("elsewhere",) and [one.asks for one in found if one.line == 17] == [()]
 
 
-def test_quality_is_of_greedy_answers_and_pace_of_a_lines_two_replays():
+def test_quality_is_of_greedy_answers_and_speed_of_two_replays_of_a_line():
     rows = [ROW, replace(ROW, line=4, exact=True, similarity=1.0, asks=0)]
     for line, seconds in ((3, 4.0), (4, 2.0)):
         timed = replace(ROW, line=line, asks=int(line == 3), mode="replay", new_tokens=11, steps=4, accepted=6)
         rows += [timed, replace(timed, method="ar", decode_seconds=seconds)]
     rows += [replace(row, context="repository", exact=True) for row in rows if row.mode == "greedy"]
-    rows.append(replace(ROW, line=5, similarity=0.0))      # not asked for with the repository yet
+    rows.append(replace(ROW, line=5, similarity=0.0))      # not yet completed with the repository
     everything, other, asking, *_ = summary(rows)
     assert (other["prompt"], other["n"], other["exact"], other["timed"]) == ("repository", 2, "1.000", 0)
     assert (everything["n"], everything["exact"], everything["edit similarity"]) == (2, "0.500", "0.900")

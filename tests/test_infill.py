@@ -18,7 +18,7 @@ from longgraft.serve.infill_stops import InfillStop
 
 BEFORE = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n"
 EXTRA = [{"filename": "a.py", "text": "def one():\n    return 1\n"}, {"filename": "b.py", "text": "TWO = 2"}]
-# What llama.vim asks for beside its prompt, and the fields that it reads.
+# Options that llama.vim sends beside its prompt, and the fields that it reads.
 VIM: dict[str, Any] = {
     "id_slot": 0, "samplers": ["top_k", "top_p", "infill"], "top_k": 40, "top_p": 0.9, "stop": [], "stream": False,
     "cache_prompt": True, "t_max_prompt_ms": 500, "t_max_predict_ms": 1000, "response_fields": [
@@ -28,9 +28,9 @@ VIM: dict[str, Any] = {
 
 
 def filled(*bodies: dict[str, Any], session: Session | None = None, status: int = 200, **options: Any) -> list[Any]:
-    """The responses of one server, in order."""
+    """Sends these bodies to one server, and returns its responses in order."""
     async def ask(http):
-        json_type = {"Content-Type": "application/json"}        # in ASCII, in which half a character can be sent
+        json_type = {"Content-Type": "application/json"}        # ASCII, so that half a character can be sent
         found = [await http.post("/infill", content=json.dumps(body), headers=json_type) for body in bodies]
         assert {one.status_code for one in found} == {status}, found[-1].text
         return found
@@ -46,7 +46,7 @@ def laid(cursor: Cursor, *pieces: Snippet, new: int = 20) -> tuple[int, ...]:
     return PromptLayout(characters(), 96).lay_out(cursor, pieces, 512 - new - 1, "myproject").ids
 
 
-def test_the_answer_is_what_the_session_says_to_the_layout_s_prompt():
+def test_the_answer_is_the_sessions_answer_to_the_layouts_prompt():
     found = one(prompt="    return ", input_extra=EXTRA, n_predict=20, return_tokens=True)
     pieces = [Snippet("b.py", "TWO = 2"), Snippet("a.py", EXTRA[0]["text"])]
     ids = laid(Cursor("filename", BEFORE + "    return ", "\n"), *pieces)
@@ -58,7 +58,7 @@ def test_the_answer_is_what_the_session_says_to_the_layout_s_prompt():
     assert found["stop_type"] == "limit" and not found["truncated"] and found["layout"] == "left-to-right"
 
 
-def test_it_has_the_fields_of_llama_cpp_s_server():
+def test_a_response_has_the_fields_of_llama_cpps_server():
     found = one(n_predict=12, temperature=0.7, top_k=5, seed=3, stop=["zzz"], n_indent=2)
     assert {"index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated",
             "generation_settings", "prompt", "has_new_line", "truncated", "stop_type", "stopping_word",
@@ -74,17 +74,17 @@ def test_it_has_the_fields_of_llama_cpp_s_server():
         assert timings[f"{name}_per_token_ms"] == pytest.approx(timings[f"{name}_ms"] / timings[f"{name}_n"])
 
 
-def test_llama_vim_finds_what_it_reads():
+def test_llama_vim_gets_the_fields_that_it_reads():
     asked = VIM | {"input_prefix": BEFORE, "input_suffix": "x\n", "input_extra": EXTRA, "prompt": "    ", "n_indent": 4,
                    "n_predict": 16}
     response, = filled(asked)
     found = response.json()
     assert set(found) == set(VIM["response_fields"]) and found["timings/predicted_n"] > 0
-    # It looks at the text before it reads the JSON, in one line.
+    # It searches the text, which must be one line, before it reads the JSON.
     assert '"content":"' in response.text and "\n" not in response.text
 
 
-def test_what_warms_says_nothing_and_is_not_read_again():
+def test_a_warm_up_request_answers_nothing_and_is_not_read_again():
     session = text_session()
     session.engine.prefixes = Prefixes(2 ** 24)
     extra = [{"filename": f"{n}.py", "text": f"def f{n}(x):\n    return x * {n}\n"} for n in range(9)]
@@ -101,7 +101,7 @@ def test_what_warms_says_nothing_and_is_not_read_again():
     assert answer["content"] == cold.json()["content"]
 
 
-def test_what_does_not_fit_is_said_and_told():
+def test_text_that_does_not_fit_is_reported_and_becomes_a_prediction():
     session = text_session(method="graft-x-text")
     extra = [{"filename": "old.py", "text": "x = 1\n" * 40}, {"filename": "new.py", "text": "y = 2\n" * 20}]
     opened, given = [], session.open
@@ -124,7 +124,7 @@ def test_new_lines_are_indented_enough_or_the_answer_ends_before_them():
     assert InfillStop().end("a\nb") is None and InfillStop().certain("a\n") == 2
 
 
-def test_a_streamed_answer_is_the_whole_one_cut_alike():
+def test_a_streamed_answer_equals_the_whole_one():
     body = {"input_prefix": BEFORE, "input_suffix": "", "n_predict": 40, "temperature": 1.0, "n_indent": 1}
     cut = 0
     for seed in (0, 1, 6, 11):
@@ -136,10 +136,10 @@ def test_a_streamed_answer_is_the_whole_one_cut_alike():
         assert all(line.startswith((" ", "\t")) for line in content.split("\n")[1:])
         assert events[-1]["tokens_evaluated"] == whole.json()["tokens_evaluated"]
         cut += events[-1]["tokens_predicted"] < 40
-    assert cut >= 2     # else this would prove nothing
+    assert cut >= 2     # otherwise this proves nothing
 
 
-def test_when_its_time_is_up_an_answer_ends_with_a_line(monkeypatch):
+def test_an_answer_ends_with_a_line_when_its_time_is_up(monkeypatch):
     found = one(n_predict=200, t_max_predict_ms=0.001, temperature=1.0, seed=1)
     assert found["has_new_line"] and found["tokens_predicted"] < 200 and found["stop_type"] == "limit"
     clock = SimpleNamespace(monotonic=lambda: clock.now)
@@ -152,7 +152,7 @@ def test_when_its_time_is_up_an_answer_ends_with_a_line(monkeypatch):
 
 @pytest.mark.parametrize(("held", "said", "kept"), [
     ("  ", "  x", "x"), ("  ", " ", ""), ("  ", " x", "x"), ("", " x", " x"), ("\t", "  x", "  x")])
-def test_blanks_before_the_cursor_are_not_said_twice(held, said, kept):
+def test_blanks_before_the_cursor_are_not_repeated(held, said, kept):
     assert InfillStop(held=held).without_held(said) == kept
 
 
@@ -172,14 +172,14 @@ def test_a_stop_string_is_named():
     ({"n_predict": -2}, "n_predict"), ({"n_indent": -1}, "n_indent"), ({"grammar": "root ::= x"}, "grammar"),
     ({"temperature": -1}, "temperature"), ({"prediction": "x" * 600}, "prediction"),
     ({"speculative": {"method": "pld"}}, "speculative")])
-def test_what_is_wrong_is_said_in_one_sentence_about_its_field(body, param):
+def test_a_mistake_is_reported_in_one_sentence_about_its_field(body, param):
     whole = {"input_prefix": BEFORE, "input_suffix": ""} | body
     response, = filled({name: value for name, value in whole.items() if value is not ...}, status=400)
     error = response.json()["error"]
     assert error["param"] == param and error["message"]
 
 
-def test_without_a_tokenizer_there_is_nothing_to_fill_in():
+def test_infill_without_a_tokenizer_is_refused():
     session = Session(text_session().engine, None)
     response, = filled({"input_prefix": "a", "input_suffix": ""}, session=session, status=400)
     assert "without a tokenizer" in response.json()["error"]["message"]

@@ -1,4 +1,4 @@
-"""Weights in blocks of integers: products, a GGUF file's blocks, rounding to bytes, and what needs floats."""
+"""Weights in blocks of integers: products, a GGUF file's blocks, rounding to bytes, and operations that need floats."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache(tmp_path, monkeypatch):
 
 
 def random_weight(kind: str, out: int, blocks: int, kernels: CpuKernels) -> tuple[PackedWeight, torch.Tensor]:
-    """A weight of random codes and shares, packed, and as floats.  One of its scales is subnormal."""
+    """Returns a weight of random codes and scales, packed and as floats.  One of its scales is subnormal."""
     if kind == "int8":
         weight = rounded(torch.randn(out, blocks * SPAN))
         return kernels.packed_integers(weight), weight.floats()
@@ -48,7 +48,7 @@ def random_weight(kind: str, out: int, blocks: int, kernels: CpuKernels) -> tupl
 
 
 def in_bytes(x: torch.Tensor) -> torch.Tensor:
-    """x [n, size] as the products round it, in float64."""
+    """Returns x [n, size], rounded as in the products, in float64."""
     n, size = x.shape
     spans = nn.functional.pad(x, (0, -size % SPAN)).view(n, -1, SPAN).double()
     scales = spans.abs().amax(-1, keepdim=True) / 127
@@ -106,7 +106,7 @@ def test_sums_of_the_largest_and_least_codes_are_exact(kind, sign, byte, kernels
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rows_product_is_the_same_bits_beside_any_others(kind, kernels):
+def test_a_rows_product_has_the_same_bits_beside_any_other_rows(kind, kernels):
     packed, _ = random_weight(kind, 200, 2, kernels)
     x = torch.randn(63, packed.shape[1])
     whole = kernels.integer_product(x, packed)
@@ -117,8 +117,8 @@ def test_a_rows_product_is_the_same_bits_beside_any_others(kind, kernels):
     torch.set_num_threads(1)
 
 
-def test_kernels_without_memory_say_so(kernels):
-    """The address space ends before what so many rows would take."""
+def test_kernels_report_that_memory_is_full(kernels):
+    """So many rows do not fit into the address space."""
     packed, x = kernels.packed_integers(rounded(torch.randn(8, 32))), torch.zeros(1, 32)
     with pytest.raises(MemoryError, match=r"^The system has no memory left"):
         kernels._product(x.data_ptr(), ctypes.byref(packed.described), x.data_ptr(), 2 ** 45, False, 1)
@@ -134,7 +134,7 @@ def test_rounding_takes_the_nearest_of_255_steps():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])      # that the package can write
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])      # those that gguf can write
 def test_blocks_of_a_file_equal_its_dequantized_weights(tmp_path, kind, tied, kernels):
     """transformers changes the order of rows of queries and keys: the blocks follow it."""
     write_gguf(tmp_path / "toy.gguf", tied, kind=kind)
@@ -160,10 +160,10 @@ def test_no_float_copy_of_a_file_in_blocks_is_made(tmp_path, kernels):
     session = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     floats = {name for name, parameter in session.target.model.named_parameters() if parameter.ndim == 2}
-    assert {name.split(".", 3)[3] for name in floats} == {"mlp.down_proj.weight"}      # its rows are no whole blocks
+    assert {name.split(".", 3)[3] for name in floats} == {"mlp.down_proj.weight"}      # its rows are not whole blocks
 
 
-def test_what_needs_floats_is_refused_in_one_sentence(tmp_path, kernels):
+def test_an_operation_that_needs_floats_is_refused_in_one_sentence(tmp_path, kernels):
     write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
     head = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld").target.head
     for asks in (lambda: head.weight.T, lambda: torch.ones(2, 2) @ head.weight, lambda: head.weight.float()):
@@ -178,12 +178,12 @@ def test_int8_rounds_any_model(kernels):
     sessions = [longgraft.load((model, None), None, tell=False, method=method, weights="int8")
                 for method in ("pld", "ar")]
     assert answered(sessions[0], ids, 40).token_ids == answered(sessions[1], ids, 40).token_ids
-    assert not list(block_weights(model))       # the model that was given is as it was
+    assert not list(block_weights(model))       # the given model is unchanged
     rounded_model = sessions[0].target.model
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
-def test_blocks_are_refused_where_there_are_none_or_no_kernels(tmp_path, monkeypatch):
+def test_blocks_are_refused_if_the_file_has_none_or_kernels_are_missing(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^The file's blocks cannot be multiplied with: 'embedded' is no GGUF file"):
         longgraft.load(None, None, tell=False, weights="gguf")
     write_gguf(tmp_path / "floats.gguf")

@@ -1,4 +1,4 @@
-"""Compiled kernels say what torch says, only where a pass of ours asks, and are missed by nobody where they are not."""
+"""Compiled kernels give torch's results, run only inside the target's passes, and are optional."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def threads(request):
 
 @pytest.fixture
 def called(kernels, monkeypatch) -> list[str]:
-    """The compiled functions that were called, by name: what falls back to torch proves nothing."""
+    """Names of the compiled functions that were called, because a fallback to torch would prove nothing."""
     names: list[str] = []
 
     def noted(name: str, compiled: Callable) -> Callable:
@@ -72,10 +72,10 @@ def test_attention_equals_the_reference(tree, window, heads, threads, kernels, c
         depths, mask = torch.arange(rows), None
     if kind == "appended":      # rows that see some of those appended before them
         depths, mask, column_depths = tree.depths[-rows:], tree.mask[-rows:], tree.depths
-    if kind == "block":         # all see one another, two of each depth
+    if kind == "block":         # all rows see one another, two at each depth
         depths, mask = torch.arange(rows) // 2, torch.ones(rows, rows, dtype=torch.bool)
     q = torch.randn(1, rows, heads[0], size).transpose(1, 2).to(dtype)
-    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, size).to(dtype).unbind(0)      # rows beyond are scratch
+    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, size).to(dtype).unbind(0)      # the last are scratch
     layout = Layout(prefix, depths, mask, q.device, column_depths)
     with torch.no_grad():
         out = kernels.attention(q, k, v, layout, 0.25, window)
@@ -87,8 +87,8 @@ def test_attention_equals_the_reference(tree, window, heads, threads, kernels, c
 @pytest.mark.parametrize("window", [None, 3, 700])
 @pytest.mark.parametrize("prefix", [0, 500, 511, 1300])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_nodes_attention_is_the_same_bits_in_a_tree_and_alone(prefix, dtype, window, kernels, called):
-    """Alone, its ancestors are in the cache, where they stand at their positions."""
+def test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone(prefix, dtype, window, kernels, called):
+    """Alone, its ancestors are in the cache at their positions."""
     torch.manual_seed(prefix)
     tree = random_tree(40, 3)
     q = torch.randn(1, 9, 40, 32, dtype=dtype)
@@ -109,8 +109,8 @@ def test_a_nodes_attention_is_the_same_bits_in_a_tree_and_alone(prefix, dtype, w
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_nodes_logits_are_the_same_bits_in_a_tree_and_in_plain_decoding(dtype, kernels, called):
-    """Whatever the chunks of the prompt."""
+def test_a_nodes_logits_have_the_same_bits_in_a_tree_and_in_plain_decoding(dtype, kernels, called):
+    """This holds for any chunks of the prompt."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(
         vocab_size=VOCAB, hidden_size=96, intermediate_size=160, num_hidden_layers=3, num_attention_heads=6,
@@ -154,7 +154,7 @@ def test_products_equal_torchs(rows, shape, dtype, bias, threads, kernels, calle
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size, out", [(576, 192), (65, 40)])
-def test_a_rows_product_is_the_same_bits_beside_any_others(dtype, size, out, kernels, called):
+def test_a_rows_product_has_the_same_bits_beside_any_other_rows(dtype, size, out, kernels, called):
     torch.manual_seed(size)
     x, layer = torch.randn(1, 64, size, dtype=dtype), nn.Linear(size, out).to(dtype)
     with torch.no_grad():
@@ -170,7 +170,7 @@ def test_a_rows_product_is_the_same_bits_beside_any_others(dtype, size, out, ker
 
 @pytest.mark.parametrize("kernels_too", [True, False])
 def test_verify_compares_bits_of_random_trees_with_plain_decodings(kernels_too, threads, kernels):
-    """torch's sums depend on what else is in a pass."""
+    """torch's sums depend on the other rows of a pass."""
     target = toy_target("qwen3", kernels=kernels if kernels_too else None)
     report = check_bits(target, [toy_prompt(60), toy_prompt(1)], trees=6, chunk=25)
     assert [row["trees"] for row in report["rows"]] == [6, 6] and len(lines(report)) == 3 + (not kernels_too)
@@ -212,7 +212,7 @@ def test_a_changed_weight_is_packed_again(kernels, called):
 
 
 def test_weights_changed_behind_torchs_back_are_noticed_by_the_next_answer(kernels, called):
-    """As PEFT merges an adapter."""
+    """PEFT changes weights in this way when it merges an adapter."""
     model = copy.deepcopy(toy_model())
     target = Target(model, kernels=kernels)
     tree = random_tree(9, 1)
@@ -241,13 +241,13 @@ def test_norms_equal_torchs(size, dtype, form, kernels, called):
     (torch.zeros(5, 8), torch.zeros(4, 8)), (torch.zeros(0, 8), nn.Parameter(torch.zeros(4, 8))),
     (torch.zeros(8, 8).T, nn.Parameter(torch.zeros(4, 8))), (torch.zeros(8, 8), nn.Parameter(torch.zeros(8, 4).T)),
     (torch.zeros(8, 8, dtype=torch.float64), nn.Parameter(torch.zeros(4, 8, dtype=torch.float64)))])
-def test_what_does_not_fit_is_torchs(x, weight, kernels, called):
+def test_unsuitable_inputs_are_multiplied_by_torch(x, weight, kernels, called):
     with torch.no_grad():
         assert torch.equal(kernels.product(x, weight), F.linear(x, weight))
     assert not called
 
 
-def test_where_gradients_are_wanted_the_product_is_torchs(kernels, called):
+def test_products_that_need_gradients_are_computed_by_torch(kernels, called):
     weight = nn.Parameter(torch.ones(4, 8))
     kernels.product(torch.ones(5, 8), weight).sum().backward()
     assert weight.grad is not None and not called
@@ -255,18 +255,18 @@ def test_where_gradients_are_wanted_the_product_is_torchs(kernels, called):
 
 @pytest.mark.parametrize(("method", "sampling", "family"), covering(
     ("graft", "retrieval"), (Sampling(), Sampling(temperature=0.9, top_p=0.95, seed=3)), FAMILIES))
-def test_answers_are_the_same_with_and_without(method, family, sampling, kernels, called):
+def test_answers_are_the_same_with_and_without_kernels(method, family, sampling, kernels, called):
     ids = toy_prompt(60)
     said = [answered(toy_session(method, family, budget=12, kernels=each), ids, 30, sampling).token_ids
             for each in (kernels, None)]
     assert said[0] == said[1] and "_product" in called
-    # A soft cap, and heads of less than a vector, are nothing that they compute.
+    # They compute neither a soft cap nor heads that are smaller than a vector.
     config = toy_model(family).config
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert {"_attention", "_layer"} & set(called) or family == "gemma2" or size % kernels._lanes
 
 
-def test_nothing_is_left_on_the_model_also_after_an_exception(kernels, called):
+def test_nothing_is_left_on_the_model_even_after_an_exception(kernels, called):
     target, model = toy_target("llama", kernels=kernels), toy_model("llama")
     before = [dict(module.__dict__) for module in model.modules()]
     tree = random_tree(9, 1)
@@ -285,7 +285,7 @@ def test_nothing_is_left_on_the_model_also_after_an_exception(kernels, called):
 def test_another_thread_gets_torchs_products_meanwhile(kernels, called):
     layer, x = nn.Linear(16, 8), torch.randn(5, 16)
 
-    @torch.no_grad()        # a thread's own affair
+    @torch.no_grad()        # this setting is per thread
     def said() -> torch.Tensor:
         return layer(x)
 
@@ -304,7 +304,7 @@ def test_a_module_with_a_forward_of_its_own_keeps_it(kernels, called):
     assert layer.forward is own and not called
 
 
-def test_without_a_compiler_a_session_decodes_and_says_why(tmp_path, monkeypatch):
+def test_a_session_without_a_compiler_decodes_and_gives_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     caches = cpu_kernels, compiled
     for cache in caches:
@@ -331,7 +331,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     assert not list((tmp_path / ".cache" / "longgraft").iterdir())
 
 
-def test_a_backend_that_was_asked_for_by_name_is_what_attends(kernels, called):
+def test_a_backend_that_was_given_by_name_computes_attention(kernels, called):
     target = toy_target(attention="sdpa", kernels=kernels)
     read(target, Segment(random_tree(9, 1), target.cache(64)))
     assert set(called) == {"_product", "_norm"}
@@ -342,7 +342,7 @@ def test_kernels_can_be_left_out():
     assert session.target.kernels is None and not any("kernels" in line for line in session.about)
 
 
-def test_where_memory_does_not_hold_the_weights_twice_torch_multiplies_and_a_note_says_so(monkeypatch):
+def test_torch_multiplies_with_a_note_if_memory_does_not_hold_the_weights_twice(monkeypatch):
     monkeypatch.setattr("longgraft.models.targets.free_bytes", lambda device: 1000)
     session = longgraft.load((toy_model(), None), None, tell=False, method="retrieval")
     assert session.target.kernels is None

@@ -22,13 +22,13 @@ FLOORS = [      # from the lowest; a room is named by the longest dotted name th
     ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["eval", "completion.repository"],
     ["completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
     ["serve"], ["serve.routes"], ["serve.app"], ["__init__"], ["cli"], ["benchmarks"]]
-# What answers needs nothing that measures.
+# Modules that answer requests import nothing that measures.
 NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.root", "cli.commands", "cli.complete", "cli.corpus",
                "cli.generate", "cli.models", "cli.prefill", "cli.prompts", "cli.serve")
 
 
 def room(module: str) -> str:
-    """The longest name in FLOORS that this module's dotted name begins with."""
+    """Returns the longest name in FLOORS that this module's dotted name begins with."""
     parts = module.removeprefix("longgraft").strip(".").split(".")
     names = [".".join(parts[:n]) or "__init__" for n in range(len(parts), 0, -1)]
     return next(name for name in names if any(name in rooms for rooms in FLOORS))
@@ -68,7 +68,7 @@ def test_tests_import_from_toys_and_not_from_one_another():
 
 
 def ours_in(path: Path, known: set[str]):
-    """Our modules that a file imports, also within functions, but for what only type checkers see."""
+    """Yields our modules that a file imports, even within functions, except those for type checkers only."""
     tree = ast.parse(path.read_text())
     unseen = {id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
               for node in ast.walk(test)}
@@ -82,7 +82,7 @@ def ours_in(path: Path, known: set[str]):
             yield from {alias.name for alias in node.names} & known
 
 
-def test_what_answers_imports_nothing_that_measures():
+def test_modules_that_answer_import_nothing_that_measures():
     for module, path in modules():
         if module.removeprefix("longgraft.").startswith(NOT_OF_EVAL):
             assert not [name for name in imports(path) if name.startswith("longgraft.eval")], module

@@ -1,4 +1,4 @@
-"""LogitSpec: the official pools and trees, and what is ours of it."""
+"""LogitSpec: the official pools and trees, and the parts that are our own."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from longgraft.trees.tree import ProposalTree
 VOCAB = 512
 
 
-def knowing(history: list[int], row: Iterable[int]) -> LogitSpec:
-    """A proposer that read these tokens as its prompt; the last row's order is `row`."""
+def after_prompt(history: list[int], row: Iterable[int]) -> LogitSpec:
+    """Returns a proposer that has read this prompt; `row` ranks the tokens after its last one."""
     proposer = LogitSpec(TokenHistory(), LastTopK(WIDTH), VOCAB)
     proposer.memories[0].reset(len(history))
     row = torch.tensor(list(row)).int()[None].expand(len(history), -1)
@@ -33,17 +33,17 @@ def knowing(history: list[int], row: Iterable[int]) -> LogitSpec:
 
 
 def verified(tokens: list[int], topk: torch.Tensor | None = None) -> Observation:
-    """A verified chain, kept whole."""
+    """Returns the observation of a verified chain that was kept whole."""
     return replace(prompt_chunk(tokens, topk), prompt=False)
 
 
 def paths(root: int, chains: Iterable[Iterable[int]]) -> set[tuple[int, ...]]:
-    """Every node of these chains below the root, as its path."""
+    """Returns the path of every node of these chains below the root."""
     return {(root,)} | {(root, *chain[:n]) for chain in map(tuple, chains) for n in range(1, len(chain) + 1)}
 
 
 def official(pools: list[dict], history: list[int], root: int, row: list[int], capacity: int = 64) -> list[list[int]]:
-    """The rule in plain words: the chains of a tree."""
+    """Returns the chains of a tree by the official rule, written plainly."""
     def after(context: list[int]) -> list[int]:
         keys = [tuple(context[-n:]) for n in (3, 2, 1)]
         return next((pools[len(key) - 1][key] for key in keys if key in pools[len(key) - 1]), [])
@@ -58,8 +58,10 @@ def official(pools: list[dict], history: list[int], root: int, row: list[int], c
 
 
 def pooled(prompt: list[int], rounds: Iterable[list[int]] = ()) -> list[dict]:
-    """n-gram -> its continuation of up to 20 tokens; a later one takes its place where it is as long.  The prompt is
-    read whole, and after each round the n-grams that begin in the last 40 tokens."""
+    """Maps n-grams to continuations of up to 20 tokens; a later one that is as long replaces the earlier one.
+
+    The prompt is read whole; each round reads the n-grams that begin in the last 40 tokens.
+    """
     pools: list[dict] = [{}, {}, {}]
     history, first = list(prompt), 0
     for new in ([], *rounds):
@@ -93,10 +95,10 @@ def test_continuations_are_those_of_the_official_pools(golden, case):
 
 
 @pytest.mark.parametrize("case", range(4))
-def test_after_rounds_that_accept_twenty_tokens_the_tree_is_still_the_official_one(golden, case):
+def test_trees_after_rounds_of_many_accepted_tokens_are_the_official_ones(golden, case):
     case = json.loads((golden / "logitspec/rounds.json").read_text())[case]
     prompt, done = case["prompt"], []
-    proposer = knowing(prompt, case["rounds"][0]["row"])
+    proposer = after_prompt(prompt, case["rounds"][0]["row"])
     for now in case["rounds"]:
         done.append(now["tokens"])
         row = torch.tensor(now["row"]).int()[None].expand(len(now["tokens"]), -1)
@@ -108,13 +110,13 @@ def test_after_rounds_that_accept_twenty_tokens_the_tree_is_still_the_official_o
         assert shape_of(proposer.propose(Ask(root, 24, 0))) == paths(root, now["candidates"])
 
 
-def test_on_random_histories_it_proposes_what_the_rule_says():
+def test_trees_for_random_histories_follow_the_official_rule():
     generator, merged, matched = np.random.default_rng(0), 0, 0
     for size in range(1, 161):
         history = generator.integers(0, generator.integers(2, 9), size).tolist()
         row, rounds = generator.permutation(12).tolist(), []
         root, budget = row[generator.integers(0, 3)], int(generator.integers(1, 65))
-        proposer = knowing(history, row)
+        proposer = after_prompt(history, row)
         for new in generator.integers(1, 22, size % 7):
             rounds.append(generator.integers(0, 9, new).tolist())
             for memory in proposer.memories:
@@ -128,10 +130,10 @@ def test_on_random_histories_it_proposes_what_the_rule_says():
     assert merged > 10 and matched > 10
 
 
-def test_matches_are_told_of_what_followed_and_not_of_a_guess():
-    tree = knowing([1, 2, 3, 4, 1, 2, 5, 6], [2, 3, 9]).propose(Ask(1, 20, 8))
+def test_matches_are_counted_for_continuations_and_not_for_guesses():
+    tree = after_prompt([1, 2, 3, 4, 1, 2, 5, 6], [2, 3, 9]).propose(Ask(1, 20, 8))
     nodes = {tuple(path): match for path, match in zip(_paths(tree), tree.match.tolist(), strict=True)}
-    assert nodes[1, 2] == 1 and nodes[1, 2, 3] == 1     # what followed the earliest 1: no later one has 20 after it
+    assert nodes[1, 2] == 1 and nodes[1, 2, 3] == 1     # after the earliest 1, as no later one has 20 tokens after it
     assert nodes[1, 3] == 0 and nodes[1, 3, 4] == 1 and nodes[1, 9] == 0
 
 

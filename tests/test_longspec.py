@@ -1,4 +1,4 @@
-"""LongSpec: what is drafted is what was trained, from a window and the target's own rows, in constant memory."""
+"""LongSpec drafts as it was trained, from a window and the target's own rows, in constant memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WINDOW = 12
 
 
 class Run:
-    """A drafter that read a prompt."""
+    """A drafter that has read a prompt."""
 
     def __init__(self, length: int, chunk: int | None = 17, family: str = "qwen3") -> None:
         self.target = toy_target(family)
@@ -60,7 +60,7 @@ class Run:
 
 @torch.no_grad()
 def taught(run: Run, tokens: list[int], gap: int) -> torch.Tensor:
-    """[V] log-probabilities after `tokens`, as a row of the training is made, with everything masked at once."""
+    """Returns log-probabilities [V] after `tokens`, computed as in training, with masks over the whole row."""
     ids = torch.tensor([tokens])
     cache = DynamicCache()
     run.target.model.get_decoder()(ids, use_cache=True, past_key_values=cache)
@@ -74,7 +74,7 @@ def taught(run: Run, tokens: list[int], gap: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("length, steps", [(7, 0), (60, 0), (60, 3), (61, 19)])
 def test_a_drafted_path_is_as_probable_as_the_trained_network_says(length, steps):
-    """Also where the window's rows have moved to the front, and where few are there."""
+    """This includes windows whose rows have moved to the front, and windows of few rows."""
     run = Run(length)
     run.steps(steps)
     tree = run.propose()
@@ -112,7 +112,7 @@ def test_a_smaller_budget_takes_the_best_nodes(budget):
     torch.testing.assert_close(cut.scores[1:].sort(descending=True).values, best)
 
 
-def test_rows_behind_the_committed_ones_are_not_read():
+def test_rows_after_the_committed_ones_are_not_read():
     run = Run(60)
     run.steps(2)
     before = run.propose()
@@ -124,14 +124,14 @@ def test_rows_behind_the_committed_ones_are_not_read():
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 12, 13, 60])
-def test_what_it_drafts_does_not_depend_on_the_chunks_of_the_prompt(chunk):
+def test_drafts_do_not_depend_on_the_chunks_of_the_prompt(chunk):
     expected, found = Run(60, None).propose(), Run(60, chunk).propose()
     assert torch.equal(expected.tokens, found.tokens)
     torch.testing.assert_close(expected.scores, found.scores, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("length", [5, 9, 16, 50])
-def test_a_band_and_a_gap_are_dense_attention_under_their_masks(length):
+def test_a_band_and_a_gap_equal_dense_attention_under_their_masks(length):
     torch.manual_seed(length)
     q, k, v = torch.randn(2, 4, length, 8), *torch.randn(2, 2, 2, length, 8)
     at = torch.arange(length)
@@ -146,7 +146,7 @@ def test_a_band_and_a_gap_are_dense_attention_under_their_masks(length):
         assert not found[row, :, :gap].any()
 
 
-def test_a_saved_drafter_is_loaded_as_it_was(tmp_path):
+def test_loading_returns_the_saved_drafter(tmp_path):
     target = toy_target("qwen3")
     network = toy_longspec(target, 3, 40, qk_norm=True)
     save_longspec(network, tmp_path)
@@ -155,8 +155,8 @@ def test_a_saved_drafter_is_loaded_as_it_was(tmp_path):
     assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in found.state_dict().items())
 
 
-def test_an_official_drafter_is_loaded_without_what_its_code_never_reads(tmp_path):
-    """Its config is the target's; its cross-attention has projections of keys and values; it has no last norm."""
+def test_an_official_drafter_is_loaded_without_its_unused_tensors(tmp_path):
+    """Its config is the target's, its cross-attention has projections of keys and values, and it has no last norm."""
     target = toy_target("llama")
     network = LongSpecNetwork(LongSpecConfig(32, 48, 4, 2, 8, window=512, attention_bias=True))
     tensors = dict(network.state_dict())
@@ -187,7 +187,7 @@ def test_files_that_do_not_fit_are_refused_by_name(tmp_path, change, says):
         load_longspec(tmp_path, target)
 
 
-def test_a_missing_drafter_says_how_it_is_given(tmp_path):
+def test_the_error_for_a_missing_drafter_says_how_to_give_one(tmp_path):
     target = toy_target("qwen3")
     with pytest.raises(Missing, match="--with longspec=PATH"):
         LONGSPEC.load(Sources(target))
@@ -196,7 +196,7 @@ def test_a_missing_drafter_says_how_it_is_given(tmp_path):
 
 
 def changed(folder, **sizes) -> None:
-    """config.json says these, or no longer says what is None."""
+    """Changes these entries of config.json, and removes those that are None."""
     config = json.loads((folder / "config.json").read_text()) | sizes
     (folder / "config.json").write_text(json.dumps({key: size for key, size in config.items() if size is not None}))
 
@@ -209,8 +209,8 @@ def changed(folder, **sizes) -> None:
     (True, {"head_dim": None, "num_attention_heads": 2}, "num_attention_heads 2"),
     (True, {"num_key_value_heads": 1, "intermediate_size": 7}, None)])
 def test_a_config_that_contradicts_the_tensors_or_the_target_is_refused_by_name(tmp_path, official, sizes, said):
-    """An official one is the target's: where it says no size of heads, by their number; what a drafter has of its own
-    is not the target's to say."""
+    """An official config is the target's: it gives the size of heads or their number, and its entries for parts that
+    only the drafter has are ignored."""
     target = toy_target("llama" if official else "qwen3")
     save_longspec(toy_longspec(target, 0), tmp_path)
     if official:
@@ -220,7 +220,7 @@ def test_a_config_that_contradicts_the_tensors_or_the_target_is_refused_by_name(
         load_longspec(tmp_path, target)
 
 
-def test_training_teaches_what_the_target_says(tmp_path):
+def test_training_brings_the_drafter_closer_to_the_target(tmp_path):
     target, corpus = toy_target("qwen3"), counting()
     network = LongSpecTrainer.fresh(RECIPE, target, corpus)
     trainer = LongSpecTrainer(RECIPE, target, network, corpus, tmp_path, corpus)
@@ -232,7 +232,7 @@ def test_training_teaches_what_the_target_says(tmp_path):
     assert len(after["code_agreements"]) == 3 and "code_mat" in after
 
 
-def test_the_loss_and_its_gradient_are_the_cross_entropy_s(tmp_path):
+def test_the_loss_and_its_gradient_are_those_of_the_cross_entropy(tmp_path):
     target = toy_target("qwen3")
     trainer = LongSpecTrainer(RECIPE, target, LongSpecTrainer.fresh(RECIPE, target, counting()), counting(), tmp_path)
     torch.manual_seed(0)
@@ -248,9 +248,8 @@ def test_the_loss_and_its_gradient_are_the_cross_entropy_s(tmp_path):
     assert agreement == pytest.approx(float((target.logits(plain).argmax(-1) == shares.argmax(-1)).float().mean()))
 
 
-def test_rows_with_jumps_are_learnt_where_decoding_would_stand(tmp_path):
-    """What a row teaches of a gap is what the taught network says at those positions: a shift of all of them changes
-    nothing."""
+def test_rows_with_jumps_are_trained_at_the_positions_of_decoding(tmp_path):
+    """A shift of all positions does not change the loss, and a jump between two positions does."""
     target = toy_target("qwen3")
     trainer = LongSpecTrainer(RECIPE, target, LongSpecTrainer.fresh(RECIPE, target, counting()), counting(), tmp_path)
     rows, at = torch.tensor([toy_prompt(41)]), torch.arange(40)[None]

@@ -1,6 +1,6 @@
-"""The promise: a method says what the target alone would say, in float32: greedy, and sampled where it is exact.
+"""Greedy answers in float32, and sampled ones of exact methods, are those of the target alone.
 
-Of a row that promises a distribution, sampled answers are another test's affair; a lossy one has only to answer.
+Other tests check sampled answers of methods that promise a distribution; a lossy method only has to answer.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "warped": WARPED}
 FOUR = ("llama", "qwen3", "mistral-window", "qwen3-moe")
-TOLD = [name for name in EVERY
+PREDICTING = [name for name in EVERY
         if any(type(memory).observe_prediction is not Memory.observe_prediction
                for memory in build(name, toy_parts()).memories)]
-RIGHT_HELPS = [name for name in TOLD if name != "graft-x+text=false" and (
+RIGHT_HELPS = [name for name in PREDICTING if name != "graft-x+text=false" and (
     name.startswith(("graft-x", "pld", "adapld", "samd", "suffix"))
     or name in ("retrieval", "graft", "logitspec", "lookahead", "rest", "mtp", "tokenswift"))]
 COSTS = {"usual": (1.0, 1.6), "free-rows": (1.0, 1.0), "dear-rows": (1.0, 40.0)}
 
 
-def said(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GREEDY, eos=()) -> list[int]:
+def decoded_ids(ours: Session, length: int = 60, new: int = 24, sampling: Sampling = GREEDY, eos=()) -> list[int]:
     return answered(ours, toy_prompt(length), new, sampling, eos).token_ids
 
 
 def promised(method: str, sampling: str) -> Sampling:
-    """How a row's tokens are drawn where its ids must be plain decoding's: greedy, where it promises a law alone."""
+    """Returns a sampling with which a method must equal plain decoding: greedy unless it promises exact answers."""
     return SAMPLINGS[sampling] if EVERY[method].promise == "exact" else GREEDY
 
 
 @pytest.mark.parametrize(("method", "budget", "family", "sampling", "chunk", "prompt"),
                          covering(LOSSLESS, (None, 1, 2, 8, 60), FOUR, SAMPLINGS, (17, 1, 7, None),
                                   ("read", "recalled")), ids=named)
-def test_every_method_says_exactly_what_the_target_would(method, budget, family, sampling, chunk, prompt):
-    """Whatever its budget and the prompt's chunks, and also where a prompt's beginning was read for another request."""
+def test_every_method_decodes_exactly_the_targets_tokens(method, budget, family, sampling, chunk, prompt):
+    """This holds for any budget and chunks, and if the prompt's beginning was read for another request."""
     sampling = promised(method, sampling)
     ours = toy_session(method, family, budget, chunk, prefixes=Prefixes(2 ** 30, 16))
     if prompt == "recalled":
@@ -65,15 +65,15 @@ def test_every_method_says_exactly_what_the_target_would(method, budget, family,
 
 @pytest.mark.parametrize(("method", "family", "sampling", "costs"), covering(CHOOSING, FOUR, SAMPLINGS, COSTS),
                          ids=named)
-def test_what_a_method_chooses_to_spend_changes_nothing(method, family, sampling, costs):
+def test_budgets_that_a_method_chooses_do_not_change_the_answer(method, family, sampling, costs):
     (one, sixty), sampling = COSTS[costs], promised(method, sampling)
     spent = LiveCosts(replace(TOY_COSTS, passes={0: {1: one, 60: sixty}}), frozen=True)
     ours = toy_session(method, family, adaptive=True, costs=spent)
-    assert said(ours, sampling=sampling) == plain(family, 60, 24, sampling)
+    assert decoded_ids(ours, sampling=sampling) == plain(family, 60, 24, sampling)
 
 
-def told(right: list[int], kind: str) -> list[int]:
-    """A prediction: the right answer, one that is right up to its middle and again at its end, or none of it."""
+def predicted(right: list[int], kind: str) -> list[int]:
+    """Returns a prediction: the right answer, one that is right up to its middle and at its end, or noise."""
     noise = torch.randint(1, VOCAB, (len(right),), generator=torch.Generator().manual_seed(7)).tolist()
     middle, third = len(right) // 2, len(right) // 3
     return {"right": right, "half-right": [*right[:middle], *noise[:third], *right[-third:]], "noise": noise}[kind]
@@ -81,12 +81,12 @@ def told(right: list[int], kind: str) -> list[int]:
 
 @pytest.mark.parametrize(("method", "prediction", "family", "sampling"),
                          covering(EVERY, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS), ids=named)
-def test_what_is_predicted_changes_nothing(method, prediction, family, sampling):
-    """Of what is right in part, as one of several texts, and of a prompt whose beginning was read before."""
+def test_a_prediction_does_not_change_the_answer(method, prediction, family, sampling):
+    """A half-right prediction is one of several texts, for a prompt whose beginning was read before."""
     lossy = method in LOSSY
     sampling = SAMPLINGS[sampling] if lossy else promised(method, sampling)
     ours, right = toy_session(method, family, prefixes=Prefixes(2 ** 30, 16)), plain(family, 60, 24, sampling)[:16]
-    texts = told(right, prediction)
+    texts = predicted(right, prediction)
     if prediction == "half-right":
         answered(ours, toy_prompt(60)[:50], 1)
         texts = [texts, right[:1], right[5:]]
@@ -95,16 +95,17 @@ def test_what_is_predicted_changes_nothing(method, prediction, family, sampling)
 
 
 @pytest.mark.parametrize("method", RIGHT_HELPS)
-def test_a_right_prediction_is_answered_in_fewer_steps(method):
+def test_a_right_prediction_needs_fewer_steps(method):
     right = plain("llama", 1, 40, GREEDY)
-    steps = {kind: answered(toy_session(method), toy_prompt(1), 40, prediction=kind and told(right, kind)).stats.steps
+    steps = {kind: answered(toy_session(method), toy_prompt(1), 40,
+                            prediction=kind and predicted(right, kind)).stats.steps
              for kind in (None, "right", "half-right")}
     assert steps["right"] < steps[None] and steps["half-right"] < steps[None]
 
 
-@pytest.mark.parametrize("method", TOLD)
-def test_nothing_that_was_told_is_known_to_the_next_request(method):
-    """Its own answer alone may be, where a memory lasts."""
+@pytest.mark.parametrize("method", PREDICTING)
+def test_a_prediction_does_not_reach_the_next_request(method):
+    """Only the answer itself may reach it, in a memory that lasts."""
     right, other = plain("llama", 60, 24, GREEDY), toy_prompt(40, seed=3)
     found = []
     for prediction in (None, other):
@@ -117,8 +118,8 @@ def test_nothing_that_was_told_is_known_to_the_next_request(method):
 
 
 @pytest.mark.parametrize("method", LOSSLESS)
-def test_exactly_as_many_tokens_as_asked(method):
-    """Of prompts of one token and of several."""
+def test_every_method_gives_exactly_as_many_tokens_as_requested(method):
+    """The prompts have one token or several."""
     ours = toy_session(method)
     for length, new in ((1, 1), (1, 24), (60, 11)):
         found = answered(ours, toy_prompt(length), new)
@@ -128,17 +129,17 @@ def test_exactly_as_many_tokens_as_asked(method):
 
 
 @pytest.mark.parametrize("method", LOSSLESS)
-def test_the_end_token_is_the_last_also_inside_an_accepted_path(method):
-    """Of the answer's tokens every fourth, by another start for each method."""
+def test_an_end_token_is_the_last_even_inside_an_accepted_path(method):
+    """Every fourth token of the answer is an end token once, with another start for each method."""
     ours, expected = toy_session(method), plain("llama", 60, 24, GREEDY)
     ends = sorted(set(expected), key=expected.index)[LOSSLESS.index(method) % 4::4]
     for end in ends:
-        assert said(ours, eos=(end,)) == expected[:expected.index(end) + 1]
+        assert decoded_ids(ours, eos=(end,)) == expected[:expected.index(end) + 1]
     assert len(ends) >= 2
 
 
-def knowing() -> Session:
-    """A session whose matrix knows Llama's answer to a prompt of one token, which teaches it next to nothing."""
+def session_with_answer() -> Session:
+    """Returns a session whose matrix has Llama's answer to a prompt of one token, which adds next to nothing."""
     text = toy_prompt(1) + plain("llama", 1, 24, GREEDY)
     rows = torch.full((VOCAB + 1, 8), -1, dtype=torch.int32)
     for token in set(text):
@@ -147,19 +148,19 @@ def knowing() -> Session:
     return toy_session("retrieval", snapshot=rows)
 
 
-def test_an_end_token_inside_an_accepted_path_ends_there():
-    ours, expected = knowing(), plain("llama", 1, 24, GREEDY)
+def test_an_answer_ends_at_an_end_token_inside_an_accepted_path():
+    ours, expected = session_with_answer(), plain("llama", 1, 24, GREEDY)
     lengths = [len(step.tokens) for step in ours.open(toy_prompt(1), 24, eos=())]
     inside = 0
     for end in set(expected):
         at = expected.index(end)
-        assert said(ours, 1, eos=(end,)) == expected[:at + 1]
+        assert decoded_ids(ours, 1, eos=(end,)) == expected[:at + 1]
         inside += at + 1 not in accumulate(lengths)
     assert inside >= 5
 
 
-def test_the_last_step_may_accept_all_but_one_of_what_is_left():
-    ours = knowing()
+def test_the_last_step_may_accept_all_but_one_of_the_tokens_left():
+    ours = session_with_answer()
     first = [len(step.tokens) for step in ours.open(toy_prompt(1), 24, eos=())][1]
     assert first >= 4
     for new in range(2, 2 + first):
@@ -167,22 +168,22 @@ def test_the_last_step_may_accept_all_but_one_of_what_is_left():
 
 
 def test_the_answers_vary():
-    """Of a token said again and again, the end could never lie inside an accepted path."""
+    """If one token were repeated again and again, the end could never be inside an accepted path."""
     for family in FAMILIES:
         text = plain(family, 60, 24, GREEDY)
         assert len(set(text)) >= 9
         assert max(len(list(run)) for _, run in groupby(text)) <= 4
 
 
-def test_some_of_these_answers_were_accepted_several_tokens_a_step():
-    """Else the tests above would prove nothing."""
+def test_some_of_these_answers_accept_several_tokens_per_step():
+    """Otherwise the tests above would prove nothing."""
     for method in ("retrieval", "graft", "graft+pruning=none+retrieved=20", "token-recycling"):
         assert max(answered(toy_session(method), toy_prompt(60), 24).stats.accepted_per_step) >= 3
     assert sum(answered(toy_session("eagle3", "mistral-window"), toy_prompt(60), 40).stats.accepted_per_step) >= 3
 
 
 @pytest.mark.parametrize("method", LOSSLESS)
-def test_replay_says_the_recording_and_counts_what_it_would_have_accepted(method):
+def test_replay_returns_the_recording_and_counts_its_tokens(method):
     recording = tuple(toy_prompt(16, seed=3))
     found = answered(toy_session(method), toy_prompt(60), 99, Sampling(replay=recording))
     assert found.token_ids == list(recording)
@@ -193,15 +194,15 @@ def test_a_warm_snapshot_changes_speed_and_not_the_answer():
     generator = torch.Generator().manual_seed(0)
     snapshot = torch.randint(0, VOCAB, (VOCAB + 1, 8), generator=generator, dtype=torch.int32)
     ours = toy_session("graft", snapshot=snapshot)
-    assert said(ours) == plain("llama", 60, 24, GREEDY)
-    assert said(ours) == plain("llama", 60, 24, GREEDY)     # and again: nothing of a request is left
+    assert decoded_ids(ours) == plain("llama", 60, 24, GREEDY)
+    assert decoded_ids(ours) == plain("llama", 60, 24, GREEDY)     # again, because nothing of a request is left
 
 
 def test_lossy_methods_are_neither_the_default_nor_compared():
-    """They answer where something is predicted; `tests/test_report.py` keeps such rows out of lossless tables."""
+    """The tests of predictions check that they answer; `tests/test_report.py` keeps them out of lossless tables."""
     assert LOSSY and not {*COMPARED, DEFAULT, HEADLESS} & set(LOSSY)
 
 
-def test_what_falls_back_is_not_checked_in_the_place_of_what_was_named():
+def test_a_fallback_is_not_checked_in_place_of_the_named_method():
     with pytest.raises(ValueError, match=r"graft cannot be checked: .*instead of graft"):
         assert_lossless("graft", (toy_model("llama"), None), None)

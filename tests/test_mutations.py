@@ -43,7 +43,7 @@ def test_planted_errors_are_noticed_and_a_harmless_change_survives():
     code = ("import sys; from mutations import MUTATIONS, Mutation, survivors; print(survivors(["
             "*(one for name in sys.argv[1:] for one in MUTATIONS if one.name == name), "
             "Mutation('harmless', 'tree:', 'immutable value', 'value', "
-            "'test_figures.py::test_the_rate_is_of_the_tokens_that_decoding_yielded')]))")
+            "'test_figures.py::test_the_decoding_rate_excludes_the_prefills_token')]))")
     done = subprocess.run([sys.executable, "-c", code, *HANDFUL], cwd=TESTS, capture_output=True, text=True)
     assert done.stdout.splitlines() == [*(f"noticed   {name}" for name in HANDFUL), "SURVIVES  harmless",
                                         "['harmless']"], done.stderr

@@ -1,16 +1,11 @@
-"""Checks docstrings, test names and guides against patterns of language that made them hard to read.
-
-`plain_english.json` has the violations left per package, which may only go down. Run this file as a script to print
-all violations and to lower the counts to those found."""
+"""Checks docstrings, test names and guides against patterns of language that made them hard to read."""
 
 import ast
-import json
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT, LEFT = Path(__file__).parents[1], Path(__file__).with_name("plain_english.json")
+ROOT = Path(__file__).parents[1]
 KNOWS = re.compile(r"\bKnows\b|\bknows (no|nothing|neither)\b")
 OPENING = re.compile(r"(Of|What|Where|How|Whether|As)\b")
 SENTENCE = re.compile(r"(?:^|[.:!?] )(Of|What|Where|Whether)\b (?!.*\?)")
@@ -36,25 +31,14 @@ def markdown_violations(path: Path) -> Iterator[tuple[int, str]]:
             yield number, f"a sentence begins with {found[1]!r}; use the ordinary word order"
 
 
-def violations() -> Iterator[tuple[str, str]]:
-    """Yields (package, "file:line: complaint") for the Python files and guides of this checkout."""
+def violations() -> Iterator[str]:
+    """Yields "file:line: complaint" for the Python files and guides of this checkout."""
     folders = "longgraft", "yarn_drafters", "prefill", "eval", "benchmarks", "tests", "docs"
     files = [path for folder in folders for path in (ROOT / folder).rglob("*.[pm][yd]")]
     for path in sorted([*files, *ROOT.glob("*.md")]):
         check = python_violations if path.suffix == ".py" else markdown_violations
-        name = path.relative_to(ROOT)
-        package = "/".join(name.parts[:-1][:1 + (name.parts[0] == "longgraft")]) or "README and others"
-        yield from ((package, f"{name}:{line}: {complaint}") for line, complaint in check(path))
+        yield from (f"{path.relative_to(ROOT)}:{line}: {complaint}" for line, complaint in check(path))
 
 
-def test_no_package_has_more_violations_than_its_count():
-    left, found = json.loads(LEFT.read_text()), list(violations())
-    over = {name for name, count in Counter(name for name, _ in found).items() if count > left.get(name, 0)}
-    assert not over, "\n".join(["Too many violations:", *(place for name, place in found if name in over)])
-
-
-if __name__ == "__main__":
-    left, found = json.loads(LEFT.read_text()), list(violations())
-    print("\n".join(place for _, place in found))
-    counts = Counter(name for name, _ in found)
-    LEFT.write_text(json.dumps({name: min(left[name], counts[name]) for name in left if counts[name]}, indent=1) + "\n")
+def test_docstrings_test_names_and_guides_are_plain_english():
+    assert not (found := list(violations())), "\n".join(found)

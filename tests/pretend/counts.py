@@ -1,4 +1,4 @@
-"""What a decoding step does on a GPU, counted on the pretend one: {case: {method: counts}} and probes as JSON.
+"""Counts the operations of decoding steps on the pretend GPU: prints {case: {method: counts}} and probes as JSON.
 
     python tests/pretend/counts.py [CASE ...]
 """
@@ -44,7 +44,7 @@ TOY: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=96,
 class Case:
     """A target and a head of these shapes, in this number format.
 
-    prompt: tokens, read in chunks; steps: of decoding, of which the last is counted: what is made once was made before
+    prompt: number of prompt tokens; steps: decoding steps, of which the last is counted, when everything is set up
     """
 
     target: Callable[[], PretrainedConfig]
@@ -67,7 +67,7 @@ def windowed() -> MistralConfig:
 
 
 def llama() -> LlamaConfig:
-    """Llama-3.1-8B."""
+    """Returns the configuration of Llama-3.1-8B."""
     return LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
                        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072,
                        rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
@@ -76,7 +76,7 @@ def llama() -> LlamaConfig:
 
 
 def qwen() -> Qwen3Config:
-    """Qwen3-8B."""
+    """Returns the configuration of Qwen3-8B."""
     return Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
                        num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960)
 
@@ -92,19 +92,19 @@ CASES = {
     "toy-recorded": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"),
                          recorded=True),
     "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True),
-} | {       # of so many layers few passes: regions are recorded by the second step
+} | {       # few steps, because these models are deep; regions are recorded by the second step
     name: Case(*shapes, torch.bfloat16, prompt=300, steps=2) for name, shapes in EIGHT.items()} | {
     f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True, prompt=300, steps=3)
     for name, shapes in EIGHT.items()}
 
 
 def gate(nth: int, like: Tensor) -> Tensor:
-    """Two gates are open and the third is closed, so that most levels are drafted and slots are left to fill."""
+    """Opens two gates and closes the third, so that most levels are drafted and slots are left to fill."""
     return torch.full_like(like, -0.01 if nth < 2 else -9.0)
 
 
 def drafted(_: int, like: Tensor) -> Tensor:
-    """Ten candidates of the root; under the second of them a chain.  Rows: pool index, token, parent, score."""
+    """Returns ten children of the root and a chain under the second.  Rows: pool index, token, parent, score."""
     n = like.shape[1]
     nodes = torch.arange(n)
     parents = torch.where(nodes < 10, -1, torch.where(nodes == 10, 1, nodes - 1))
@@ -112,7 +112,7 @@ def drafted(_: int, like: Tensor) -> Tensor:
 
 
 def preferred(_: int, like: Tensor) -> Tensor:
-    """A target that follows that chain for three nodes, so that rows of the cache must move."""
+    """Makes the target follow that chain for three nodes, so that rows of the cache must move."""
     said = torch.zeros_like(like)
     for node, token in ((0, 101), (2, 110), (11, 111)):
         if node < len(said):
@@ -121,7 +121,7 @@ def preferred(_: int, like: Tensor) -> Tensor:
 
 
 def told(_: int, like: Tensor) -> Tensor:
-    """A pass in which the root and one node below it were kept: tree, path, its length, the next token."""
+    """Returns the result of a pass that kept the root and one child: tree, path, its length, the next token."""
     rows = (len(like) - 2) // 7
     said = torch.zeros(7, rows, dtype=torch.int64)
     said[0], said[1], said[2], said[4], said[5] = torch.arange(rows), 0, 1, 2, 1
@@ -142,7 +142,7 @@ ANSWERS: dict[str, Answer] = {
 
 
 class Recorded:
-    """A recorder whose regions must be such that a capture succeeds; `launches` is what they hold, by their replays."""
+    """A recorder that refuses regions a capture would refuse; `launches` counts the launches of all replays."""
 
     def __init__(self, device: Pretend) -> None:
         self.device, self.launches = device, 0
@@ -162,13 +162,13 @@ class Recorded:
 
 
 def attention(q: Tensor, *_: Any) -> Tensor:
-    """Two kernels: what ours launches, which cannot run here."""
+    """Launches two kernels, as many as tree attention, which cannot run here."""
     return q.clone().clone()
 
 
 @dataclass(frozen=True)
 class Fused:
-    """In place of `kernels.rows_triton`, whose functions launch one kernel each."""
+    """Replaces `kernels.fused_triton`, whose functions launch one kernel each."""
 
     device: Pretend
 
@@ -190,7 +190,7 @@ class Fused:
 
 
 def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
-    """Once for all methods of a case: what takes longest is to make a large model."""
+    """Builds target and head once for all methods of a case, because building a large model is slow."""
     model = device.module(lambda: AutoModelForCausalLM.from_config(case.target(), dtype=case.dtype))
     fused = fused_modules.FusedModules(model, Fused(device)) if case.fused else None
     target = Target(model, attention=case.attention, fused=fused)
@@ -198,8 +198,10 @@ def made(device: Pretend, case: Case) -> tuple[Target, Eagle3Network]:
 
 
 def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], method: str) -> dict[str, Any]:
-    """The last of a few steps: tokens; events by kind and by place; operations by name, and how many were replayed.  Of
-    the whole request: how often the allocator was asked, and bytes of the largest tensor that an operation made."""
+    """Counts the last of a few steps: tokens, events by kind and by place, operations by name, replayed launches.
+
+    Two numbers are of the whole request: queries of the allocator, and bytes of the largest tensor made.
+    """
     target, head = pair
     recorder = Recorded(device)
     parts = Parts(target, {HEAD.name: head}, regions=Regions(recorder) if case.recorded else EAGER)
@@ -226,7 +228,7 @@ def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], met
 
 
 def probed(device: Pretend) -> dict[str, list[str]]:
-    """Kinds of the events of what is written in a few ways."""
+    """Lists the kinds of events that common ways to write an operation cause."""
     numbers = torch.arange(3)
     pinned, there, weight = numbers.pin_memory(), numbers.to(CUDA), torch.ones(2, 3, device=CUDA)
     ways: dict[str, Callable[[], object]] = {
@@ -260,7 +262,7 @@ def probed(device: Pretend) -> dict[str, list[str]]:
 def main(names: list[str]) -> None:
     device = pretend(ANSWERS)
     kernel.tree_attention = attention
-    # Norms are known by what they say of numbers, which theirs are none.
+    # Norms are recognised by their results for real numbers, which fake tensors do not have.
     fused_modules.norm_of = lambda module: (
         ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None)
     with device:

@@ -1,9 +1,9 @@
-"""A pretend CUDA device: what a step launches, reads and copies there is counted where no GPU is.
+"""A pretend CUDA device, which counts launches, reads and copies on machines without a GPU.
 
 Tensors on the CPU are real; those on "cuda" are fake: they have a shape, strides and a dtype, by torch's own rules for
-its CUDA kernels.  Reads of them are answered with made-up numbers.  Knows torch; knows no model and no method.
+its CUDA kernels.  Reads of them are answered with made-up numbers.
 
-`pretend()` changes torch for the whole process: it is for a process of its own.
+`pretend()` changes torch for the whole process, so it needs a process of its own.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 CUDA = torch.device("cuda:0")
-PACKAGES = ("longgraft", "transformers")    # an event is theirs whose frame is the innermost,
-CARRIER = "longgraft.runtime.devices"               # but for what copies for others
+PACKAGES = ("longgraft", "transformers")    # an event's place is the innermost frame in these packages,
+CARRIER = "longgraft.runtime.devices"               # except this module, which copies for others
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "detach_"}
 INDEXES = {"index", "index_put", "index_put_"}
 
 Answer = Callable[[int, Tensor], Tensor]
-"""(how many reads there were at this place since the log began, an empty host tensor) -> what is read there"""
+"""(number of earlier reads at this place since the log began, an empty host tensor) -> the tensor that is read"""
 
 
 class Event(NamedTuple):
-    """What happened on the device, and where: "module:function" and line; bytes of what was made.
+    """An event on the device: its kind, its place as "module:function" and line, and the bytes of new tensors.
 
-    launch: an operation that is no view; sent: a copy to the device that the host does not wait for
-    copy:   a copy to the device that the host waits for; read: a copy to the host
-    wait:   the host waits for all that was launched; statistics: the allocator was asked
+    launch: an operation that makes no view; sent: a copy to the device for which the host does not wait
+    copy:   a copy to the device for which the host waits; read: a copy to the host
+    wait:   the host waits for all launches; statistics: a query of the allocator
     """
 
     kind: str
@@ -51,9 +51,9 @@ class Event(NamedTuple):
 
 
 class Pretend(TorchDispatchMode):
-    """While it is entered, operations on fake CUDA tensors and between them and the host are logged.
+    """A mode that logs operations on fake CUDA tensors and copies between them and the host.
 
-    answers: what is read, by the place that reads; elsewhere 0, 1, 2, ... of integers and -0.1 of other numbers
+    answers: results of reads by place; other reads give integers 0, 1, 2, ... or floats of -0.1
     """
 
     def __init__(self, answers: dict[str, Answer] | None = None) -> None:
@@ -61,17 +61,17 @@ class Pretend(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.answers = answers or {}
         self.log: list[Event] = []
-        self._pinned: dict[int, Tensor] = {}        # kept, so that no other tensor gets their addresses
+        self._pinned: dict[int, Tensor] = {}        # kept alive, so that no other tensor gets their addresses
 
     def note(self, kind: str, name: str, made: Any = ()) -> str:
-        """Log an event, and return its place."""
+        """Logs an event, and returns its place."""
         place, line = _place()
         size = sum(t.numel() * t.itemsize for t in tree_flatten(made)[0] if isinstance(t, Tensor))
         self.log.append(Event(kind, name, place, line, size))
         return place
 
     def module(self, make: Callable[[], nn.Module]) -> Any:
-        """The module that `make` builds, with fake parameters and buffers, on the device."""
+        """Builds a module with `make` and moves it to the device with fake parameters and buffers."""
         with torch.device("meta"):
             module = make().eval().requires_grad_(False)
         with self.fake:
@@ -83,7 +83,7 @@ class Pretend(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name == "device":
             return tensors[0].fake_device       # type: ignore[attr-defined]
-        with self:      # under inference mode, what is made of other operations comes whole
+        with self:      # under inference mode, composite operations arrive undivided
             if (made := func.decompose(*args, **kwargs)) is not NotImplemented:
                 return made
         to = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
@@ -97,7 +97,7 @@ class Pretend(TorchDispatchMode):
             return args[0].copy_(self._read(args[1], args[1].dtype))
         kind = self._kind(name, func._schema, args, kwargs)
         with self.fake:
-            # What is on the host is faked for the operation only.
+            # Host tensors are faked for this operation only.
             real = {id(t): self.fake.from_tensor(t) for t in tensors if not isinstance(t, FakeTensor)}
             args, kwargs = tree_map(lambda x: real.get(id(x), x), (args, kwargs))
             made = func(*args, **kwargs)
@@ -115,7 +115,7 @@ class Pretend(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _read(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the host is told of a tensor on the device."""
+        """Returns the answer for a read of a tensor on the device."""
         place = self.note("read", "read", tensor)
         nth = sum(event.kind == "read" and event.place == place for event in self.log) - 1
         like = torch.empty(tensor.shape, dtype=dtype)
@@ -124,7 +124,7 @@ class Pretend(TorchDispatchMode):
         return said.to(dtype)
 
     def _kind(self, name: str, schema: Any, args: tuple, kwargs: dict) -> str:
-        """Of an operation that makes something on the device; "" of views and of memory that is only allocated."""
+        """Returns the kind of an operation that makes something on the device; "" for views and mere allocations."""
         if name in INDEXES:
             for index in (x for x in args[1] if isinstance(x, Tensor)):
                 if not isinstance(index, FakeTensor):
@@ -134,7 +134,7 @@ class Pretend(TorchDispatchMode):
         source, dtype = (args[1], args[0].dtype) if name == "copy_" else (args[0] if args else 0, kwargs.get("dtype"))
         if name in ("copy_", "_to_copy") and not isinstance(source, FakeTensor):
             patient = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
-            # Another dtype is made on the host first, in memory that is not pinned.
+            # A change of dtype happens first, on the host, in memory that is not pinned.
             return "sent" if patient and _address(source) in self._pinned and dtype in (None, source.dtype) else "copy"
         is_view = any(said.alias_info is not None and not said.alias_info.is_write for said in schema.returns)
         return "" if is_view or name in IDLE else "launch"
@@ -151,7 +151,7 @@ def _made_up(_: int, like: Tensor) -> Tensor:
 
 
 def _place() -> tuple[str, int]:
-    """(the innermost function of PACKAGES, its line)."""
+    """Returns the innermost function in PACKAGES and its current line."""
     for frame in _frames():
         module = frame.f_globals.get("__name__", "")
         if module.partition(".")[0] in PACKAGES and module != CARRIER:
@@ -167,7 +167,7 @@ def _frames() -> Iterator[Any]:
 
 
 def pretend(answers: dict[str, Answer] | None = None) -> Pretend:
-    """Make this process believe that it has a GPU; to be called once."""
+    """Makes this process believe that it has a GPU; to be called once."""
     ctypes.CDLL(str(_guard()))
     device = Pretend(answers)
     cuda: Any = torch.cuda
@@ -179,15 +179,15 @@ def pretend(answers: dict[str, Answer] | None = None) -> Pretend:
     cuda.synchronize = lambda *_: device.note("wait", "synchronize")
     for name in ("max_memory_allocated", "reset_peak_memory_stats"):
         setattr(cuda, name, lambda *_, name=name: device.note("statistics", name) and 0)
-    torch._C._set_only_lift_cpu_tensors(True)       # torch.tensor(..., device="cuda") is made on the host and copied
-    FakeTensor.tolist = lambda tensor: tensor.cpu().tolist()        # one copy, as CUDA's tensors do it
+    torch._C._set_only_lift_cpu_tensors(True)       # torch.tensor(..., device="cuda") copies from the host
+    FakeTensor.tolist = lambda tensor: tensor.cpu().tolist()        # one copy, as for CUDA tensors
     F.scaled_dot_product_attention = _torchs_choice
     return device
 
 
 def _torchs_choice(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
-    """What torch 2.11 to 2.13 take on sm_90: cuDNN in half precision, which plans anew for each number of keys."""
+    """Chooses as torch 2.11 to 2.13 do on sm_90: cuDNN in half precision, which plans anew for each number of keys."""
     assert dropout_p == 0.0 and not enable_gqa
     if q.dtype in (torch.float16, torch.bfloat16):
         return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, attn_mask, False, 0.0, is_causal,
@@ -197,7 +197,7 @@ def _torchs_choice(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = N
 
 
 def _guard() -> Path:
-    """`guard.cpp` as a library, compiled once for this torch and kept."""
+    """Returns the library of `guard.cpp`, compiled once for this version of torch."""
     source, torchs = Path(__file__).with_name("guard.cpp"), Path(torch.__file__).parent
     said = hashlib.sha256(source.read_bytes() + torch.__version__.encode() + str(torchs).encode()).hexdigest()[:16]
     path = Path.home() / ".cache" / "longgraft" / f"guard-{said}.so"
@@ -209,5 +209,5 @@ def _guard() -> Path:
         part = path.with_name(f"{path.name}.{os.getpid()}.partial")
         subprocess.run([compiler, "-O0", "-std=c++20", "-shared", "-fPIC", f"-I{torchs / 'include'}", str(source),
                         "-o", str(part), f"-L{torchs / 'lib'}", "-lc10"], check=True)
-        part.replace(path)      # whole or not at all, also where two processes build at once
+        part.replace(path)      # the file is complete even if two processes build at once
     return path

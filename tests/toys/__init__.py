@@ -1,4 +1,4 @@
-"""What tests share: models, sessions, trees, text.  Makes no claims."""
+"""Models, sessions, trees and texts that the tests share."""
 
 import pytest
 

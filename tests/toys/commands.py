@@ -1,4 +1,4 @@
-"""The command line, run in this process."""
+"""Runs the command line in the process of the tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from toys.sessions import toy_prompt
 
 
 def run(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
-    """(exit status, stdout, stderr) of `longgraft ...`."""
+    """Runs `longgraft ...` and returns (exit status, stdout, stderr)."""
     monkeypatch.setattr("sys.argv", ["longgraft", *map(str, arguments)])
     try:
         main()
@@ -27,15 +27,15 @@ def run(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
 
 
 def assert_before_loading(monkeypatch):
-    """From here on, loading a model fails the test."""
+    """Makes the test fail if a model is loaded from here on."""
     def never(*_, **__):
         raise AssertionError("a model was loaded before the mistake was reported")
 
-    monkeypatch.setattr("longgraft.loading.load_target", never)     # `assemble` may be imported by name
+    monkeypatch.setattr("longgraft.loading.load_target", never)     # callers look it up in the module
 
 
 def saved_pair(folder: Path) -> Path:
-    """target: a toy model with a tokenizer of words; head: a toy drafter; prompt.txt, ids.json: one prompt."""
+    """Saves a toy target with a word tokenizer, a toy head, and one prompt as prompt.txt and ids.json."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -1,4 +1,4 @@
-"""A tiny configuration of any family that transformers knows, and a random model of it."""
+"""Tiny configurations of all model families in transformers, and random models of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 VOCAB, WINDOW = 96, 12
-# Names under which configurations keep their sizes, by the size that they get here.
+# Sizes of the tiny models, each with the names that configurations use for it.
 SIZES = [
     (32, "hidden_size n_embd d_model embedding_size word_embed_proj_dim conf_hidden_size"),
     (48, "intermediate_size ffn_dim dff n_inner dense_intermediate_size encoder_ffn_dim moe_intermediate_size "
@@ -34,7 +34,7 @@ SIZES = [
 ]
 SMALL = {name: size for size, names in SIZES for name in names.split()}
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
-NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration needs besides
+NEEDED: dict[str, dict[str, Any]] = {       # further entries that a family's configuration needs
     "bamba": {"attn_layer_indices": [1, 3, 5], "mamba_n_heads": 8, "mamba_d_head": 8},
     "bert-generation": {"is_decoder": True},
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
@@ -61,7 +61,7 @@ NEEDED: dict[str, dict[str, Any]] = {       # what a family's configuration need
 
 
 def tiny(cls: type[PretrainedConfig], **more: Any) -> PretrainedConfig:
-    """A configuration of this class with small sizes, as far as its names are known."""
+    """Returns a configuration of this class in which all sizes listed above are small."""
     entries: dict[str, Any] = {name: size for name, size in SMALL.items() if name in cls.__dataclass_fields__}
     if "kv_lora_rank" in cls.__dataclass_fields__:      # latent attention: each head has keys of its own
         entries |= {"num_key_value_heads": 4, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
@@ -74,7 +74,7 @@ def tiny(cls: type[PretrainedConfig], **more: Any) -> PretrainedConfig:
 
 
 def random_model(config: PretrainedConfig) -> Any:
-    """With loud weights, in float32."""
+    """Returns a random float32 model with large weights."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with torch.device("meta"):

@@ -1,4 +1,4 @@
-"""Which combinations are tried, where all of them would take too long."""
+"""A choice of combinations for tests where all of them would take too long."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def covering(methods: Sequence[str], *columns: Collection) -> list[tuple]:
-    """(method, a value of each column): every method meets every value, and the methods together the pairs of values.
+    """Returns rows (method, a value of each column) with every value for each method and every pair for some method.
 
     A method has as many combinations as the longest column has values.  From one method to the next, the second column
     moves on by one against the first, the third whenever the second has come round, and so on like an odometer.
@@ -24,5 +24,5 @@ def covering(methods: Sequence[str], *columns: Collection) -> list[tuple]:
 
 
 def named(value: object) -> str:
-    """As a test's name has it."""
+    """Returns the text of a value in a test's id."""
     return str(value)

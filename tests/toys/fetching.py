@@ -1,4 +1,4 @@
-"""A cache, a pip and a hub for tests of fetching: a local HTTP server in the place of the hub counts what it serves."""
+"""A cache, a pip and a hub for tests of fetching; a local HTTP server replaces the hub and counts what it sends."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from threading import Thread
 from huggingface_hub import constants
 
 FILE = "toys/toy/toy.gguf"      # OWNER/REPOSITORY/FILE
-CLOSED = "http://127.0.0.1:9"   # where nobody answers
+CLOSED = "http://127.0.0.1:9"   # an address without a server
 
 
 def isolated(tmp_path: Path, monkeypatch) -> Path:
-    """Give an empty cache to longgraft, whose folder of models is returned, and to the hub's client.
+    """Gives longgraft and the hub's client empty caches, and returns longgraft's folder of models.
 
-    pip finds what is in the folder `wheels` alone.
+    pip finds only the files in the folder `wheels`.
     """
     for name, value in {"LONGGRAFT_CACHE": tmp_path / "cache", "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": tmp_path / "wheels",
                         "PIP_CONFIG_FILE": "/dev/null"}.items():
@@ -32,13 +32,13 @@ def isolated(tmp_path: Path, monkeypatch) -> Path:
 
 
 def ask_hub_at(address: str, monkeypatch) -> None:
-    """Let the hub's client use this server."""
+    """Makes the hub's client use this server."""
     monkeypatch.setattr(constants, "ENDPOINT", address)
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
 
 
 def requirements_asked(monkeypatch) -> list[str]:
-    """Return a list to which each call of pip adds its requirement."""
+    """Returns a list to which each call of pip adds its requirement."""
     requirements, real = [], subprocess.run
 
     def recorded(command, **options):
@@ -50,17 +50,17 @@ def requirements_asked(monkeypatch) -> list[str]:
 
 
 def left(cache: Path) -> list[str]:
-    """Name what is in the cache of models."""
+    """Lists the files in the cache of models."""
     return sorted(path.name for path in cache.glob("*") if path.name != "lock")
 
 
 class ToyHub(ThreadingHTTPServer):
-    """The server.
+    """A server of one file, in the place of the hub.
 
     Attributes:
         content: Bytes of the file.
-        etag: What the hub states of the file: its SHA-256, or anything else.
-        cut: Byte of the file at which connections break; None for none.
+        etag: Hash of the file that the server states, which tests may falsify.
+        cut: Byte of the file at which connections break, or None.
         served: Number of bytes that it has sent of the file.
         downloads: Number of downloads that began, at any byte.
     """
@@ -78,7 +78,7 @@ class ToyHub(ThreadingHTTPServer):
 
 @contextmanager
 def toy_hub(content: bytes) -> Iterator[ToyHub]:
-    """Serve this content as FILE from a thread."""
+    """Serves this content as FILE from a thread."""
     with ToyHub(content) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         try:
@@ -102,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.content[start:end])
 
     def _answer(self) -> int | None:
-        """Send the headers; return the first byte that is asked for, or None where it is of another file."""
+        """Sends the headers; returns the first byte of the requested range, or None for another file."""
         owner, repository, file = FILE.split("/")
         if self.path not in ("/", f"/{owner}/{repository}/resolve/main/{file}"):
             self.send_error(404)
@@ -117,4 +117,4 @@ class _Handler(BaseHTTPRequestHandler):
         return start
 
     def log_message(self, *_) -> None:
-        """Print nothing."""
+        """Prints nothing."""

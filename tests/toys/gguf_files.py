@@ -27,10 +27,11 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|i
 
 def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "", divided: float = 0,
                kind: str = "F32", **entries) -> torch.nn.Module:
-    """Write a random Llama with a byte-level tokenizer; returns the model, in float32.
+    """Writes a random Llama with a byte-level tokenizer, and returns the model in float32.
 
-    kind: of the matrices; without: a tensor that is left out; odd: one of a quantisation that nothing dequantises;
-    entries: metadata by key, "__" for "."; divided: the factor of Llama 3's rotary scaling, 0 for none
+    kind: number format of the matrices; without: name of a tensor to leave out; odd: name of a tensor to write in a
+    format that cannot be dequantised; divided: factor of Llama 3's rotary scaling, 0 for none; entries: metadata by
+    key, with "__" for "."
     """
     torch.manual_seed(3)
     rope = dict(rope_type="llama3", factor=divided, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -68,7 +69,7 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
         name = f"{names.get_name(key.removesuffix('.weight'))}.weight"
         if name == without or (tied and name == "output.weight"):
             continue
-        if count := heads.get(key.split(".")[-2]):      # llama.cpp rotates neighbours, transformers halves
+        if count := heads.get(key.split(".")[-2]):      # llama.cpp rotates neighbours, transformers rotates halves
             tensor = tensor.unflatten(0, (count, 2, -1)).transpose(1, 2).reshape(tensor.shape)
         if name == odd:
             writer.add_tensor(name, np.zeros((len(tensor), 40), np.uint8), raw_dtype=gguf.GGMLQuantizationType.Q8_1)
@@ -85,7 +86,7 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
 
 
 def _divisor(inverse: float, factor: float) -> float:
-    """Of one frequency, as llama.cpp's converter writes it."""
+    """Returns the divisor of one frequency, as llama.cpp's converter writes it."""
     wavelength = 2 * math.pi * inverse
     if wavelength < 8192 / 4:
         return 1.0
@@ -94,7 +95,7 @@ def _divisor(inverse: float, factor: float) -> float:
 
 
 def write_wheel(folder: Path, package: str, file: str, content: bytes, code: str = "") -> Wheel:
-    """Write a wheel of version 1.0 whose package has one file of data, and this code in its `__init__.py`."""
+    """Writes a wheel of version 1.0 whose package has one file of data, and this code in its `__init__.py`."""
     info = f"{package}-1.0.dist-info"
     files = {f"{package}/__init__.py": code.encode(), f"{package}/{file}": content,
              f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n".encode(),
@@ -110,7 +111,7 @@ def write_wheel(folder: Path, package: str, file: str, content: bytes, code: str
 
 
 def toy_entry(folder: Path, content: bytes, parts: int = 2, code: str = "", **more) -> Entry:
-    """Write the wheels of a model into a folder, and return the model's entry in the catalogue.
+    """Writes the wheels of a model into a folder, and returns the model's entry in the catalogue.
 
     Args:
         parts: Number of wheels.

@@ -1,4 +1,4 @@
-"""A method whose memories observe, are rewound and are restored by hand."""
+"""Checks that a method's memories can be rewound and restored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from toys.sessions import toy_parts, toy_prompt
 
 
 class Run:
-    """A method that read a prompt and goes on by hand."""
+    """A method that has read a prompt and is stepped by the test."""
 
     def __init__(self, name: str, **parts) -> None:
         self.parts = toy_parts(**parts)
@@ -52,7 +52,7 @@ def same(a: ProposalTree, b: ProposalTree) -> bool:
 
 
 def assert_rewinds(name) -> None:
-    """Rewound to a mark, as often as one likes, its memories propose what they proposed then."""
+    """Checks that memories rewound to a mark, once or twice, make the same proposals again."""
     run = Run(name)
     run.steps(2)
     marks, length, root = [m.mark() for m in run.proposer.memories], run.verifier.cache.length, run.root
@@ -66,7 +66,7 @@ def assert_rewinds(name) -> None:
 
 
 def assert_restores(name) -> None:
-    """Its memories' states are all that others of their kind need to propose the same."""
+    """Checks that new memories make the same proposals after they restore the states of others."""
     run, other = Run(name), Run(name)
     run.steps(4)
     other.steps(1)
@@ -77,5 +77,5 @@ def assert_restores(name) -> None:
     other.root = run.root
     expected = run.propose()
     assert same(expected, other.propose())
-    run.steps(3)        # the state was a copy: what the first learns now does not reach the second
+    run.steps(3)        # the states were copies: new tokens of the first do not reach the second
     assert same(expected, other.propose())

@@ -1,4 +1,4 @@
-"""Toy models: random weights, float32, one thread.  What they decode is noise; that it is the same counts."""
+"""Toy models with random float32 weights, run on one thread.  Tests compare their answers, which mean nothing."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_
              eos_token_id=None)
 
 
-FAMILIES = {        # configuration, the seed with which greedy answers vary and still come round, what else it needs
+FAMILIES = {        # configuration; a seed with which greedy answers vary but also repeat; further entries
     "llama": ("LlamaConfig", 9, {}),
     "qwen3": ("Qwen3Config", 4, {"head_dim": 16}),
     "mistral-window": ("MistralConfig", 4, {"sliding_window": 24}),
     "qwen3-moe": ("Qwen3MoeConfig", 6, {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
                                         "moe_intermediate_size": 32}),
     "qwen2": ("Qwen2Config", 5, {}),
-    # Tied, its embedding would make each token the most probable one after itself.
+    # With tied embeddings, each token would be the most probable one after itself.
     "gemma2": ("Gemma2Config", 29, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3TextConfig", 19, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
 }
-HYBRID = {      # every other layer carries a state from token to token, by the three kinds of such layers
+HYBRID = {      # every other layer is recurrent; there is one family for each of the three kinds of such layers
     "lfm2": ("Lfm2Config", 4, {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False,
                                "tie_word_embeddings": False}),
     "qwen3-next": ("Qwen3NextConfig", 7, {
@@ -46,15 +46,16 @@ HYBRID = {      # every other layer carries a state from token to token, by the 
         "mamba_d_state": 16, "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 48,
         "tie_word_embeddings": False}),
 }
-QUIET = ("self_attn", "conv", "linear_attn", "mamba")       # what mixes tokens
-SHARED: dict[str, torch.nn.Module] = {}     # those of `toy_model` that were made
+QUIET = ("self_attn", "conv", "linear_attn", "mamba")       # layers that mix tokens
+SHARED: dict[str, torch.nn.Module] = {}     # models that `toy_model` has made
 
 
 @cache
 def toy_model(family: str = "llama"):
-    """A random model with something to say: no near ties, few repeats, and loops that a lookup can find.
+    """Returns a random model with few near ties, few repeats, and loops that a lookup can find.
 
-    Its MLPs are loud, so that the last token decides most, and its attention less so, so that the rest still counts.
+    Its MLPs have large weights, so that the last token matters most.  The weights of its attention are smaller, so that
+    the other tokens matter too.
     """
     import transformers
 
@@ -73,16 +74,16 @@ def toy_model(family: str = "llama"):
 
 
 def hidden_states(model, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """ids [B, n] -> the embeddings and what each layer put out, [B, n, H], as transformers reports them.
+    """Returns the embeddings and each layer's output, [B, n, H], for ids [B, n], as transformers reports them.
 
-    Of a copy: a model that was asked once keeps transformers' hooks for good (`output_capturing.py`).
+    It runs a copy, because a model that reported them once keeps transformers' hooks (`output_capturing.py`).
     """
     return deepcopy(model)(ids, output_hidden_states=True).hidden_states
 
 
 @cache
 def toy_network(seed: int = 0) -> Eagle3Network:
-    """A random drafter for `toy_model`, with half the vocabulary."""
+    """Returns a random EAGLE-3 head for `toy_model`, with half the vocabulary."""
     torch.manual_seed(seed)
     config = HeadConfig(hidden_size=32, target_hidden_size=32, intermediate_size=48, heads=4, kv_heads=2,
                         head_dim=8, vocab_size=VOCAB, draft_vocab_size=VOCAB // 2, feature_layers=(1, 2, 3),
@@ -100,7 +101,7 @@ def toy_target(family: str = "llama", attention: str = "auto", kernels: CpuKerne
 
 @cache
 def small_model(vocab: int, seed: int = 0, layers: int = 2) -> Target:
-    """A random Llama with something to say."""
+    """Returns a small random Llama with large weights, so that its answers vary."""
     import transformers
 
     torch.manual_seed(100 + seed)
@@ -116,7 +117,7 @@ def small_model(vocab: int, seed: int = 0, layers: int = 2) -> Target:
 
 
 def medusa_heads(target: Target, seed: int = 0, heads: int = 4, tied: bool = True) -> MedusaHeads:
-    """Random heads of the target's sizes."""
+    """Returns random Medusa heads of the target's sizes."""
     torch.manual_seed(200 + seed)
     made = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, heads, 1, tied))
     with torch.no_grad():
@@ -126,7 +127,7 @@ def medusa_heads(target: Target, seed: int = 0, heads: int = 4, tied: bool = Tru
 
 
 def toy_longspec(target: Target, seed: int, window: int = 12, **changes) -> LongSpecNetwork:
-    """Loud as the target, so that its second guess is not a hair behind its first."""
+    """Returns a LongSpec drafter with large weights, so that its best two tokens differ clearly in score."""
     torch.manual_seed(seed)
     size = dict(hidden_size=32, intermediate_size=48, heads=4, kv_heads=kv_heads(target), head_dim=head_dim(target))
     network = LongSpecNetwork(LongSpecConfig(**size | changes, window=window, final_norm=True)).eval()
@@ -137,9 +138,9 @@ def toy_longspec(target: Target, seed: int, window: int = 12, **changes) -> Long
 
 
 def toy_blocks(seed: int = 0) -> BlockNetwork:
-    """Two layers over two features, blocks of 8; embedding and output layer are to be shared.
+    """Returns a random DFlash drafter of blocks of 8, which still has to share an embedding and an output layer.
 
-    Loud, and its attention narrow, so that its guesses differ by position, and it is surer of some than of others.
+    Its weights are large and its attention is narrow, so that its tokens and their probabilities differ by position.
     """
     torch.manual_seed(seed + 1)
     network = BlockNetwork(BlockConfig(
@@ -151,13 +152,13 @@ def toy_blocks(seed: int = 0) -> BlockNetwork:
 
 
 def shared_blocks(target: Target, seed: int = 0) -> BlockNetwork:
-    """The same for a target."""
+    """Returns `toy_blocks` with the embedding and output layer of this target."""
     network = toy_blocks(seed)
     network.share(target.model.get_input_embeddings(), target.head)
     return network
 
 
 def read(target: Target, segment: Segment, wants: Wants = Wants()) -> Report:      # noqa: B008 - frozen
-    """What one pass over one segment reports."""
+    """Runs one pass over one segment and returns its report."""
     report, = target.run([segment], wants)
     return report

@@ -9,11 +9,11 @@ from longgraft.trees.tree import ProposalTree
 
 
 def seen(tokens: list[int], following: int = 1, prompt: bool = False, topk: torch.Tensor | None = None) -> Observation:
-    """Tokens that were all kept.  following: the token after them; topk: [n, K] int32, the best successors of each."""
+    """Returns an observation of kept tokens, the token after them, and each token's top successors [n, K], int32."""
     return Observation(ProposalTree.chain(torch.tensor(tokens)), torch.arange(len(tokens)), following, topk,
                        prompt=prompt)
 
 
 def prompt_chunk(tokens: list[int], topk: torch.Tensor | None = None) -> Observation:
-    """Of a prompt, before token 0."""
+    """Returns an observation of prompt tokens that token 0 follows."""
     return seen(tokens, 0, True, topk)

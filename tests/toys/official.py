@@ -1,4 +1,4 @@
-"""The models and settings with which the official implementations were run."""
+"""Models and settings with which the official implementations were run."""
 
 from __future__ import annotations
 

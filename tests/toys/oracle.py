@@ -1,4 +1,4 @@
-"""What the target alone would say, without a line of ours: transformers' warpers, and the noise in plain integers."""
+"""Answers of the target alone, computed without this project's sampling: transformers' warpers and integer noise."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from toys.sessions import toy_prompt
 
 
 def warped(logits: Tensor, sampling: Sampling) -> Tensor:
-    """logits [n, V] as transformers' generate warps them for these settings, in its order."""
+    """Warps logits [n, V] as transformers' generate does for these settings, in its order."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(float(sampling.temperature))])
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
@@ -33,7 +33,7 @@ def warped(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """scores [n, V] with -inf outside the fewest largest tokens that reach top_p, as a stable sort finds them."""
+    """Returns scores [n, V] with -inf outside the fewest largest tokens that reach top_p, found by a stable sort."""
     ordered, tokens = scores.sort(stable=True)
     share = scores.softmax(-1).gather(1, tokens).double()
     kept = share.cumsum(-1).float() > 1 - top_p
@@ -42,7 +42,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
 
 
 def noise(seed: int, position: int, token: int) -> float:
-    """Gumbel noise: three steps of SplitMix64, one for each number."""
+    """Returns Gumbel noise from three steps of SplitMix64, one for each number."""
     state = 0
     for number in (seed, position, token):
         state = splitmix64((state + number * 0x9E3779B97F4A7C15) % 2 ** 64)
@@ -50,7 +50,7 @@ def noise(seed: int, position: int, token: int) -> float:
 
 
 def splitmix64(state: int) -> int:
-    """The generator's output for this state, from Vigna's reference code."""
+    """Returns the generator's output for this state, as in Vigna's reference code."""
     z = (state + 0x9E3779B97F4A7C15) % 2 ** 64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2 ** 64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2 ** 64
@@ -58,7 +58,7 @@ def splitmix64(state: int) -> int:
 
 
 def draw(logits: Tensor, sampling: Sampling, position: int) -> int:
-    """The token drawn from logits [V] for this position."""
+    """Draws a token from logits [V] for this position."""
     if sampling.temperature == 0:
         return int(logits.argmax())
     scores = warped(logits[None], sampling)[0].tolist()
@@ -67,7 +67,7 @@ def draw(logits: Tensor, sampling: Sampling, position: int) -> int:
 
 @cache
 def plain(family: str, length: int, new: int, sampling: Sampling) -> list[int]:
-    """A toy's answer to `toy_prompt(length)`: its own forward over the whole text, one token at a time."""
+    """Returns a toy model's answer to `toy_prompt(length)`, with a forward over the whole text for each token."""
     ids = toy_prompt(length)
     for _ in range(new):
         text = torch.tensor([ids])

@@ -1,8 +1,7 @@
-"""A stand-in for CUDA graphs on a CPU: operations are recorded with their Python numbers frozen, and replayed into the
-tensors that they wrote when they were recorded.
+"""A stand-in for CUDA graphs on a CPU.
 
-What passes bakes in no length, reads nothing on the host, copies nothing to the device and keeps its shapes: what a
-capture would refuse is an error here, too.
+It records operations with their Python numbers frozen, and replays them into the tensors that they wrote at recording.
+A region with a baked-in length or a changed shape then fails, and so does a read on the host or a copy to the device.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ from longgraft.runtime.cuda_graphs import WARM
 from longgraft.target_model import attention_interface
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2"}
-HOST = (attention_interface.ROWS, attention_interface.BACK)     # where masks are asked, on the host by intention
+HOST = (attention_interface.ROWS, attention_interface.BACK)     # masks are looked up here, on the host by intention
 
 
 class Refused(RuntimeError):
-    """A capture would have failed."""
+    """Raised for an operation with which a capture would fail."""
 
 
 class _Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[tuple[Any, tuple, dict, list[Tensor]]] = []
-        # id of what was made here -> whether it is the device's; None: of nothing (zeros, arange), so that it may be
-        # either's.
+        # id of each new tensor -> whether it is on the device; None for a tensor made from no other (zeros, arange),
+        # which may be on either.
         self.made: dict[int, bool | None] = {}
-        self.kept: list[Any] = []               # what is freed could share its id with a later one
+        self.kept: list[Any] = []               # a freed tensor's id could be given to a later one
         self.host = {id(one) for one in HOST}
 
     def on_device(self, tensor: Tensor) -> bool | None:
@@ -54,14 +53,14 @@ class _Tape(TorchDispatchMode):
         if device is not False:
             views = {one.untyped_storage().data_ptr() for one in given}
             new = [one for one in outs if one.untyped_storage().data_ptr() not in views or not one.numel()]
-            # A view of what is there already is still one when that is written anew.
+            # A view shows the new values without being computed again.
             if new or func._schema.is_mutable:
                 self.operations.append((func, args, kwargs, new))
         return out
 
 
 def recorder(region):
-    """A `longgraft.runtime.cuda_graphs.Recorder`: the region runs beforehand, as it would on a GPU."""
+    """Records a region as a `longgraft.runtime.cuda_graphs.Recorder`, after warm-up runs as on a GPU."""
     for _ in range(WARM):
         region()
     tape = _Tape()
@@ -69,10 +68,10 @@ def recorder(region):
         returned = region()
 
     def replay() -> None:
-        # Twice: what runs again on the same numbers must do the same.
+        # Everything runs twice, because a region must do the same when it runs again on the same numbers.
         for func, args, kwargs, outs in tape.operations * 2:
             new = func(*args, **kwargs)
-            # Operations in place have written where they should.
+            # An operation in place has no output to copy.
             if outs:
                 fresh = (new,) if isinstance(new, Tensor) else [one for one in new if isinstance(one, Tensor)]
                 for old, one in zip(outs, fresh, strict=True):

@@ -1,4 +1,4 @@
-"""Toys of the server: a session that reads and writes characters, and clients of its application."""
+"""Toys for tests of the server: a session of characters, and clients of the application."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 @cache
 def characters(template: str | None = TEMPLATE, fim: bool = False):
-    """The toy model's 96 tokens: a new line, and ASCII's printable characters; fim: instead of the last of these the
-    tokens to fill in with."""
+    """Returns a tokenizer of the toy model's 96 tokens: a new line and ASCII's printable characters.
+
+    fim: the last of these are replaced by the tokens for fill-in-the-middle
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -44,19 +46,19 @@ def characters(template: str | None = TEMPLATE, fim: bool = False):
 
 
 def text_session(template: str | None = TEMPLATE, method: str = "graft", fim: bool = False, **more: Any) -> Session:
-    """A toy session with that tokenizer."""
+    """Returns a toy session with the tokenizer of characters."""
     return Session(toy_session(method, **more).engine, characters(template, fim))
 
 
 def client(session: Session | None = None, **options: Any) -> httpx.AsyncClient:
-    """Of a new server, without a network between."""
+    """Returns a client that calls a new server without a network."""
     app = make_app(session or text_session(), Serving(**options))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False),
                              base_url="http://127.0.0.1")
 
 
 def asking(ask: Callable[[httpx.AsyncClient], Awaitable[Any]], session: Session | None = None, **options: Any) -> Any:
-    """What a coroutine finds out with a new server's client."""
+    """Runs a coroutine with the client of a new server, and returns its result."""
     async def asked() -> Any:
         async with client(session, **options) as http:
             return await ask(http)
@@ -64,7 +66,7 @@ def asking(ask: Callable[[httpx.AsyncClient], Awaitable[Any]], session: Session 
 
 
 class Gate:
-    """A watcher that lets the decoding thread take so many steps, and counts them."""
+    """A watcher that lets the decoding thread take a number of steps, and counts them."""
 
     def __init__(self, steps: int = 0) -> None:
         self.steps = 0
@@ -72,27 +74,27 @@ class Gate:
         self._permits = threading.Semaphore(steps)
 
     def allow(self, steps: int = 1000) -> None:
-        """So many more."""
+        """Allows this many more steps."""
         self._permits.release(steps)
 
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        """Waits where none is left."""
+        """Counts a step, and waits until another is allowed."""
         self.steps += 1
         assert self._permits.acquire(timeout=20), "nobody allowed another step"
 
     def ended(self, running: Running, end: End | None) -> None:
-        """Noted."""
+        """Records the end."""
         self.ends.append(end)
 
 
 async def tokens_of(running: Running) -> list[int]:
-    """All of a job's."""
+    """Returns all tokens of a job."""
     return [token async for step in running for token in step.tokens]
 
 
 def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, session: Session | None = None,
             running: int = 1) -> Any:
-    """What a coroutine returns that is given a new worker for so many jobs at once; two more may wait."""
+    """Runs a coroutine with a new worker for `running` jobs, with room for two more, and returns its result."""
     async def played() -> Any:
         worker = Worker(session or repeatable("graft"), 2, [gate] if gate else [], running)
         try:
@@ -107,21 +109,21 @@ def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, 
 
 
 async def until_true(true: Callable[[], object]) -> None:
-    """Waits."""
+    """Waits until the condition is true."""
     while not true():
         await asyncio.sleep(0.002)
 
 
 @contextmanager
 def listening(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Worker]]:
-    """(URL, worker) of a server behind a real socket."""
+    """Starts a server on a real socket and yields (URL, worker)."""
     with started(session, *watchers, **options) as (at, server):
         yield at, server._worker
 
 
 @contextmanager
 def started(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Server]]:
-    """(URL, server)."""
+    """Starts a server on a real socket and yields (URL, server)."""
     given = Serving(port=0, **options)
     app, listens, ready = make_app(session or text_session(), given), bind(given), threading.Event()
     app.state.longgraft.worker.watchers += watchers
@@ -138,13 +140,13 @@ def started(session: Session | None = None, *watchers: Any, **options: Any) -> I
 
 
 def completed(url: str, **body: Any) -> httpx.Response:
-    """The answer to a completion's body, over the wire."""
+    """Sends a completion request over the network and returns the response."""
     return httpx.post(f"{url}/v1/completions", json=body, timeout=30)
 
 
 @contextmanager
 def meanwhile(*asks: Callable[[], httpx.Response]) -> Iterator[list[httpx.Response]]:
-    """Each in a thread of its own; afterwards their answers are there."""
+    """Runs each request in its own thread; the list has all responses after the block."""
     answers: list[httpx.Response] = []
     threads = [threading.Thread(target=lambda ask=ask: answers.append(ask())) for ask in asks]
     for one in threads:
@@ -155,7 +157,7 @@ def meanwhile(*asks: Callable[[], httpx.Response]) -> Iterator[list[httpx.Respon
 
 
 def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
-    """Wait for it."""
+    """Waits until the condition is true, or fails after some seconds."""
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it never came"

@@ -31,16 +31,16 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_longspec, toy_network, toy_target
 
-# A machine where a few rows cost little more than one and drafting is cheap: a controller has all its choices.
+# Costs of a machine where a few rows take little longer than one and drafting is cheap, so that all choices occur.
 TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
 
-# Methods by what `build` takes: the registry's, and the choices that are ablations.
+# Methods by their names for `build`: those of the registry and the ablations.
 EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in RENAMED.values())
                    if "window" not in name}
-# Those that choose what a step spends where no budget is given.
+# Methods that choose the budget of each step if none is given.
 CHOOSING = [name for name, method in EVERY.items() if method.adaptive and "pruning=none" not in name]
 
-# What methods need, by the need's name, for a toy target and a seed.
+# Builders of what methods need, by the name of the need, for a toy target and a seed.
 TOYS: dict[str, Callable[[Target, int], object]] = {
     HEAD.name: lambda target, seed: toy_network(seed),
     SMALL_MODEL.name: lambda target, seed: small_model(target.vocab_size, seed),
@@ -53,12 +53,12 @@ TOYS: dict[str, Callable[[Target, int], object]] = {
 
 @cache
 def toys(family: str, seed: int) -> dict[str, object]:
-    """All of TOYS: made once, as the model itself is."""
+    """Builds all of TOYS, once per family and seed."""
     return {name: toy(toy_target(family), seed) for name, toy in TOYS.items()}
 
 
 def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None = None, **more) -> Parts:
-    """more: fields of `Parts`, of its shape, and of its calibration."""
+    """Returns toy parts; `more` are fields of `Parts`, of its shape, and of its calibration."""
     shape, calibration = ({name: more.pop(name) for name in kind.__dataclass_fields__ if name in more}
                           for kind in (DraftShape, Calibration))
     more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
@@ -68,13 +68,13 @@ def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None =
 
 @cache
 def kinds() -> list[str]:
-    """Of methods that remember the same kinds of things, one each."""
+    """Names one method for each combination of memory types."""
     return list({tuple(map(type, build(name, toy_parts()).memories)): name for name in reversed(EVERY)}.values())
 
 
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
                 adaptive: bool = False, prefixes: Prefixes | None = None, **more) -> Session:
-    """adaptive: the method chooses its budgets, where it can; prefixes: what is kept of prompts."""
+    """Returns a session; adaptive: the method chooses its budgets if it can; prefixes: the prefix cache."""
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
     budget = budget or find(method).budget
@@ -83,7 +83,7 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
 
 
 def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17, **more) -> Session:
-    """A session as `load` makes it: others of it run on the same target."""
+    """Returns a session as `load` makes it, from which more sessions on the same target can be made."""
     parts = parts or toy_parts(**more)
     own = replace(parts, kept={}, clock=Clock())
     engine = Engine(own.target, build(method, own, adaptive=True), own.clock, find(method).budget, chunk,
@@ -93,12 +93,12 @@ def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk:
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,
              prediction: Prediction | None = None, budget: int | None = None) -> Generation:
-    """To the end, by ids alone."""
+    """Generates to the end of the answer, from ids."""
     return answer(session.open(ids, new, sampling, eos=eos, prediction=prediction, budget=budget))
 
 
 def toy_prompt(length: int, seed: int = 0) -> list[int]:
-    """Ids with repeated stretches, so that lookups find something."""
+    """Returns random ids with repeated stretches, so that lookups find matches."""
     generator = torch.Generator().manual_seed(seed)
     half = torch.randint(1, VOCAB, (max(1, length // 2),), generator=generator)
     return torch.cat([half, half, half])[:length].tolist()

@@ -1,4 +1,4 @@
-"""Small tokenizers with the special tokens of a family: bytes, or bytes behind a space as SentencePiece has them."""
+"""Small byte tokenizers with the special tokens of a family, with or without SentencePiece's leading space."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-NEWLINE = "\u010a"      # as the alphabet has it
+NEWLINE = "\u010a"      # the newline in the byte-level alphabet
 SPELLINGS = {
     "qwen-coder": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|fim_pad|> <|repo_name|> <|file_sep|> <|im_end|>",
     "codegemma": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|file_separator|>",
@@ -25,10 +25,10 @@ SPELLINGS = {
 
 def byte_tokenizer(special: tuple[str, ...] = (), plain: tuple[str, ...] = (), begins: bool = False,
                    spaced: bool = False, merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
-    """An id per byte, then one per merge and per added token.
+    """Returns a tokenizer with an id per byte, then one per merge and per added token.
 
-    special: ids that decode to nothing; plain: added, but spelled out, as Qwen's are; begins: <s> comes before every
-    prompt; spaced: a space before every text
+    special: added tokens that decode to nothing; plain: added tokens that decode to their text, as Qwen's do; begins:
+    puts <s> before every prompt; spaced: puts a space before every text
     """
     vocabulary = {byte: n for n, byte in enumerate(BYTES)}
     for pair in merges:
@@ -59,7 +59,7 @@ TEXT = "naïve 🦊 code: return x → y; return z"
 
 
 def ascii_tokenizer() -> PreTrainedTokenizerFast:
-    """The toy models' 96 tokens: 88 characters of ASCII, seven merges of them, and an end token, the last id."""
+    """Returns a tokenizer of the toy models' 96 tokens: 88 ASCII characters, seven merges, and the end token."""
     letters = [chr(code) for code in range(33, 127) if chr(code) not in "~^`@#$%"]
     merges = [("t", "r"), ("u", "e"), ("tr", "ue"), ('"', ":"), ("a", "b"), (",", "Ġ"), ("{", '"')]
     vocabulary = {piece: n for n, piece in enumerate([*letters, "Ġ", *("".join(pair) for pair in merges)])}

@@ -1,4 +1,4 @@
-"""Recipes, text and trainers of runs that take seconds."""
+"""Recipes, texts and trainers of training runs that take seconds."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def drafter_trainer(corpus: EncodedCorpus, out: Path, recipe: DrafterRecipe = DR
 
 
 def tiny_target(folder: Path, texts: list[str]) -> None:
-    """A random Qwen3 of 300 tokens with its tokenizer, saved as a user's target is."""
+    """Saves a random Qwen3 of 300 tokens with its tokenizer, as a user's target is saved."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     tokenizer = train_tokenizer(texts, 300)
@@ -60,7 +60,7 @@ def tiny_target(folder: Path, texts: list[str]) -> None:
 
 
 def files_of_a_toy_run(tmp_path: Path) -> tuple[Path, Path]:
-    """(target, text) on disk."""
+    """Writes a target and a text for a training run, and returns their paths."""
     rows = [{"text": f"def f{i}(x):\n    return x + {i}\n" * 9, "type": "code-python", "source": f"a/b@c:{i}.py"}
             for i in range(12)]
     text = tmp_path / "text.jsonl"
@@ -70,7 +70,7 @@ def files_of_a_toy_run(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def counting() -> EncodedCorpus:
-    """Documents that count upwards from somewhere, each ended by token 0."""
+    """Returns documents that count upwards from random numbers, each ended by token 0."""
     rng = np.random.default_rng(0)
     pieces = [np.append(1 + (rng.integers(95) + np.arange(80 + 7 * i)) % 40, 0) for i in range(20)]
     return EncodedCorpus(np.concatenate(pieces).astype(np.int32), np.cumsum([0, *map(len, pieces)]),

@@ -1,4 +1,4 @@
-"""Trees: random ones, those that a method proposes, and what two of them have in common."""
+"""Random trees, the trees that a method proposes, and comparisons of trees."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from toys.sessions import toy_prompt
 
 
 def random_tree(nodes: int, seed: int) -> ProposalTree:
-    """Distinct siblings by construction."""
+    """Returns a random tree whose siblings have different tokens."""
     generator = torch.Generator().manual_seed(seed)
     parents = [-1] + [int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, nodes)]
     return ProposalTree.build([(7 * i + 3) % VOCAB for i in range(nodes)], parents, [0.0] * nodes, [2] * nodes)
 
 
 def path_to(tree: ProposalTree, node: int) -> list[int]:
-    """Nodes from the root to this one."""
+    """Returns the nodes from the root to this one."""
     path = [node]
     while tree.parents[path[0]] >= 0:
         path.insert(0, int(tree.parents[path[0]]))
@@ -35,7 +35,7 @@ def path_to(tree: ProposalTree, node: int) -> list[int]:
 
 
 def shape_of(tree: ProposalTree):
-    """A tree without its node order: the set of its paths."""
+    """Returns the set of a tree's paths, which does not depend on the order of its nodes."""
     paths, parents, tokens = [], tree.parents.tolist(), tree.tokens.tolist()
     for node, parent in enumerate(parents):
         paths.append((tokens[node],) if parent < 0 else (*paths[parent], tokens[node]))
@@ -43,13 +43,13 @@ def shape_of(tree: ProposalTree):
 
 
 def golden_shape(tokens, depths, parents):
-    """`shape_of` an official tree."""
+    """Returns `shape_of` an official implementation's tree."""
     return shape_of(ProposalTree.build(list(map(int, tokens)), [-1, *map(int, parents)], [0.0] * len(tokens),
                                        [2] * len(tokens)))
 
 
 def scored(tree: ProposalTree) -> dict[tuple[int, ...], float]:
-    """Paths below the root, with their scores."""
+    """Returns the score of each path below the root."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
         found.append(() if parent < 0 else (*found[parent], token))
@@ -58,7 +58,7 @@ def scored(tree: ProposalTree) -> dict[tuple[int, ...], float]:
 
 def begun(target: Target, memories: Iterable[Memory], prompt: list[int], chunk: int = 16,
           following: int | None = None) -> tuple[Verifier, Wants, int]:
-    """(verifier behind a prompt that the memories have read, what they want, the first root)."""
+    """Reads a prompt with these memories, and returns (verifier, what the memories want, the first root)."""
     memories = tuple(memories)
     verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())
     wants = Wants.union(memory.wants for memory in memories)
@@ -71,7 +71,7 @@ def begun(target: Target, memories: Iterable[Memory], prompt: list[int], chunk: 
 
 
 def trees(proposer, steps=8, budget=60):
-    """The trees that a method proposes while it decodes."""
+    """Returns the trees that a method proposes while it decodes."""
     verifier, wants, root = begun(toy_target(), proposer.memories, toy_prompt(60))
     out = []
     for _ in range(steps):
