@@ -255,13 +255,12 @@ class World:
 
     def best_rate(self) -> float:
         """Tokens per second of the best policy that does the same in every step."""
-        rates = []
-        for probability, fixed in ((self.memory, [0.0] * 60),
-                                   (self.drafter, [self.feed * 2 + self.level * n for n in range(LEVELS)])):
-            for nodes, drafting in enumerate(fixed):
-                tokens = sum(probability ** depth for depth in range(nodes + 1))
-                rates.append(tokens / (self.seconds(nodes + 1) + drafting))
-        return max(rates)
+        def rate(probability: float, nodes: int, feed: float, level: float) -> float:
+            tokens = sum(probability ** depth for depth in range(nodes + 1))
+            return tokens / (self.seconds(nodes + 1) + feed * tokens + level)
+
+        return max(*(rate(self.memory, nodes, 0.0, 0.0) for nodes in range(60)),
+                   *(rate(self.drafter, 1 + n, self.feed, n * self.level) for n in range(LEVELS)))
 
 
 class Simulation:
@@ -310,7 +309,7 @@ class Simulation:
         """Tokens per second while an answer of so many tokens is decoded."""
         done, began = 0, self.now_
         while done < tokens:
-            proposed = self.controller.propose(Ask(0, 60, 100))
+            proposed = self.controller.propose(Ask(0, 60, 100 + done))
             drafted = bool((proposed.origin == DRAFT).any())
             self.kinds["draft" if drafted else "memory" if len(proposed) > 1 else "plain"] += 1
             chance, path = self.world.drafter if drafted else self.world.memory, 0
