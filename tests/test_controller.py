@@ -97,14 +97,14 @@ def test_an_accurate_drafter_is_used_and_an_improved_one_is_used_again():
     estimates, prices = controller.estimates, Prices(priced(1.6), 100, 60, beam=3)
     estimates.drafter_cache.newest = lambda: None
     estimates.learnt.accuracy = 0.8
-    assert controller._drafting_pays(prices, first=0.0, waiting=1)
-    assert not controller._drafting_pays(prices, first=0.99, waiting=1)
+    assert controller.drafting_pays(prices, first=0.0, waiting=1)
+    assert not controller.drafting_pays(prices, first=0.99, waiting=1)
     estimates.learnt.drafts = [0.0, 30.0]          # none of 30 expected tokens came true
-    assert not controller._drafting_pays(prices, first=0.0, waiting=1)
+    assert not controller.drafting_pays(prices, first=0.0, waiting=1)
     estimates.drafter_cache.accuracy = lambda most: (60, 64)
     for _ in range(3):
         estimates.probe()
-    assert controller._drafting_pays(prices, first=0.0, waiting=1)
+    assert controller.drafting_pays(prices, first=0.0, waiting=1)
 
 
 def test_a_drafters_accuracy_in_the_answer_replaces_that_in_the_prompt():
@@ -221,7 +221,7 @@ def test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path(c
     """Memory is right four times of five, so one level gains 0.18 tokens and two gain 0.34; 0.2 are the least."""
     costs = Costs({}, "made up", {0: {1: 1.0, cheap: 1.0, cheap + 1: 100.0}}, {0: {1: level}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs, levels, guesses=0.9)
-    assert controller._drafting_pays(Prices(controller.costs, 100, 60, 3), first=0.8, waiting=1) is pays
+    assert controller.drafting_pays(Prices(controller.costs, 100, 60, 3), first=0.8, waiting=1) is pays
 
 
 # A seeded simulation, whose best fixed policy is known ---------------------------------------------------------------
@@ -379,10 +379,10 @@ def test_prices_follow_the_prefix_and_the_rate():
     costs = Costs({}, "made up", {100: {1: 1.0}, 200: {1: 2.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs)
     positions = 100, 100 + REPRICED_EVERY - 1, 100 + REPRICED_EVERY, 200, 150
-    plain = [controller._priced(Ask(0, 60, at)).plain for at in positions]
+    plain = [controller.prices_for(Ask(0, 60, at)).plain for at in positions]
     assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
     controller.estimates.learnt.rate = [90.0, 10.0]
-    assert controller._priced(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
+    assert controller.prices_for(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():

@@ -93,7 +93,7 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
         assert positions[:nodes].tolist() == (length + 1 + tree.depths).tolist()
         for layer, before in zip(cache.layers, rows, strict=True):
             torch.testing.assert_close(layer.keys[:, :, length:length + nodes], before, atol=1e-5, rtol=1e-4)
-    assert regions.fixed and len(regions._recorded) == 1
+    assert regions.fixed and len(regions.recordings) == 1
 
 
 def as_on_a_gpu(target: Target) -> Target:
@@ -177,7 +177,7 @@ def test_recorded_steps_give_and_accept_the_tokens_of_single_launches(method, fa
         for name, (nodes, estimates, accepted) in said[0].stats.by_probability.items():
             assert (nodes, pytest.approx(estimates, rel=1e-4), accepted) == said[1].stats.by_probability[name]
     wants = Wants.union(memory.wants for memory in build(method, toy_parts(family)).memories)
-    assert regions.fixed and (regions._recorded or wants.queries)
+    assert regions.fixed and (regions.recordings or wants.queries)
 
 
 @pytest.mark.parametrize("method", CHOOSING)
@@ -187,7 +187,7 @@ def test_a_controllers_trees_are_verified_in_recorded_steps(method):
     said = [answered(session, toy_prompt(60), 24) for session in (ours, usual)]
     assert said[0].token_ids == said[1].token_ids == plain("llama", 60, 24, GREEDY)
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
-    assert regions.fixed and regions._recorded
+    assert regions.fixed and regions.recordings
 
 
 def test_seeds_share_their_recordings_and_give_different_answers():
@@ -199,7 +199,7 @@ def test_seeds_share_their_recordings_and_give_different_answers():
         ids = answered(session, toy_prompt(60), 10, sampling).token_ids
         assert ids == plain("llama", 60, 10, sampling)
         said.add(tuple(ids))
-        laws |= {key[-1] for key in regions._recorded if isinstance(key[0], tuple)}
+        laws |= {key[-1] for key in regions.recordings if isinstance(key[0], tuple)}
     assert len(said) == 3 and len(laws) == 1
 
 
@@ -279,14 +279,14 @@ def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_
     regions = Regions(recorder)
     session = toy_session("eagle3", regions=regions)
     answered(session, toy_prompt(130), 12)
-    before = dict(regions._recorded)
+    before = dict(regions.recordings)
     for length in (130, 140, 60):
         answered(session, toy_prompt(length), 12 if length == 130 else 4)
-        assert {key for key in regions._recorded if key not in before} <= {
-            key for key in regions._recorded if {"feed", "forward", "settle", "commit"} & set(key)}
-    assert before.items() <= regions._recorded.items()
+        assert {key for key in regions.recordings if key not in before} <= {
+            key for key in regions.recordings if {"feed", "forward", "settle", "commit"} & set(key)}
+    assert before.items() <= regions.recordings.items()
     answered(session, toy_prompt(400), 16)
-    assert not before.keys() & regions._recorded.keys()
+    assert not before.keys() & regions.recordings.keys()
 
 
 def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_keeps_them():
@@ -325,7 +325,7 @@ def test_only_the_last_sampling_settings_stay_recorded():
     session, counts = toy_session("eagle3", regions=regions), []
     for temperature in (0.7, 0.8, 0.9):
         answered(session, toy_prompt(60), 12, Sampling(temperature=temperature, seed=1))
-        counts.append(sum("draw" in key[0] for key in regions._recorded if isinstance(key[0], tuple)))
+        counts.append(sum("draw" in key[0] for key in regions.recordings if isinstance(key[0], tuple)))
     assert counts == [2, 2, 2]      # a tree, and the last token alone
 
 

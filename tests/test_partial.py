@@ -60,8 +60,8 @@ def test_a_partial_cache_with_all_rows_gives_exactly_the_logits_of_the_whole_one
 def test_rows_of_a_partial_cache_equal_the_chosen_rows_of_the_whole_one(select):
     """Compares keys and values per layer and key head, and the position of the next token."""
     partial, verifier = read(select)
-    cache, rows = partial.fresh(), partial._chosen.rows
-    assert cache.position == 100 and cache.length == partial._chosen.length < 100 and not partial.chosen().whole
+    cache, rows = partial.fresh(), partial.newest_choice.rows
+    assert cache.position == 100 and cache.length == partial.newest_choice.length < 100 and not partial.chosen().whole
     for layer, chosen in rows.items():
         for ours, theirs in ((cache.layers[layer].keys, verifier.cache.layers[layer].keys),
                              (cache.layers[layer].values, verifier.cache.layers[layer].values)):
@@ -85,19 +85,19 @@ def test_a_partial_cache_adds_committed_rows_and_drops_drafted_ones(select):
 
 def test_rows_are_chosen_anew_when_enough_was_committed():
     partial, verifier = read(Nearest(24, 4), every=3)
-    first = partial.fresh() and partial._chosen
+    first = partial.fresh() and partial.newest_choice
     for tokens in ([3], [4, 5]):
         partial.observe(verifier.read(torch.tensor(tokens), partial.wants, following=1))
         partial.fresh()
-        assert (partial._chosen is first) == (tokens == [3])
-    assert partial._chosen.at == 103 and partial.cache.length == 24
+        assert (partial.newest_choice is first) == (tokens == [3])
+    assert partial.newest_choice.at == 103 and partial.cache.length == 24
 
 
 @pytest.mark.parametrize("select", SMALL)
 def test_the_chosen_rows_do_not_depend_on_chunk_size(select):
     (one, _), (other, _) = read(select, chunk=7), read(select, chunk=100)
     one.fresh(), other.fresh()
-    assert all(torch.equal(one._chosen.rows[layer], rows) for layer, rows in other._chosen.rows.items())
+    assert all(torch.equal(one.newest_choice.rows[layer], rows) for layer, rows in other.newest_choice.rows.items())
 
 
 def test_queries_are_those_of_the_kept_nodes():

@@ -75,7 +75,7 @@ class ByHand:
     def round(self) -> None:
         """Runs one round, and checks what holds after each."""
         self.worker._round()
-        places = [request._decoder.verifier.cache for request in self.worker._requests.values()]
+        places = [request.decoder.verifier.cache for request in self.worker._requests.values()]
         assert len(set(map(id, places))) == len(places) <= self.worker._sessions.max_running, "a session is held twice"
         order = {running: n for n, (running, _) in enumerate(self.taken)}
         assert [order[one] for one in self.begun] == sorted(order[one] for one in self.begun), "one was overtaken"

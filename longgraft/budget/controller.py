@@ -111,7 +111,7 @@ class Controller:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("control"):
             self.estimates.begin()
-            prices = self._priced(ask)
+            prices = self.prices_for(ask)
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()
             plan = StepPlan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1],
@@ -119,7 +119,7 @@ class Controller:
             if self.beam and self.estimates.drafter_cache is not None:
                 first = probabilities[1] if len(probabilities) > 1 else 0.0
                 waiting = self.estimates.drafter_cache.waiting
-                if self._drafting_pays(prices, first, waiting):
+                if self.drafting_pays(prices, first, waiting):
                     tree, plan = self._draft(ask, prices, plan, first)
                 elif self.probing and waiting >= self.estimates.learnt.patience:
                     self.estimates.probe_within(PROBED, prices.feed(waiting + ACCURACY_TOKENS))
@@ -149,7 +149,7 @@ class Controller:
         return ranked, replace(plan, rows=len(ranked), seconds=prices.plain + prices.seconds[len(ranked) - 1] + cost,
                                drafted=promised if promised > 0.0 else None)
 
-    def _priced(self, ask: Ask) -> Prices:
+    def prices_for(self, ask: Ask) -> Prices:
         """Returns the prices at this prefix.
 
         The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
@@ -163,7 +163,7 @@ class Controller:
         prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
         return prices
 
-    def _drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
+    def drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
         """Tells if any number of levels is expected to gain more than it costs.
 
         first: probability that memories predict the next token, so that no draft is needed; waiting: tokens that must

@@ -34,7 +34,7 @@ class Request:
 
         reader: recalls and stores prefixes of the prompt; None: neither
         """
-        self._decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
+        self.decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
         self._give_back, self._peak_memory = give_back, peak_memory
         self._clock: Clock = decoder.verifier.clock
         self._prefill: Iterator[Step] | None = self._prefill_steps()
@@ -61,7 +61,7 @@ class Request:
     @property
     def stats(self) -> Stats:
         """Costs and acceptance so far."""
-        return self._decoder.tally.stats(
+        return self.decoder.tally.stats(
             prompt_tokens=len(self._ids), reused_tokens=self._reused, prefill_seconds=self._prefill_seconds,
             decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
             forwards=dict(self._forwards), peak_memory_bytes=self._peak)
@@ -74,23 +74,23 @@ class Request:
     @property
     def written(self) -> int:
         """Number of committed rows of the target's cache."""
-        return self._decoder.verifier.cache.length
+        return self.decoder.verifier.cache.length
 
     @property
     def unwritten(self) -> int:
         """Number of rows of the target's cache that it reserved and has not committed yet."""
-        cache = self._decoder.verifier.cache
+        cache = self.decoder.verifier.cache
         return cache.capacity - cache.length
 
     @property
     def weight(self) -> float:
         """Cost of reading its next token, relative to a token at the beginning of a prompt."""
-        return 1 + self.written / self._decoder.verifier.target.costly_context
+        return 1 + self.written / self.decoder.verifier.target.costly_context
 
     @property
     def constraint_seconds(self) -> float:
         """CPU time of its last step for its constraint; 0.0 without one."""
-        shaping = self._decoder.shaping
+        shaping = self.decoder.shaping
         return 0.0 if shaping is None or shaping.constraint is None else shaping.seconds
 
     @property
@@ -130,8 +130,8 @@ class Request:
             self._end("cancelled")
             raise
         self._rows = len(step.tree) if step.tree is not None else max(1, step.read - step.reused)
-        if self._decoder.finish_reason is not None:
-            self._end(self._decoder.finish_reason)
+        if self.decoder.finish_reason is not None:
+            self._end(self.decoder.finish_reason)
         return step
 
     def _prefill_step(self) -> Step:
@@ -148,7 +148,7 @@ class Request:
 
     def _prefill_steps(self) -> Iterator[Step]:
         """Recalls a known prefix, then reads chunk by chunk; the last chunk yields the first token."""
-        decoder, reader = self._decoder, self.reader
+        decoder, reader = self.decoder, self.reader
         if reader is not None and (known := reader.recall()):
             self._reused = known
             yield Step(read=known, reused=known)
@@ -165,7 +165,7 @@ class Request:
 
     def _decode(self) -> Step:
         with self._clock.part("host"):
-            step = self._decoder.step(self._batch)
+            step = self.decoder.step(self._batch)
         for part, seconds in self._clock.lap().items():
             self._seconds[part] = self._seconds.get(part, 0.0) + seconds
         for kind, times in self._clock.counted().items():

@@ -61,7 +61,7 @@ class PartialKVCache(Memory):
     """
 
     name = "partial cache"
-    _chosen: Chosen | None
+    newest_choice: Chosen | None
     _length: int
     _queried: int                 # `_length` at the last observed queries
     _queries: Mapping[int, Tensor]
@@ -104,13 +104,13 @@ class PartialKVCache(Memory):
     @torch.inference_mode()
     def chosen(self) -> Chosen:
         """Returns the selection that should be held now."""
-        chosen = self._chosen
+        chosen = self.newest_choice
         due = self.every and chosen is not None and self._queried - chosen.at >= self.every
         # A restored state that has observed nothing since holds the newest selection.
         if chosen is None or (due and self._source is not None):
             new = self._choose()
             if chosen is None or not (chosen.whole and new.whole):      # a whole selection holds all later rows, too
-                chosen = self._chosen = new
+                chosen = self.newest_choice = new
         return chosen
 
     @torch.inference_mode()
@@ -139,16 +139,16 @@ class PartialKVCache(Memory):
 
     def _take(self, mark: _Mark) -> None:
         """Takes over a mark; no copied rows are held then."""
-        self._chosen, self._length, self._queried, self._queries, self._source = mark
+        self.newest_choice, self._length, self._queried, self._queries, self._source = mark
         self._held, self._upto = None, 0
 
     def mark(self) -> Any:
-        return _Mark(self._chosen, self._length, self._queried, self._queries, self._source)
+        return _Mark(self.newest_choice, self._length, self._queried, self._queries, self._source)
 
     def rewind(self, mark: Any) -> None:
         held, upto = self._held, self._upto
         self._take(mark)
-        if held is not None and held is self._chosen:
+        if held is not None and held is self.newest_choice:
             # Rows beyond the mark belong to another continuation.
             self._held, self._upto = held, min(upto, self._length)
             self.cache.crop(held.length + self._upto - held.at)
@@ -161,7 +161,7 @@ class PartialKVCache(Memory):
         self._take(state.mark._replace(source=None))
         if state.rows is not None:
             self.cache.restore(state.rows)
-            self._held, self._upto = self._chosen, self._length
+            self._held, self._upto = self.newest_choice, self._length
             self.cache.reserve(self.cache.length + max(0, self._capacity - self._length) + self._room)
 
     def release(self) -> None:

@@ -39,7 +39,7 @@ class Regions:
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self._recorder = recorder
-        self._recorded: dict[Hashable, tuple[Replay, Any]] = {}
+        self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
 
@@ -51,28 +51,28 @@ class Regions:
     @property
     def recorded(self) -> int:
         """Number of recorded regions."""
-        return len(self._recorded)
+        return len(self.recordings)
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
         """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
-        if self._recorder is None or (key not in self._recorded and len(self._recorded) >= MOST):
+        if self._recorder is None or (key not in self.recordings and len(self.recordings) >= MOST):
             return region()
-        if key not in self._recorded:
+        if key not in self.recordings:
             try:
-                self._recorded[key] = self._recorder(region)
+                self.recordings[key] = self._recorder(region)
             except RuntimeError as error:
                 self.forget()
                 self._recorder = None
                 warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}", stacklevel=2)
                 return region()
-        replay, returned = self._recorded[key]
+        replay, returned = self.recordings[key]
         replay()
         return returned
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
         """Runs the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
         if (before := self._latest.get(slot, kind)) != kind:
-            self._recorded.pop((slot, before), None)
+            self.recordings.pop((slot, before), None)
         self._latest[slot] = kind
         return self((slot, kind), region)
 
@@ -88,7 +88,7 @@ class Regions:
 
     def forget(self) -> None:
         """Drops the recordings and the shared tensors, because tensors that they read have moved."""
-        self._recorded.clear()
+        self.recordings.clear()
         self._kept.clear()
         self._latest.clear()
 
