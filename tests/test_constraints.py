@@ -248,6 +248,27 @@ def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["ar", "graft"])
+def test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penalties_after_it():
+    """Biases that change a logit's sign, so that every other order gives other numbers."""
+    options = LogitOptions(logit_bias={1: 2.0, 2: -3.0}, repetition_penalty=2.0, presence_penalty=0.5,
+                           frequency_penalty=0.25)
+    shaping, logits = Shaping(options, prompt=[1, 2]), torch.tensor([[0.5, -1.0, 1.0, 3.0, -4.0]])
+    assert shaping.shaped(logits)[0].tolist() == [0.5, (-1 + 2) / 2, (1 - 3) * 2, 3.0, -4.0]
+    for token in (1, 1, 4):
+        shaping.advance(token, logits)
+    assert shaping.shaped(logits)[0].tolist() == [
+        0.5, (-1 + 2) / 2 - 2 * 0.25 - 0.5, (1 - 3) * 2, 3.0, -4 * 2 - 0.25 - 0.5]
+
+
+def test_log_probabilities_behind_the_end_of_an_answer_are_dropped():
+    shaping, logits = Shaping(LogitOptions(logprobs=1), prompt=[]), torch.tensor([[0.0, 1.0, 2.0]])
+    for token in (2, 0, 1):
+        shaping.advance(token, logits)
+    assert [one.token for one in shaping.taken(2)] == [2, 0] and shaping.taken(2) == ()
+    shaping.advance(1, logits)
+    assert [one.token for one in shaping.taken(1)] == [1]
+
+
 def test_log_probabilities_are_those_of_the_raw_logits(method):
     """This holds for all emitted tokens, including accepted ones, whatever masks and penalties there are."""
     found = session(method).generate(toy_prompt(60), 20, json_schema=SCHEMA, repetition_penalty=1.3, logprobs=3)

@@ -152,6 +152,36 @@ def test_products_equal_torchs(rows, shape, dtype, bias, threads, kernels, calle
     assert found.dtype == dtype and called == ["_product"]
 
 
+def test_bfloat16_results_are_rounded_to_the_nearest_with_ties_to_even_and_keep_nan(kernels, called):
+    """Terms of each sum are exact in bfloat16, and their sum in float32, so only the rounding of the result is left."""
+    step, infinity = 2.0 ** -7, float("inf")
+    terms = [[1, step / 2], [1 + step, step / 2], [-1, -step / 2], [1, step / 2, step / 256], [1 + step, step / 4],
+             [1 + step, step / 2, -step / 256], [3.3895e38, 3e36], [-3.3895e38, -3e36], [infinity, 1],
+             [float("nan"), 1], [2.0 ** -133, 2.0 ** -134], [0, -0.0]]
+    weight = torch.tensor([row + [0.0] * (8 - len(row)) for row in terms], dtype=torch.bfloat16)
+    with torch.no_grad():
+        found = kernels.product(torch.ones(1, 1, 8, dtype=torch.bfloat16), weight)[0, 0]
+    expected = weight.float().sum(1).bfloat16()
+    assert expected[:3].tolist() == [1.0, 1 + 2 * step, -1.0] and torch.isnan(expected[9])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    assert called == ["_product"]
+
+
+def test_softmax_is_precise_for_any_difference_of_scores(kernels, called):
+    """One row sees two columns, whose values are 1 and 0: its output is a sigmoid, here of 4,000 differences."""
+    size = kernels.lanes
+    differences = torch.cat([torch.linspace(-87, 87, 3000, dtype=torch.float64), torch.linspace(-1, 1, 1000)])
+    q = torch.zeros(1, len(differences), 1, size)
+    q[0, :, 0, 0] = differences.float()
+    k, v = torch.zeros(1, len(differences), 2, size), torch.zeros(1, len(differences), 2, size)
+    k[:, :, 0, 0] = v[:, :, 0, :] = 1.0
+    with torch.no_grad():
+        found = kernels.attention(q, k, v, Layout(1, torch.zeros(1, dtype=torch.int64), None, q.device), 1.0, None)
+    expected = torch.sigmoid(q[0, :, 0, 0].double())
+    error = (found[0, :, 0].double() / expected[:, None] - 1).abs()
+    assert float(error.max()) < 1e-6 and called == ["_attention"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size, out", [(576, 192), (65, 40)])
 def test_a_rows_product_has_the_same_bits_beside_any_other_rows(dtype, size, out, kernels, called):
