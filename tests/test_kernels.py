@@ -355,6 +355,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     compiler.write_text("#!/bin/sh\necho 'no such standard' >&2\nexit 1\n")
     compiler.chmod(0o755)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LONGGRAFT_CACHE", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(build.NotBuilt, match="no such standard"):
         CpuKernels()
