@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -360,6 +364,27 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     with pytest.raises(build.NotBuilt, match="no such standard"):
         CpuKernels()
     assert not list((tmp_path / ".cache" / "longgraft").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_compiled_code_stays_within_its_memory(tmp_path):
+    """Tests of all compiled functions, once more in a process whose compiled code AddressSanitizer watches."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    sanitizer = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    if not Path(sanitizer).is_absolute():
+        pytest.skip("the compiler has no AddressSanitizer")
+    (tmp_path / "c++").write_text(f'#!/bin/sh\nexec {compiler} -g -O1 -fsanitize=address "$@"\n')
+    (tmp_path / "c++").chmod(0o755)
+    watched = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LONGGRAFT_CACHE": str(tmp_path / "cache"),
+                            "LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0:exitcode=99"}
+    tests = [f"tests/test_kernels.py::test_{name}" for name in (
+        "attention_equals_the_reference", "products_equal_torchs", "norms_equal_torchs")]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *tests, "tests/test_integers.py",
+                           "tests/test_compiled_layers.py", "tests/test_continuations.py"],
+                          cwd=Path(__file__).parents[1], env=watched, capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    assert list((tmp_path / "cache").glob("continuations-*.so")) and list((tmp_path / "cache").glob("cpu_kernels-*.so"))
 
 
 def test_a_backend_that_was_given_by_name_computes_attention(kernels, called):

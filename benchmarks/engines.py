@@ -1,8 +1,8 @@
 """Tokens a second of longgraft and of the engines beside it, on one GGUF file and one text, by prompt length.
 
-    python -m benchmarks.peers.engines longgraft FILE.gguf TEXT --out rows.jsonl
+    python -m benchmarks.engines longgraft FILE.gguf TEXT --out rows.jsonl
     pip install llama-cpp-python==0.3.36        # in an environment of its own, which needs nothing of longgraft
-    python benchmarks/peers/engines.py llama.cpp FILE.gguf TEXT --out rows.jsonl
+    python benchmarks/engines.py llama.cpp FILE.gguf TEXT --out rows.jsonl
 
 Engines: longgraft (plain and the default method), llama.cpp (with and without flash attention, and with its n-gram
 speculation), ik_llama.cpp (`ik-llama-cpp-python==0.1.5`) and transformers (plain and prompt
@@ -34,6 +34,7 @@ def with_longgraft(file: str, text: str, threads: int) -> Engine:
     import torch
 
     import longgraft
+    from longgraft.engine.session import answer
 
     torch.set_num_threads(threads)
     for method in ("ar", "graft-x-text"):
@@ -41,9 +42,8 @@ def with_longgraft(file: str, text: str, threads: int) -> Engine:
         ids = session.encode(text)
 
         def run(length: int, session: Any = session, ids: Sequence[int] = ids) -> tuple[int, Timed]:
-            answer = session.generate(list(ids[:length]), NEW, eos=())
-            stats = answer.stats
-            return len(ids[:length]), (stats.prefill_seconds, stats.decode_seconds, answer.token_ids)
+            found = answer(session.open(list(ids[:length]), NEW, eos=()), False)
+            return len(ids[:length]), (found.stats.prefill_seconds, found.stats.decode_seconds, found.token_ids)
 
         yield method, run
 
@@ -79,18 +79,25 @@ def with_llama_cpp(file: str, text: str, threads: int) -> Engine:
 def with_ik_llama_cpp(file: str, text: str, threads: int) -> Engine:
     """Yields ik_llama.cpp, whose binding switches flash attention off on processors without AVX-VNNI."""
     from ik_llama_cpp import IkLlama
+    from ik_llama_cpp._ctypes_api import llama_batch_free
+    from ik_llama_cpp._internals import make_batch_single
 
     def run(length: int) -> tuple[int, Timed]:
         model = IkLlama(file, n_ctx=length + NEW + 1, n_threads=threads, verbose=False)
         ids = model.tokenize(text, add_bos=False)[:length]
-        began = time.perf_counter()
-        model.generate(ids, max_tokens=0)       # its answers come as a whole: reading is timed alone, then again
-        read = time.perf_counter() - began
-        began = time.perf_counter()
-        new = model.generate(ids, max_tokens=NEW)
-        decoding = time.perf_counter() - began - read
+        began, new = time.perf_counter(), list[int]()
+        model.generate(ids, max_tokens=0)       # its `generate` gives whole answers, so its loop is repeated here
+        read, began = time.perf_counter() - began, time.perf_counter()
+        while True:
+            new.append(model._context.sample(-1, temperature=0.0, top_k=1, top_p=1.0))
+            if len(new) == NEW:
+                break
+            batch = make_batch_single(new[-1], len(ids) + len(new) - 1)
+            model._context.decode(batch)
+            llama_batch_free(batch)
+        decoding = time.perf_counter() - began
         model.close()
-        return len(ids), (read, decoding * (len(new) - 1) / len(new), new)      # a pass follows the last token, too
+        return len(ids), (read, decoding, new)
 
     yield "ik_llama.cpp", run
 
