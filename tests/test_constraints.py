@@ -247,7 +247,6 @@ def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
         session("ar").generate(toy_prompt(20), 4, regex="a")
 
 
-@pytest.mark.parametrize("method", ["ar", "graft"])
 def test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penalties_after_it():
     """Biases that change a logit's sign, so that every other order gives other numbers."""
     options = LogitOptions(logit_bias={1: 2.0, 2: -3.0}, repetition_penalty=2.0, presence_penalty=0.5,
@@ -261,7 +260,8 @@ def test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penal
 
 
 def test_log_probabilities_behind_the_end_of_an_answer_are_dropped():
-    shaping, logits = Shaping(LogitOptions(logprobs=1), prompt=[]), torch.tensor([[0.0, 1.0, 2.0]])
+    shaping, logits = Shaping(LogitOptions(logprobs=1), prompt=[0]), torch.tensor([[0.0, 1.0, 2.0]])
+    shaping.shaped(logits)
     for token in (2, 0, 1):
         shaping.advance(token, logits)
     assert [one.token for one in shaping.taken(2)] == [2, 0] and shaping.taken(2) == ()
@@ -269,6 +269,7 @@ def test_log_probabilities_behind_the_end_of_an_answer_are_dropped():
     assert [one.token for one in shaping.taken(1)] == [1]
 
 
+@pytest.mark.parametrize("method", ["ar", "graft"])
 def test_log_probabilities_are_those_of_the_raw_logits(method):
     """This holds for all emitted tokens, including accepted ones, whatever masks and penalties there are."""
     found = session(method).generate(toy_prompt(60), 20, json_schema=SCHEMA, repetition_penalty=1.3, logprobs=3)

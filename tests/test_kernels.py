@@ -162,10 +162,10 @@ def test_bfloat16_results_are_rounded_to_the_nearest_with_ties_to_even_and_keep_
     terms = [[1, step / 2], [1 + step, step / 2], [-1, -step / 2], [1, step / 2, step / 256], [1 + step, step / 4],
              [1 + step, step / 2, -step / 256], [3.3895e38, 3e36], [-3.3895e38, -3e36], [infinity, 1],
              [float("nan"), 1], [2.0 ** -133, 2.0 ** -134], [0, -0.0]]
-    weight = torch.tensor([row + [0.0] * (8 - len(row)) for row in terms], dtype=torch.bfloat16)
+    weight = nn.Parameter(torch.tensor([row + [0.0] * (8 - len(row)) for row in terms], dtype=torch.bfloat16))
     with torch.no_grad():
         found = kernels.product(torch.ones(1, 1, 8, dtype=torch.bfloat16), weight)[0, 0]
-    expected = weight.float().sum(1).bfloat16()
+    expected = weight.detach().float().sum(1).bfloat16()
     assert expected[:3].tolist() == [1.0, 1 + 2 * step, -1.0] and torch.isnan(expected[9])
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
     assert called == ["_product"]
@@ -182,8 +182,9 @@ def test_softmax_is_precise_for_any_difference_of_scores(kernels, called):
     with torch.no_grad():
         found = kernels.attention(q, k, v, Layout(1, torch.zeros(1, dtype=torch.int64), None, q.device), 1.0, None)
     expected = torch.sigmoid(q[0, :, 0, 0].double())
-    error = (found[0, :, 0].double() / expected[:, None] - 1).abs()
-    assert float(error.max()) < 1e-6 and called == ["_attention"]
+    error = (found[0, :, 0].double() / expected[:, None] - 1).abs().amax(1)
+    assert bool((error < 3e-7 + 8e-8 * differences.abs()).all())      # a difference's own rounding grows with it
+    assert called == ["_attention"]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
