@@ -260,7 +260,7 @@ public:
         else return scale_ * floats(shares_ + group * LANES);
     }
     Sums low(int64_t group) const {
-        if constexpr (FORM.groups == 1) return low_;
+        if constexpr (!FORM.lows || FORM.groups == 1) return low_;
         else return low_ * floats(shares_ + (FORM.groups + group) * LANES);
     }
 };
