@@ -543,4 +543,13 @@ MUTATIONS = (
     Mutation("a fallback is checked instead of the named method", "assert_lossless", "if loaded.method.name != asked.name:", "if False:", "test_lossless.py::test_a_fallback_is_not_checked_in_place_of_the_named_method"),
     Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
     Mutation("the hub's own client is left to retry", "load_target", "nullcontext() if local or hub_answers() else offline()", "nullcontext(hub_answers())", "test_weights.py::test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read"),
+    # several requests at once: merged passes, the load of the others, the queue, the key
+    Mutation("passes of other targets are merged", "together", "results[index][0] is target and results[index][2] == wants", "results[index][2] == wants", "test_side_by_side.py::test_only_passes_of_one_target_that_want_the_same_reports_are_merged"),
+    Mutation("passes that want other reports are merged", "together", "results[index][0] is target and results[index][2] == wants", "results[index][0] is target", "test_side_by_side.py::test_only_passes_of_one_target_that_want_the_same_reports_are_merged"),
+    Mutation("a request's own rows count as others'", "side_by_side:advance", "rows - request.rows", "rows", "test_side_by_side.py::test_each_request_knows_the_rows_of_all_others"),
+    Mutation("a request counts itself among the others", "side_by_side:advance", "BatchLoad(len(requests) - 1,", "BatchLoad(len(requests),", "test_side_by_side.py::test_each_request_knows_the_rows_of_all_others"),
+    Mutation("a full queue takes one more job", "Worker.check", "self.waiting >= self.limit + places", "self.waiting > self.limit + places", "test_side_by_side.py::test_a_worker_takes_as_many_jobs_as_may_run_and_wait"),
+    Mutation("free places do not count", "Worker.check", "self.waiting >= self.limit + places", "self.waiting >= self.limit", "test_side_by_side.py::test_a_worker_takes_as_many_jobs_as_may_run_and_wait"),
+    Mutation("the time to retry is that of one request at a time", "Worker._retry_after", " / max(1, len(self.jobs))", "", "test_side_by_side.py::test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run"),
+    Mutation("the metrics need no key", "PUBLIC_PATHS", '"/live")', '"/live", "/metrics")', "test_serve_errors.py::test_every_path_but_the_public_ones_needs_the_api_key"),
 )

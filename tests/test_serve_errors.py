@@ -10,6 +10,7 @@ from toys.served import asking, text_session
 from longgraft.serve.options import Serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+PUBLIC = "/", "/health", "/v1/health", "/live"      # these paths need no key
 JSON = {"Content-Type": "application/json"}
 HELLO = [{"role": "user", "content": "hello"}]
 KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
@@ -164,7 +165,8 @@ def test_requests_without_the_api_key_are_refused(capsys):
             assert status == 401 and error["code"] == "invalid_api_key" and secret not in error["message"]
 
     async def ask(http):
-        assert (await http.get("/health")).status_code == 200
+        for path in PUBLIC:
+            assert (await http.get(path)).status_code == 200
         for headers in ({"Authorization": f"Bearer {secret}"}, {"authorization": f"bearer {secret}"},
                         {"X-Api-Key": secret}):
             assert (await http.get("/v1/models", headers=headers)).status_code == 200
@@ -174,6 +176,20 @@ def test_requests_without_the_api_key_are_refused(capsys):
         assert (await http.get("/v1/models", headers={"Authorization": "Bearer sécret".encode()})).status_code == 200
     asking(beyond_ascii, api_key="sécret")
     assert secret not in repr(Serving(api_key=secret))
+
+
+def test_every_path_but_the_public_ones_needs_the_api_key():
+    async def ask(http):
+        schema = (await http.get("/openapi.json")).json()
+        return [(method.upper(), path) for path, methods in schema["paths"].items() for method in methods]
+    known = asking(ask)
+    assert {"/metrics", COMPLETIONS, "/health"} <= {path for _, path in known} and len(known) >= 10
+
+    async def statuses(http):
+        return {(method, path): (await http.request(method, path.format(name="toy"))).status_code
+                for method, path in known}
+    for (method, path), status in asking(statuses, api_key="zaphod-42").items():
+        assert (status == 401) == (path not in PUBLIC), (method, path)
 
 
 def test_a_page_of_another_origin_is_refused_unless_it_was_allowed():

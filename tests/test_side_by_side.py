@@ -142,6 +142,43 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
         assert calls == [1, 1, 2] and len({one[2] for one in found}) == 1
 
 
+def test_only_passes_of_one_target_that_want_the_same_reports_are_merged():
+    first, second, calls = toy_target(kernels=KERNELS), toy_target("qwen3", kernels=KERNELS), ([], [])
+    counted(first, calls[0])
+    counted(second, calls[1])
+    plain, wide = Wants(), Wants(topk=3)
+    asked = [(first, plain), (second, plain), (first, wide), (first, plain), (second, wide)]
+
+    def run(place: int):
+        target, wants = asked[place]
+        tree = ProposalTree.chain(torch.tensor(toy_prompt(3 + place, place)), origin=ROOT)
+        report, = target.run([Segment(tree, target.cache(16), "all")], wants)
+        return report
+    merged = together([partial(run, place) for place in range(len(asked))])
+    assert sorted(calls[0]) == [1, 2] and calls[1] == [1, 1]
+    for place, report in enumerate(merged):
+        single = run(place)
+        torch.testing.assert_close(report.logits, single.logits)
+        assert (report.topk is None) == (asked[place][1] is plain)
+        assert report.topk is None or torch.equal(report.topk, single.topk)
+
+
+def test_each_request_knows_the_rows_of_all_others():
+    class Stub:
+        """A request that returns what it is told of the others."""
+
+        unread, weight = 0, 1.0
+
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def step(self, load):
+            return load
+
+    loads = advance([Stub(3), Stub(5), Stub(9)])
+    assert [(load.requests, load.rows) for load in loads] == [(2, 14), (2, 12), (2, 8)]
+
+
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=KERNELS)
     session.target.costly_context = math.inf
@@ -377,6 +414,47 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
             worker.check()
         return worker.alive, worker.waiting
     assert working(play, gate) == (False, 0)
+
+
+@pytest.mark.parametrize(("waiting", "running", "taken"), [(0, 1, 1), (0, 2, 2), (1, 1, 2), (2, 3, 5)])
+def test_a_worker_takes_as_many_jobs_as_may_run_and_wait(waiting, running, taken):
+    gate = Gate()
+
+    async def play(worker):
+        jobs = [worker.submit(Job(ASKED[0][0], 4)) for _ in range(taken)]      # counted before any of them has begun
+        with pytest.raises(Busy) as early:
+            worker.submit(Job(ASKED[0][0], 4))
+        await until_true(lambda: gate.steps == 1)
+        gate.allow(1)
+        await until_true(lambda: len(worker.jobs) == running)
+        with pytest.raises(Busy) as late:
+            worker.check()
+        counts = len(worker.jobs), worker.waiting, worker.refused
+        gate.allow()
+        for job in jobs:
+            await tokens_of(job)
+        worker.check()
+        return counts, (early.value.retry_after, late.value.retry_after)
+    counts, seconds = working(play, gate, waiting=waiting, running=running)
+    assert counts == (running, waiting, 2) and seconds == (1, 1)
+
+
+def test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run():
+    gate = Gate()
+
+    async def play(worker):
+        worker._recent.extend([10.0, 30.0, 80.0])
+        jobs = [worker.submit(Job(ASKED[0][0], 4)) for _ in range(2)]
+        await until_true(lambda: gate.steps == 1)
+        gate.allow(1)
+        await until_true(lambda: len(worker.jobs) == 2)
+        with pytest.raises(Busy) as busy:
+            worker.check()
+        gate.allow()
+        for job in jobs:
+            await tokens_of(job)
+        return busy.value.retry_after
+    assert working(play, gate, waiting=0, running=2) == 20
 
 
 def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(monkeypatch):

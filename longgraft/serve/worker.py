@@ -41,6 +41,7 @@ class Worker:
         self._sessions = Sessions(session, running)
         self._requests: dict[Running, Request] = {}     # the oldest first
         self._queue: deque[Running] = deque()
+        self._beginning: Running | None = None      # no longer in the queue, and its request is not open yet
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
         self.draining = self._closed = False
@@ -67,7 +68,7 @@ class Worker:
 
     @property
     def idle(self) -> bool:
-        return not (self._queue or self._requests)
+        return not (self._queue or self._beginning or self._requests)
 
     @property
     def alive(self) -> bool:
@@ -93,7 +94,7 @@ class Worker:
                 raise Closing
             if self._died is not None:
                 raise self._died
-            running = len(self.jobs)
+            running = len(self.jobs) + (self._beginning is not None)
             places = 0 if self._no_place and running else self._sessions.max_running - running
             if self.waiting >= self.limit + places:
                 self.refused += 1
@@ -150,7 +151,7 @@ class Worker:
         except BaseException as error:      # our error or a library's: no client may wait for a thread that has died
             with self._changed:
                 self._died = self._failed(error)
-                lost = [*self._requests, *self._queue]
+                lost = [*self._requests, *filter(None, [self._beginning]), *self._queue]
                 self._requests.clear()
                 self._queue.clear()
             for running in lost:
@@ -161,6 +162,7 @@ class Worker:
         self._prefixes_dropped, self._stepped_at = False, time.monotonic()
         while (begun := self._next()) is not None:
             self._begin(*begun)
+            self._beginning = None      # also if it could not begin
         self._advance()
 
     def _wait_for_work(self) -> bool:
@@ -184,6 +186,7 @@ class Worker:
         with self._changed:
             if oldest in self._queue:       # otherwise it was cancelled
                 self._queue.remove(oldest)
+                self._beginning = oldest
                 return oldest, job.session or place
         return self._next()
 
@@ -199,7 +202,7 @@ class Worker:
             self._end(running, self._failed(error))
         else:
             with self._changed:
-                self._requests[running] = request
+                self._requests[running], self._beginning = request, None
                 running.cancelled |= self._closed
 
     def _advance(self) -> None:

@@ -93,10 +93,10 @@ async def tokens_of(running: Running) -> list[int]:
 
 
 def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, session: Session | None = None,
-            running: int = 1) -> Any:
-    """Runs a coroutine with a new worker for `running` jobs, with room for two more, and returns its result."""
+            running: int = 1, waiting: int = 2) -> Any:
+    """Runs a coroutine with a new worker for `running` jobs and a queue of `waiting`, and returns its result."""
     async def played() -> Any:
-        worker = Worker(session or repeatable("graft"), 2, [gate] if gate else [], running)
+        worker = Worker(session or repeatable("graft"), waiting, [gate] if gate else [], running)
         try:
             return await asyncio.wait_for(play(worker), 30)
         finally:
