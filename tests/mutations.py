@@ -1,13 +1,15 @@
 """Plants small errors one at a time in a copy of the sources, and prints which of them no test notices.
 
-    python tests/mutations.py [NAME ...]
+    python tests/mutations.py [--part K/N] [NAME ...]
 
-Exits with status 1 if an error survives.  The copy is laid out as the package is installed, and has neither `../shared`
-nor anything of the checkout but the tests.  `planted.py` lists the errors.
+--part 1/20 plants the first, 21st, 41st and so on.  Prints the seconds of each error and how many were noticed; exits
+with status 1 if one survives.  The copy is laid out as the package is installed, and has neither `../shared` nor
+anything of the checkout but the tests.  `planted.py` lists the errors.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import difflib
 import os
@@ -15,6 +17,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,20 +139,32 @@ def survivors(mutations: Sequence[Mutation]) -> list[str]:
         if not copy.passes({test for mutation in mutations for test in mutation.noticed.split()}):
             raise ValueError(f"A test fails without any error:\n{(copy.root / 'output.txt').read_text()}")
         for mutation in mutations:
+            began = time.monotonic()
             with copy.planted(mutation):
                 survived = copy.passes(mutation.noticed.split())
-            print(f"{'SURVIVES' if survived else 'noticed '}  {mutation.name}", flush=True)
+            seconds = time.monotonic() - began
+            print(f"{'SURVIVES' if survived else 'noticed '}  {seconds:5.1f} s  {mutation.name}", flush=True)
             found += [mutation.name] * survived
     return found
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--part", default="1/1", metavar="K/N")
+    given = parser.parse_args(arguments)
     known = {mutation.name: mutation for mutation in MUTATIONS}
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in given.names if name not in known]:
         near = [close for name in unknown for close in difflib.get_close_matches(name, known, cutoff=0.4)]
         print(f"No planted error is named {', '.join(unknown)}.\nNear: {', '.join(near) or 'none'}.", file=sys.stderr)
         return 2
-    return 1 if survivors([known[name] for name in names or known]) else 0
+    part, parts = map(int, given.part.split("/"))
+    chosen, began = [known[name] for name in given.names or known][part - 1::parts], time.monotonic()
+    alive = survivors(chosen)
+    seconds = time.monotonic() - began
+    print(f"{len(chosen) - len(alive)} of {len(chosen)} planted errors were noticed, in {seconds:.0f} s"
+          + "".join(f"\n  survives: {name}" for name in alive))
+    return 1 if alive else 0
 
 
 if __name__ == "__main__":

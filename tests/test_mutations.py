@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -45,8 +47,22 @@ def test_planted_errors_are_noticed_and_a_harmless_change_survives():
             "Mutation('harmless', 'tree:', 'immutable value', 'value', "
             "'test_figures.py::test_the_decoding_rate_excludes_the_prefills_token')]))")
     done = subprocess.run([sys.executable, "-c", code, *HANDFUL], cwd=TESTS, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [*(f"noticed   {name}" for name in HANDFUL), "SURVIVES  harmless",
-                                        "['harmless']"], done.stderr
+    told = [re.sub(r" +[0-9.]+ s ", " ", line) for line in done.stdout.splitlines()]
+    assert told == [*(f"noticed  {name}" for name in HANDFUL), "SURVIVES  harmless", "['harmless']"], done.stderr
+
+
+def test_parts_of_the_list_are_planted_and_survivors_are_reported(monkeypatch, capsys):
+    planted = []
+
+    def survivors(mutations):
+        planted.append([mutation.name for mutation in mutations])
+        return planted[-1][:1]
+    monkeypatch.setattr("mutations.survivors", survivors)
+    assert [main(["--part", f"{part}/3"]) for part in (1, 2, 3)] == [1, 1, 1]
+    assert sorted(chain(*planted)) == sorted(one.name for one in MUTATIONS) and planted[1][0] == MUTATIONS[1].name
+    first = capsys.readouterr().out.splitlines()[:2]
+    assert first[0].startswith(f"{len(planted[0]) - 1} of {len(planted[0])} planted errors were noticed")
+    assert first[1] == f"  survives: {MUTATIONS[0].name}"
 
 
 def test_an_unknown_error_is_refused_with_similar_names(capsys):
