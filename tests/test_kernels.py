@@ -88,6 +88,43 @@ def test_attention_equals_the_reference(tree, window, heads, threads, kernels, c
     assert called == ["_attention"]
 
 
+def _attended(kernels, q, k, v):
+    """Compares attention of a tree after 30 rows with the reference."""
+    tree = random_tree(q.shape[2], 3)
+    layout = Layout(30, tree.depths, tree.mask, q.device)
+    with torch.no_grad():
+        out = kernels.attention(q, k, v, layout, 0.25, None)
+    torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, None), atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("arranged", [
+    lambda fused: fused[..., :4, :].contiguous().transpose(1, 2), lambda fused: fused[..., :4, :].transpose(1, 2),
+    lambda fused: fused[..., 1:5, :].transpose(1, 2).contiguous(), lambda fused: fused[:, ::2, 2:6].transpose(1, 2)],
+    ids=["rows", "part of fused rows", "heads", "every second row"])
+def test_attention_takes_queries_in_any_arrangement(arranged, kernels, called):
+    torch.manual_seed(0)
+    q = arranged(torch.randn(1, 12, 8, 16))
+    k, v = torch.randn(2, 1, 2, 50, 16).unbind(0)
+    _attended(kernels, q, k, v)
+    assert called == ["_attention"]
+
+
+@pytest.mark.parametrize(("q", "k", "v"), [
+    ((1, 4, 6, 12), (1, 2, 50, 12), (1, 2, 50, 12)), ((1, 4, 6, 32), (1, 2, 50, 16), (1, 2, 50, 16)),
+    ((1, 4, 6, 16), (1, 50, 2, 16), (1, 2, 50, 16)),
+    ((1, 4, 6, 16), (1, 2, 50, 16), (1, 50, 2, 16))],
+    ids=["half vectors", "spread queries", "keys by row", "values by row"])
+def test_unsuitable_queries_keys_or_values_are_attended_by_torch(q, k, v, kernels, called):
+    torch.manual_seed(0)
+    q, k, v = map(torch.randn, (q, k, v))
+    q = q[..., ::2] if q.shape[3] == 32 else q
+    _attended(kernels, q, *(one.transpose(1, 2) if one.shape[1] == 50 else one for one in (k, v)))
+    with pytest.raises(RuntimeError, match="should have the same head size"), torch.no_grad():
+        kernels.attention(torch.zeros(1, 4, 6, 16), torch.zeros(1, 2, 50, 16), torch.zeros(1, 2, 50, 32),
+                          Layout(30, torch.arange(6), None, q.device), 0.25, None)
+    assert not called
+
+
 @pytest.mark.parametrize("window", [None, 3, 700])
 @pytest.mark.parametrize("prefix", [0, 500, 511, 1300])
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -93,6 +93,8 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
     sinks: as in `dense`; they are merged like a part that has a score and no value.
     """
+    if q.stride(3) != 1:        # torch's flash kernel for CPUs would read other numbers, without an error
+        q = q.contiguous()
     if layout.plain and sinks is None:
         return one_row(q, k, v, layout, scale, window)
     heads, end = k.shape[1], layout.end
