@@ -18,7 +18,7 @@ from toys.gguf_files import toy_entry
 
 import longgraft
 from longgraft.models import fetch
-from longgraft.models.catalogue import CATALOGUE
+from longgraft.models.catalogue import CATALOGUE, Wheel
 from longgraft.models.store import ROOM
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -164,6 +164,21 @@ def test_terms_must_be_accepted_by_name_before_the_first_fetch(entry, monkeypatc
     assert not cache.exists()
     fetch.get(entry, accept="gemma")
     assert fetch.get(entry) == cache / "toy.gguf"
+
+
+def test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms(entry, tmp_path, monkeypatch, cache):
+    (tmp_path / "site" / "toy_whole").mkdir(parents=True)
+    file = tmp_path / "site" / "toy_whole" / "toy.bin"
+    file.write_bytes(CONTENT)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    whole = replace(entry, wheels=(Wheel("toy-whole==1.0", "toy_whole/toy.bin", len(CONTENT)),))
+    assert fetch.get(whole) == file and not (cache / "toy.gguf").exists()
+    terms = replace(whole, licence="gemma", terms="https://example.org/terms")
+    assert fetch.here(terms) is None
+    with pytest.raises(ValueError, match=r"has terms of use: https://example\.org/terms"):
+        fetch.get(terms)
+    file.write_bytes(CONTENT[:-1] + b"!")       # the same size
+    assert fetch.here(whole) is None
 
 
 @pytest.mark.parametrize(("given", "held", "needed"), [
