@@ -144,6 +144,13 @@ def test_forced_tokens_are_proposed_first_and_forbidden_ones_are_cut():
     assert len(found) == 8 and (0, ids_of("true")[0]) in found.children and (0, ids_of("t")[0]) not in found.children
 
 
+def test_the_first_leaf_is_continued_first():
+    (first,), (second,) = ids_of("a"), ids_of("b")
+    tree = ProposalTree.build([*ids_of("0"), first, second], [-1, 0, 0], [0.0, -0.1, -0.2], [1, 4, 4])
+    found = fitted("20", tree, 6, regex="20(a(true){3}|b(fals){3})")
+    assert {"a", "atruetruetrue", "b"} <= paths(found) and len(found) == 6
+
+
 def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     found = session("pld").generate(toy_prompt(60), 40, regex='a{"kind": "tree", "of": 1}[0-9]'.replace("{", r"\{"))
     assert found.stats.accepted_by_origin["forced"] >= 15 and found.stats.steps <= 5

@@ -16,12 +16,12 @@ from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_sessio
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, TIMED_EVERY, AcceptanceEstimates, StepPlan
-from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, Controller, Prices, WhilePayingPolicy
+from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, ROUNDED, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
 from longgraft.methods.find import METHODS, build
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Ask
+from longgraft.protocol.proposer import Ask, BatchLoad
 from longgraft.protocol.pruning import Level, PruningPolicy
 from longgraft.trees.tree import DRAFT, FORCED, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
@@ -383,6 +383,17 @@ def test_prices_follow_the_prefix_and_the_rate():
     assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
     controller.estimates.learnt.rate = [90.0, 10.0]
     assert controller.prices_for(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
+
+
+def test_prices_count_the_rows_of_the_other_requests_in_steps():
+    costs = Costs({}, "made up", {0: {1: 1.0, 8: 2.0, 16: 20.0, 64: 90.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
+    controller = choosing(Ranks(KNOWN), costs)
+    for rows, rounded in ((0, 0), (1, ROUNDED), (ROUNDED, ROUNDED), (ROUNDED + 1, 2 * ROUNDED)):
+        ask = replace(Ask(0, 60, 0), batch=BatchLoad(1, rows))
+        expected = Prices(controller.costs, 0, 60, controller.beam, rounded)
+        assert list(controller.prices_for(ask).seconds) == list(expected.seconds)
+    alone = Prices(controller.costs, 0, 60, controller.beam, 0)
+    assert list(expected.seconds) != list(alone.seconds)
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -437,6 +438,27 @@ def test_a_worker_takes_as_many_jobs_as_may_run_and_wait(waiting, running, taken
         return counts, (early.value.retry_after, late.value.retry_after)
     counts, seconds = working(play, gate, waiting=waiting, running=running)
     assert counts == (running, waiting, 2) and seconds == (1, 1)
+
+
+def test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread(monkeypatch):
+    session, entered, go_on = repeatable("graft"), threading.Event(), threading.Event()
+
+    def opened(*_, **more):
+        entered.set()
+        assert go_on.wait(20)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(session, "open", opened)
+
+    async def play(worker):
+        running = worker.submit(Job(ASKED[0][0], 4))
+        await until_true(entered.is_set)
+        assert not worker.idle and not worker.waiting
+        with pytest.raises(Busy):
+            worker.check()
+        go_on.set()
+        with pytest.raises(Failed):
+            await tokens_of(running)
+    working(play, session=session, waiting=0)
 
 
 def test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run():
