@@ -308,7 +308,7 @@ def test_budgets_beyond_the_largest_size_give_the_results_of_single_launches(met
 def test_drafters_of_one_memory_share_their_recordings():
     regions = Regions(recorder)
     parts = toy_parts(regions=regions)
-    drafters = [parts.drafter(policy) for policy in (Dense(), Split())]
+    drafters = [parts.drafter(policy) for policy in (Dense(), Split(40))]
     memory = drafters[0].memory
     memory.reset(100)
     memory.observe(Observation(ProposalTree.chain(torch.arange(30)), torch.arange(30), 1, prompt=True,

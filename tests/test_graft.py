@@ -105,8 +105,8 @@ def test_graft_asks_for_every_free_slot_and_fills_it(gate, free):
 
 def test_chains_of_five_hang_on_the_four_best_leaves():
     offers = Offers()
-    tree = trees(TailGraft(drafter(Split()), offers), steps=1)[0]
-    drafted = trees(drafter(Split()), steps=1)[0]
+    tree = trees(TailGraft(drafter(Split(40)), offers), steps=1)[0]
+    drafted = trees(drafter(Split(40)), steps=1)[0]
     scores = drafted.scores.tolist()
     leaves = sorted(set(range(40)) - set(drafted.parents.tolist()), key=lambda node: -scores[node])
     assert same(tree.select(list(range(40))), drafted) and len(leaves) > 8
@@ -119,7 +119,7 @@ def test_chains_of_five_hang_on_the_four_best_leaves():
 def test_a_smaller_tree_has_shorter_tails():
     offers = Offers()
     for budget in (8, 30):
-        tree = trees(TailGraft(drafter(Split()), offers), steps=1, budget=budget)[0]
+        tree = trees(TailGraft(drafter(Split(40)), offers), steps=1, budget=budget)[0]
         assert len(tree) == budget and (tree.origin == RETRIEVED).sum() == budget - kept_nodes(budget, 40)
 
 

@@ -70,7 +70,7 @@ class Filled:
 class Split:
     """No gate: all levels are drafted, and a fixed share of the tree is left to retrieval (`w/o prune`)."""
 
-    kept_of_60: int = 40
+    kept_of_60: int
 
     def __call__(self, level: Level) -> Verdict:
         return Verdict(kept_nodes(level.budget, self.kept_of_60) - 1)
