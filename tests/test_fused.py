@@ -114,6 +114,13 @@ def test_a_product_that_computes_something_else_is_left_alone(said):
     assert gate_of(kind(toy_model().config)) is None and gate_of(own) == "silu"
 
 
+def test_a_product_of_packed_integers_is_left_alone():
+    packed = type(toy_model().get_decoder().layers[0].mlp)(toy_model().config)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        getattr(packed, name).weight = torch.nn.Parameter(torch.zeros(7, 1, dtype=torch.uint8), requires_grad=False)
+    assert gate_of(packed) is None
+
+
 def test_fusing_changes_neither_the_model_nor_torchs_random_state():
     model = model_of("llama")
     before, state = [dict(module.__dict__) for module in model.modules()], torch.get_rng_state()
