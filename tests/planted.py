@@ -573,4 +573,6 @@ MUTATIONS = (
     Mutation("an installed wheel with terms is used", "fetch:here", " and not entry.terms", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
     Mutation("an installed wheel is not checked", "fetch:here", " and sha256_of(path) == entry.sha256", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
     Mutation("a job that begins does not count", "Worker.check", " + (self._beginning is not None)", "", "test_side_by_side.py::test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread"),
+    Mutation("scales that are no numbers are decoded with", "_Filler.fill_product", "if not packed.scales.isfinite().all():", "if False:", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
+    Mutation("a file without a tensor is decoded in blocks", "model_in_blocks", "if missing := sorted(", "if False and sorted(", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
 )

@@ -183,6 +183,20 @@ def test_int8_rounds_any_model(kernels):
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
+def test_a_damaged_file_is_not_decoded_in_its_blocks(tmp_path):
+    write_gguf(tmp_path / "part.gguf", kind="Q8_0", without="blk.1.ffn_up.weight")
+    with pytest.raises(ValueError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight\."):
+        longgraft.load(tmp_path / "part.gguf", None, tell=False, weights="gguf")
+    file = tmp_path / "toy.gguf"
+    write_gguf(file, kind="Q8_0")
+    tensor = next(one for one in gguf.GGUFReader(file).tensors if one.name == "blk.1.ffn_up.weight")
+    raw = bytearray(file.read_bytes())
+    raw[tensor.data_offset:tensor.data_offset + 2] = np.array([np.nan], np.float16).tobytes()    # a block's scale
+    file.write_bytes(raw)
+    with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight holds NaN or infinite numbers\. Download"):
+        longgraft.load(file, None, tell=False, weights="gguf")
+
+
 def test_blocks_are_refused_if_the_file_has_none_or_kernels_are_missing(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^The file's blocks cannot be multiplied with: 'embedded' is no GGUF file"):
         longgraft.load(None, None, tell=False, weights="gguf")
