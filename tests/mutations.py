@@ -153,13 +153,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--part", default="1/1", metavar="K/N")
     given = parser.parse_args(arguments)
+    part, _, parts = given.part.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        parser.error(f"--part is {given.part!r}. Give K/N with K from 1 to N, such as 1/20.")
     known = {mutation.name: mutation for mutation in MUTATIONS}
     if unknown := [name for name in given.names if name not in known]:
         near = [close for name in unknown for close in difflib.get_close_matches(name, known, cutoff=0.4)]
         print(f"No planted error is named {', '.join(unknown)}.\nNear: {', '.join(near) or 'none'}.", file=sys.stderr)
         return 2
-    part, parts = map(int, given.part.split("/"))
-    chosen, began = [known[name] for name in given.names or known][part - 1::parts], time.monotonic()
+    chosen, began = [known[name] for name in given.names or known][int(part) - 1::int(parts)], time.monotonic()
     alive = survivors(chosen)
     seconds = time.monotonic() - began
     print(f"{len(chosen) - len(alive)} of {len(chosen)} planted errors were noticed, in {seconds:.0f} s"

@@ -65,5 +65,12 @@ def test_parts_of_the_list_are_planted_and_survivors_are_reported(monkeypatch, c
     assert first[1] == f"  survives: {MUTATIONS[0].name}"
 
 
+@pytest.mark.parametrize("part", ["0/3", "4/3", "3", "a/b"])
+def test_a_part_that_is_not_there_is_refused(part, capsys):
+    with pytest.raises(SystemExit):
+        main(["--part", part])
+    assert "Give K/N with K from 1 to N" in capsys.readouterr().err
+
+
 def test_an_unknown_error_is_refused_with_similar_names(capsys):
     assert main([HANDFUL[0][:-1]]) == 2 and HANDFUL[0] in capsys.readouterr().err

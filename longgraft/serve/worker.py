@@ -152,6 +152,7 @@ class Worker:
             with self._changed:
                 self._died = self._failed(error)
                 lost = [*self._requests, *filter(None, [self._beginning]), *self._queue]
+                self._beginning = None
                 self._requests.clear()
                 self._queue.clear()
             for running in lost:
