@@ -46,6 +46,14 @@ def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(co
     assert before != after == (tmp_path / "environment.json").read_text()        # nothing was missing
 
 
+def test_batches_are_repeated_and_a_request_waits_from_its_own_beginning(config, tmp_path):
+    sweep(replace(config, methods=("ar", "pld"), concurrency=(1,), repeats=2), tmp_path)
+    found = read_batches(tmp_path)
+    assert [(one.key.method, one.key.repeat) for one in found] == [("ar", 0), ("pld", 0), ("ar", 1), ("pld", 1)]
+    for one in found:       # one after the other, so the waits do not overlap
+        assert 0 < sum(one.first_token_seconds) < one.seconds
+
+
 def test_answers_that_differ_from_the_request_alone_are_counted(config, tmp_path):
     small = replace(config, methods=("ar",), concurrency=(2,))
     sweep(replace(small, concurrency=()), tmp_path)

@@ -15,7 +15,14 @@ import torch
 from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.acceptance_estimates import DECAY, RATE_DECAY, TIMED_EVERY, AcceptanceEstimates, StepPlan
+from longgraft.budget.acceptance_estimates import (
+    DECAY,
+    PATIENCE,
+    RATE_DECAY,
+    TIMED_EVERY,
+    AcceptanceEstimates,
+    StepPlan,
+)
 from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, ROUNDED, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
@@ -134,6 +141,13 @@ def test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price(seconds):
         assert all(probabilities[n] > floor for n, floor in enumerate(prices.floors(20)[:best]))
 
 
+def test_a_node_is_worth_verifying_above_its_price_and_what_estimates_may_be_wrong_by():
+    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 1.0, 3: 2.0}}, {}, {}), frozen=True), 0, 3)      # half a token each
+    for more, best in ((-0.01, 1), (0.01, 2)):
+        assert prices.best([1.0, 0.5 + LEAST + more, 0.0]) == best
+    assert prices.worth(tree(0.9, 0.8)) == pytest.approx(1.0 + 0.9 + 0.8 - 2 * 0.5)
+
+
 # Estimates and prices, by hand ---------------------------------------------------------------------------------------
 
 # Seconds of each row after the first (which takes 1.0), a level, a token that is fed, and a proposal.
@@ -235,6 +249,7 @@ class World:
 
     passes: seconds by rows; level, feed: true seconds; promised: seconds of a level in the table, if they are others
     memory, drafter: probability that a node of the text's chain, or of a drafted one, is right after a right one
+    source: seconds of a proposal, of a drafter without levels; claimed: the probability that it gives its nodes
     """
 
     passes: dict[int, float]
@@ -243,12 +258,14 @@ class World:
     memory: float
     drafter: float
     promised: float | None = None
+    source: float = 0.0
+    claimed: float | None = None
 
     @property
     def costs(self) -> Costs:
         level = self.level if self.promised is None else self.promised
         return Costs({}, "made up", {0: self.passes}, {0: {1: level, 10: level}},
-                     {0: {1: self.feed, 64: 64 * self.feed}})
+                     {0: {1: self.feed, 64: 64 * self.feed}}, self.source)
 
     def seconds(self, rows: int) -> float:
         return LiveCosts(self.costs, frozen=True).verify(rows, 100)
@@ -260,7 +277,7 @@ class World:
             return tokens / (self.seconds(nodes + 1) + feed * tokens + level)
 
         return max(*(rate(self.memory, nodes, 0.0, 0.0) for nodes in range(60)),
-                   *(rate(self.drafter, 1 + n, self.feed, n * self.level) for n in range(LEVELS)))
+                   *(rate(self.drafter, 1 + n, self.feed, self.source + n * self.level) for n in range(LEVELS)))
 
 
 class Simulation:
@@ -273,12 +290,17 @@ class Simulation:
         self.world, self.now_, self.random = world, 0.0, random.Random(7)
         self.waiting, self.right = 1, [self.random.random() < world.drafter for _ in range(64)]
         self.part = lambda name: nullcontext()
-        self.estimates = AcceptanceEstimates(LiveCosts(world.costs, frozen=frozen), self)
-        self.controller = Controller(self, self.estimates, beam=3, levels=LEVELS, probing=probing, clock=self)
+        self.estimates = AcceptanceEstimates(LiveCosts(world.costs, frozen=frozen), None if world.source else self)
+        beam, levels = (0, 0) if world.source else (3, LEVELS)
+        self.controller = Controller(self, self.estimates, beam=beam, levels=levels, probing=probing, clock=self)
         self.kinds: Counter[str] = Counter()
 
     def now(self, wait: bool = True) -> float:
         return self.now_
+
+    @property
+    def claimed(self) -> float:
+        return self.world.drafter if self.world.claimed is None else self.world.claimed
 
     def newest(self) -> None:
         self.now_ += self.world.feed * self.waiting
@@ -288,7 +310,10 @@ class Simulation:
     def accuracy(self, most: int) -> tuple[int, int]:
         return sum(self.right[-most:]), len(self.right[-most:])
 
-    def draft(self, ask: Ask, pruning: PruningPolicy) -> ProposalTree:
+    def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree:
+        if pruning is None:
+            self.now_ += self.world.source
+            return tree(*[self.claimed] * LEVELS)
         self.newest()
         stage = 0
         while stage < LEVELS - 1 and pruning(Level(stage, torch.tensor([self.world.drafter ** (stage + 1)]).log(),
@@ -299,7 +324,7 @@ class Simulation:
 
     def rank(self, ask: Ask, drafted: ProposalTree | None, prices: Prices) -> ProposalTree:
         nodes = [self.world.memory] * (ask.budget - 1) if drafted is None else [
-            self.world.drafter] * (len(drafted) - 1)
+            self.claimed] * (len(drafted) - 1)
         kept = prices.best(list(accumulate([1.0, *nodes], lambda a, b: a * b)))
         return ProposalTree.build([*range(kept)], [*range(-1, kept - 1)],
                                   [math.log(p) for p in accumulate([1.0, *nodes[:kept - 1]], lambda a, b: a * b)],
@@ -331,8 +356,12 @@ CHEAP, STEEP = {1: 1.0, 60: 1.6}, {1: 1.0, 2: 2.0, 60: 60.0}
     (World(CHEAP, 0.2, 0.02, memory=0.8, drafter=0.3), "memory"),
     (World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.9), "draft"),
     (World(CHEAP, 0.6, 0.02, memory=0.6, drafter=0.7), "memory"),
-    (World({1: 1.0, 8: 1.1, 60: 8.0}, 0.02, 0.002, memory=0.05, drafter=0.7), "draft")],
-    ids=["rows too dear", "good memory", "good drafter", "dear drafter", "few cheap rows"])
+    (World({1: 1.0, 8: 1.1, 60: 8.0}, 0.02, 0.002, memory=0.05, drafter=0.7), "draft"),
+    (World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.9, source=0.2), "draft"),
+    (World(CHEAP, 0.0, 0.0, memory=0.7, drafter=0.8, source=3.0), "memory"),
+    (World(CHEAP, 0.0, 0.0, memory=0.8, drafter=0.8, source=0.5), "memory")],
+    ids=["rows too dear", "good memory", "good drafter", "dear drafter", "few cheap rows", "good source",
+         "dear source", "source that adds nothing"])
 def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kind):
     simulation = Simulation(world)
     simulation.rate(400)
@@ -352,13 +381,15 @@ def test_controller_stops_drafting_when_levels_take_longer_than_the_table_says(p
     assert simulation.kinds.most_common(1)[0][0] == kind
 
 
-def test_controller_returns_to_a_drafter_that_became_right_and_probes_it_rarely_until_then():
-    bad = World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1)
+@pytest.mark.parametrize("bad", [World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1),
+                                 World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.1, source=0.2, claimed=0.9)],
+                         ids=["levels", "source"])
+def test_controller_returns_to_a_drafter_that_became_right_and_probes_it_rarely_until_then(bad):
     simulation = Simulation(bad)
     assert simulation.rate(4000) > 0.93 * bad.best_rate()
-    assert simulation.kinds["draft"] < 0.05 * sum(simulation.kinds.values())
+    assert simulation.kinds["draft"] < 0.06 * sum(simulation.kinds.values())
     learnt = simulation.estimates.learnt
-    assert 0 < learnt.probing <= PROBED * learnt.spent and learnt.patience > 64
+    assert 0 < learnt.probing <= PROBED * learnt.spent and learnt.patience >= PATIENCE
     good = simulation.world = replace(bad, drafter=0.9)
     simulation.rate(2000)
     simulation.kinds.clear()

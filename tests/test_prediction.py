@@ -28,6 +28,7 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
 
 COPYING = ["pld", "pld+", "adapld+branches=0", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
+BEFORE = {"pld": 2, "pld+": 1, "adapld+branches=0": 1, "rest": 1}      # tokens that must match before the root
 
 
 def proposed(method: str, texts: list[list[int]], prompt: list[int], root: int) -> ProposalTree:
@@ -56,6 +57,14 @@ def test_a_prediction_is_copied_like_text_of_the_prompt(method):
     tree, node = proposed(method, [[*range(10, 40)], [50, 51]], [60, 61, 62, 12, 13], 14), 0
     for token in (15, 16, 17):
         node = tree.children[node, token]
+
+
+@pytest.mark.parametrize("method", COPYING)
+@pytest.mark.parametrize("texts", [[[*range(10, 30)], [50, 51]], [[50, 51], [*range(10, 30)]]])
+def test_a_prediction_is_copied_from_its_first_token_on(method, texts):
+    before = BEFORE.get(method, 0)
+    tree = proposed(method, texts, [60, 61, 62, *range(10, 10 + before)], 10 + before)
+    assert 11 + before in below_the_root(tree)
 
 
 @pytest.mark.parametrize("method", COPYING)

@@ -44,8 +44,8 @@ def alike(kept, bare, prompts, **more) -> list[int]:
 
 
 # Each kind of method is tested with one family and one chunk size; which of them does not matter.
-@pytest.mark.parametrize(("method", "family", "chunk"), zip(
-    kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32))), ids=str)
+@pytest.mark.parametrize(("method", "family", "chunk"), [*zip(
+    kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)], ids=str)
 def test_recalled_prompts_give_the_same_answers_as_read_ones(method, family, chunk):
     """Compares the answers and what was proposed for them."""
     kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
@@ -156,6 +156,36 @@ def test_a_cell_without_the_one_before_it_is_not_kept():
     prefixes.pin(BEGINS[:CELL], cell)
     assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [False, True, False]
     assert not Prefixes(0, CELL).lacks(keys[:1])
+
+
+def numbered(n: int) -> Cell:
+    """Returns rows that tell the place of each token."""
+    return Cell({"target": {"k": torch.arange(n).view(1, 1, n, 1)}}, {"ranks": torch.arange(n)})
+
+
+def test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token():
+    prefixes, keys, other = Prefixes(2 ** 30, CELL), Prefixes(0, CELL).keys(BEGINS), toy_prompt(CELL, seed=4)
+    prefixes.put(prefixes.keys(other), numbered(CELL))
+    room = prefixes.bytes
+    prefixes.put(keys[:1], numbered(CELL))
+    for end in (40, 40, 36, 2 * CELL):
+        prefixes.pin(BEGINS[:end], numbered(end))
+        assert (prefixes.bytes, len(prefixes)) == (room, 1)
+
+    def places(ids: list[int], most: int = 90) -> list[int]:
+        cells = prefixes.known(prefixes.keys(ids), ids, most)
+        assert all(cell.caches["target"]["k"].flatten().equal(cell.reports["ranks"]) for cell in cells)
+        return [place for cell in cells for place in cell.reports["ranks"].tolist()]
+
+    for ids, known in ((BEGINS, 40), (BEGINS[:38] + other, 38), (BEGINS[:36] + other, 36), (BEGINS[:20] + other, CELL),
+                       (BEGINS[:37], 37), (other[1:], 0), (BEGINS[32:], 0)):
+        assert places(ids) == [*range(known)]
+    assert places(BEGINS, 35) == [*range(35)] and places(BEGINS, CELL - 1) == []
+    short = Prefixes(2 ** 30, CELL)
+    short.pin(BEGINS[:5], numbered(5))
+    assert [cell.tokens for cell in short.known(keys, BEGINS, 90)] == [5]
+    prefixes.clear()
+    assert prefixes.bytes == 0 and places(BEGINS) == [*range(40)] and places(other) == []
 
 
 def test_the_most_recently_used_prefix_is_evicted_last():

@@ -62,6 +62,22 @@ def test_a_resumed_run_has_exactly_the_losses_of_an_uninterrupted_one(name, tmp_
     assert resumed.resume() and [losses_of(resumed.step()) for _ in range(2)] == losses[2:]
 
 
+@pytest.mark.parametrize("name", ["drafter", "medusa"])
+def test_a_resumed_run_has_the_rates_of_its_recipe_and_not_of_the_checkpoint(name, tmp_path):
+    """A run that diverged is resumed with lower rates."""
+    recipe, trainer = TRAINERS[name]
+    target, corpus, rates = toy_target("qwen3"), counting(), []
+    for factor in (1.0, 0.5):
+        mine = dataclasses.replace(recipe, muon_lr=factor * recipe.muon_lr, adam_lr=factor * recipe.adam_lr)
+        run = trainer(mine, target, trainer.fresh(mine, target, corpus), corpus, tmp_path)
+        assert run.resume() == (factor < 1)
+        run.state.tokens = 0        # at the same place of the schedule
+        run.step()
+        run.save()
+        rates.append([group["lr"] for optimizer in run.optimizers for group in optimizer.param_groups])
+    assert rates[1] == pytest.approx([rate / 2 for rate in rates[0]]) and min(rates[1]) > 0
+
+
 def test_a_measured_network_shares_the_targets_layers_and_the_trained_one_is_unchanged():
     target = halved()
     network = BlockTrainer.fresh(BLOCKS, target, counting())
