@@ -14,6 +14,8 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.engine.stats import Stats
+from longgraft.memories.adjacency import AdjacencyMatrix
+from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.combinators import PlainDecoding, WithinBudget
 from longgraft.methods.find import METHODS, Method, build, find
 from longgraft.methods.needs import HEAD
@@ -97,6 +99,10 @@ def test_nodes_without_a_probability_are_left_out_and_others_keep_their_origin()
     ranked = RankedProposer(None, One(), pool=1).propose(Ask(2, 30, 0))
     assert ranked.tokens.tolist() == [2, 3, 5] and ranked.origin.tolist() == [ROOT, RETRIEVED, DRAFT | RETRIEVED]
     assert ranked.scores.tolist() == pytest.approx([0.0, -0.1, -0.2])
+    rows = AdjacencyMemory(AdjacencyMatrix(16, width=1))
+    rows.observe_prediction(torch.tensor([2, 4]))        # 4 follows 2 there, and has no probability in the draft
+    ranked = RankedProposer(None, One(), rows, pool=1).propose(Ask(2, 30, 0))
+    assert ranked.tokens.tolist() == [2, 3, 5, 4] and ranked.origin.tolist()[3] == RETRIEVED
 
 
 SOURCES = ["eagle3", "svip", "talon", "graft-x-text", "pld"]
