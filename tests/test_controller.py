@@ -18,6 +18,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import (
     DECAY,
     PATIENCE,
+    PRIOR,
     RATE_DECAY,
     TIMED_EVERY,
     AcceptanceEstimates,
@@ -26,6 +27,7 @@ from longgraft.budget.acceptance_estimates import (
 from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, ROUNDED, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
+from longgraft.memories.eagle3_cache import ACCURACY_TOKENS
 from longgraft.methods.find import METHODS, build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask, BatchLoad
@@ -139,10 +141,12 @@ def test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price(seconds):
         best = 1 + max(range(20), key=gains.__getitem__)
         assert prices.best(probabilities) == best
         assert all(probabilities[n] > floor for n, floor in enumerate(prices.floors(20)[:best]))
+    least = [min((prices.of(m) - prices.of(n)) / (m - n) for m in range(n + 1, 21)) for n in range(1, 20)]
+    assert prices.floors(20) == pytest.approx([0.0, *least])
 
 
 def test_a_node_is_worth_verifying_above_its_price_and_what_estimates_may_be_wrong_by():
-    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 1.0, 3: 2.0}}, {}, {}), frozen=True), 0, 3)      # half a token each
+    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 2.0, 3: 4.0}}, {}, {}), frozen=True), 0, 3)      # half a token each
     for more, best in ((-0.01, 1), (0.01, 2)):
         assert prices.best([1.0, 0.5 + LEAST + more, 0.0]) == best
     assert prices.worth(tree(0.9, 0.8)) == pytest.approx(1.0 + 0.9 + 0.8 - 2 * 0.5)
@@ -175,6 +179,7 @@ class Ranks:
         return drafted or self.known
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree | None:
+        self.pruning = pruning
         return self.drafted
 
 
@@ -200,11 +205,37 @@ GAINS = [0.9, 0.9 + 0.81, 0.9 + 0.81 + 0.729, 0.9 + 0.81 + 0.729 + 0.6561]
      StepPlan(4, 100, 1 + 3 * ROWS + HOST, 0.75, 0.9 + 0.8 + 0.7 - 0.75))],
     ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"])
 def test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root(controller, plan):
+    controller.propose(Ask(0, 60, 100, batch=BatchLoad(1, 0)))
+    assert not controller.estimates._plan.alone
     controller.propose(Ask(0, 60, 100))
     found = controller.estimates._plan
+    assert found.alone
     assert (found.rows, found.prefix, found.drafted is None) == (plan.rows, plan.prefix, plan.drafted is None)
     assert (found.seconds, found.remembered, found.drafted or 0.0) == pytest.approx(
         (plan.seconds, plan.remembered, plan.drafted or 0.0))
+
+
+def test_a_drafter_goes_on_by_its_accuracy_and_by_what_its_drafts_were_worth():
+    ranks = Ranks(KNOWN, tree(0.9, 0.8, stage=1))
+    controller = choosing(ranks, guesses=0.9)
+    controller.estimates.learnt.drafts = [6.0, 8.0]
+    controller.propose(Ask(0, 60, 100))
+    assert (ranks.pruning.beam, ranks.pruning.probability) == (3, pytest.approx(0.9 * 0.75))
+    assert ranks.pruning.price == pytest.approx(LEVEL * controller.prices_for(Ask(0, 60, 100)).rate)
+
+
+@pytest.mark.parametrize(("probing", "waits", "probes"), [(True, 64, 1), (True, 63, 0), (False, 64, 0)])
+@pytest.mark.parametrize("levels", [4, 0], ids=["levels", "source"])
+def test_a_source_is_probed_when_it_was_not_used_for_long(levels, probing, waits, probes, monkeypatch):
+    controller = choosing(Ranks(KNOWN, tree(0.9), drafter=object()), replace(SECONDS, host=10.0), levels)
+    estimates, asked = controller.estimates, []
+    controller.probing, estimates.learnt.patience, estimates.learnt.idle = probing, 64, waits
+    if levels:
+        estimates.drafter_cache.waiting = waits
+    monkeypatch.setattr(estimates, "probe_within", lambda share, seconds: asked.append((share, seconds)))
+    controller.propose(Ask(0, 60, 100))
+    price = controller.prices_for(Ask(0, 60, 100)).feed(waits + ACCURACY_TOKENS) if levels else PRIOR * 10.0
+    assert asked == [(PROBED, pytest.approx(price))] * probes
 
 
 def test_a_step_is_counted_once_with_its_accepted_tokens():
@@ -247,7 +278,8 @@ LEVELS = 5
 class World:
     """A machine and a text.
 
-    passes: seconds by rows; level, feed: true seconds; promised: seconds of a level in the table, if they are others
+    passes: seconds by rows; level, feed: true seconds; promised: seconds of a level or a source in the table, if they
+    are others
     memory, drafter: probability that a node of the text's chain, or of a drafted one, is right after a right one
     source: seconds of a proposal, of a drafter without levels; claimed: the probability that it gives its nodes
     """
@@ -263,9 +295,9 @@ class World:
 
     @property
     def costs(self) -> Costs:
-        level = self.level if self.promised is None else self.promised
+        level, source = (true if self.promised is None else self.promised for true in (self.level, self.source))
         return Costs({}, "made up", {0: self.passes}, {0: {1: level, 10: level}},
-                     {0: {1: self.feed, 64: 64 * self.feed}}, self.source)
+                     {0: {1: self.feed, 64: 64 * self.feed}}, source)
 
     def seconds(self, rows: int) -> float:
         return LiveCosts(self.costs, frozen=True).verify(rows, 100)
@@ -371,9 +403,12 @@ def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kin
     assert simulation.kinds.most_common(1)[0][0] == kind
 
 
-@pytest.mark.parametrize(("promised", "true", "kind"), [(0.05, 3.0, "memory"), (0.6, 0.6, "memory")])
-def test_controller_stops_drafting_when_levels_take_longer_than_the_table_says(promised, true, kind):
-    world = World(CHEAP, true, 0.005, memory=0.5, drafter=0.8, promised=promised)
+@pytest.mark.parametrize(("levels", "promised", "true", "kind"), [
+    (True, 0.05, 3.0, "memory"), (True, 0.6, 0.6, "memory"), (True, 0.3, 0.02, "draft"),
+    (False, 0.05, 3.0, "memory"), (False, 0.7, 0.02, "draft")])
+def test_controller_learns_how_long_drafts_really_take(levels, promised, true, kind):
+    world = World(CHEAP, true if levels else 0.0, 0.005, memory=0.5, drafter=0.8, promised=promised,
+                  source=0.0 if levels else true)
     simulation = Simulation(world, frozen=False)
     simulation.rate(1500)
     simulation.kinds.clear()
@@ -412,6 +447,7 @@ def test_prices_follow_the_prefix_and_the_rate():
     positions = 100, 100 + REPRICED_EVERY - 1, 100 + REPRICED_EVERY, 200, 150
     plain = [controller.prices_for(Ask(0, 60, at)).plain for at in positions]
     assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
+    assert controller.prices_for(Ask(0, 60, 150)) is controller.prices_for(Ask(0, 60, 150))
     controller.estimates.learnt.rate = [90.0, 10.0]
     assert controller.prices_for(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
 

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import torch
 from toys.models import FAMILIES, toy_target
-from toys.served import Gate, tokens_of, until_true, working
+from toys.served import Gate, text_session, tokens_of, until_true, working
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
@@ -295,6 +295,11 @@ def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypat
     for missing in (1, -1):
         free[0] = (10 ** 6 - session.engine.prefixes.bytes + (needed - missing) * session.engine.bytes_per_token) / 0.8
         assert (sessions.free(running, 100, 20) is None) == (missing == 1)
+    room, used = needed + 1, running[0].written + running[0].unwritten
+    assert 0 < running[0].written < used < room
+    assert sessions.filled(running) == pytest.approx(used / (running[0].written + room))
+    free[0] = 0     # what is reserved still counts as room
+    assert sessions.filled(running) == 1.0 and sessions.filled([]) == 0.0
 
 
 def test_further_sessions_follow_the_settings_of_the_first_and_are_kept():
@@ -375,6 +380,22 @@ def test_an_interrupt_anywhere_in_a_clock_leaves_it_usable():
         with clock.part("next"):
             pass
         assert clock.lap().keys() == {"next"}, when
+
+
+def test_many_answers_are_made_with_every_setting_of_a_single_one():
+    session, prompts = text_session(), ["def f(x):\n    return x", "a b c d e f g h i"]
+    whole = session.generate(prompts[0], 24).text
+    mine = [Sampling(logprobs=2), Sampling(temperature=0.9, seed=4)]
+    more = dict(stop=whole[5:8], budget=3, eos=())
+    found = generate_all(session, prompts, 24, samplings=mine, **more)
+    first = session.generate(prompts[0], 24, logprobs=2, stop=whole[5:8], budget=3)
+    assert (found[0].text, found[0].finish_reason, found[0].logprobs) == (first.text, "stop", first.logprobs)
+    assert found[0].text == whole[:5] and first.logprobs and max(found[0].stats.accepted_per_step) <= 3
+    assert found[1].finish_reason == "length" and found[1].logprobs == ()
+    with pytest.raises(ValueError, match="reads none"):
+        generate_all(session, prompts, 24, corpus="unknown")
+    with pytest.raises(ValueError, match="is shorter"):
+        generate_all(session, prompts, 24, samplings=mine[:1])
 
 
 def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
