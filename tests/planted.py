@@ -292,7 +292,7 @@ MUTATIONS = (
     Mutation("upper bits of codes change places", "integer_products.h", "upper << (4 - at) : upper >> (at - 4)", "upper << (4 - at) : upper >> 4", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
     Mutation("upper bits of packed blocks change places", "integer_products.h", "<< (k / 4 * upper)", "<< (k % 4 * upper)", "test_integers.py::test_packed_weight_equals_dequantized_blocks"),
     Mutation("the zero of codes is forgotten", "integer_products.h", "starts[at] = start * sum;", "starts[at] = 0;", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
-    Mutation("pairs overflow 16 bits", "integer_products.h", "BITS == 5 ? 4 : BITS == 6 ? 2 : 1", "BITS == 5 ? 8 : BITS == 6 ? 4 : 1", "test_integers.py::test_sums_of_the_largest_and_least_codes_are_exact"),
+    Mutation("pairs overflow 16 bits", "integer_products.h", "BITS == 5 ? 4 : BITS == 6 ? 2 : 1", "BITS == 5 ? 8 : BITS == 6 ? 4 : 1", "test_prebuilt.py::test_sums_of_the_largest_and_least_codes_are_exact"),
     Mutation("nibbles change places", "integer_products.h", "(s < STEPS / 2 ? 0 : 4)", "(s < STEPS / 2 ? 4 : 0)", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
     Mutation("lows are left out", "integer_products.h", "fused(-low, all_lanes", "fused(-0.0f * low, all_lanes", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
     Mutation("rows of one pass share a scale", "integer_products.h", "row_scales[r], own[r]", "row_scales[0], own[r]", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
@@ -606,4 +606,7 @@ MUTATIONS = (
     Mutation("a draft's seconds begin at zero", "Controller._draft", "self.clock.now(wait=False) - began", "self.clock.now(wait=False)", "test_controller.py::test_controller_learns_how_long_drafts_really_take"),
     Mutation("prices are computed anew at the same position", "Controller.prices_for", "not 0 <= ask", "not 0 < ask", "test_controller.py::test_prices_follow_the_prefix_and_the_rate"),
     Mutation("a floor looks at the next node alone", "Prices.__init__", "for m in range(n + 1, most))", "for m in range(n + 1, n + 2))", "test_controller.py::test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price"),
+    Mutation("a wheel's library is loaded by any processor", "prebuilt", " and level.needs <= _features()", "", "test_prebuilt.py::test_a_processor_gets_the_best_library_that_it_can_run_and_else_builds_one"),
+    Mutation("a library that cannot be loaded is not built", "loaded", "            break", "            raise", "test_prebuilt.py::test_a_processor_gets_the_best_library_that_it_can_run_and_else_builds_one"),
+    Mutation("a wheel's best library lacks bfloat16 products", "build:", "\"-mavx512vnni\", \"-mavx512bf16\")", "\"-mavx512vnni\")", "test_prebuilt.py::test_the_best_library_has_the_bits_of_a_local_build"),
 )

@@ -1,7 +1,8 @@
-"""Compiles C++ for this machine once, as a cached shared library.
+"""Finds the compiled C++ for this machine: in the wheel, or compiled once here, as a cached shared library.
 
 Its functions are plain C called through ctypes, without headers of Python or torch, so that a build takes seconds and
-outlives their upgrades.
+outlives their upgrades.  `python -m longgraft.kernels.build FOLDER` compiles them for each level of processors, which
+is how they get into a wheel (`wheel.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,46 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from longgraft.config.cache import cache_folder
 
 KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
+SOURCES = (KERNELS, KERNELS.parents[1] / "memories" / "continuations.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # any loop rounds alike
 BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())     # a compiler may lack either
 TIMEOUT = 60        # seconds
+
+
+@dataclass(frozen=True)
+class Level:
+    """Processors that a wheel has a library for: all those with these features.
+
+    flags: of the compiler; needs: features as /proc/cpuinfo calls them
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    needs: frozenset[str] = frozenset()
+
+
+_AVX2 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+# By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a local build's.
+LEVELS = {
+    "x86_64": (Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+                     _AVX512 | {"avx512_vnni", "avx512_bf16"}),
+               Level("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
+               Level("avx512", ("-march=x86-64-v4",), _AVX512),
+               Level("avx_vnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
+               Level("avx2", ("-march=x86-64-v3",), _AVX2), Level("baseline", ("-march=x86-64",))),
+    "aarch64": (Level("baseline", ("-march=armv8-a",)),),
+}
 
 
 class NotBuilt(Exception):
@@ -28,11 +60,39 @@ class NotBuilt(Exception):
 
 
 def loaded(source: Path = KERNELS) -> ctypes.CDLL:
-    """Its functions; NotBuilt if this machine cannot build or load them."""
+    """Its functions; NotBuilt if the wheel has none for this machine, and it cannot build or load them."""
+    for path in prebuilt(source):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:         # another C library, such as musl: built here instead
+            break
     try:
         return ctypes.CDLL(str(library(source)))
     except OSError as error:
         raise NotBuilt(f"the built library cannot be loaded ({error})") from error
+
+
+def prebuilt(source: Path) -> Iterator[Path]:
+    """Yields the wheel's libraries that this processor can run, the best first; a checkout has none."""
+    for level in LEVELS.get(platform.machine(), ()):
+        path = _in_wheel(source.parent, source, level)
+        if path.exists() and level.needs <= _features():
+            yield path
+
+
+def prebuild(package: Path, levels: Sequence[Level] = LEVELS.get(platform.machine(), ())) -> None:
+    """Compiles all sources for each level, into the folder of a package that is built as a wheel.
+
+    Raises NotBuilt if the compiler cannot.
+    """
+    for source in SOURCES:
+        for level in levels:
+            path = _in_wheel(package / source.parent.relative_to(KERNELS.parents[1]), source, level)
+            _compile([_compiler(), *FLAGS, *level.flags], source, path, (("-pthread",),))
+
+
+def _in_wheel(folder: Path, source: Path, level: Level) -> Path:
+    return folder / "prebuilt" / f"{source.stem}-{level.name}.so"
 
 
 def with_memory(found: Any, function: Any, given: Any) -> Any:
@@ -63,23 +123,35 @@ def _compiler() -> str:
     return found
 
 
-def _machine() -> str:
-    """Returns the processor and its features, on which `-march=native` depends."""
+@cache
+def _processor() -> tuple[str, ...]:
+    """Returns the lines of /proc/cpuinfo that tell processors apart; none on a system without it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    return "\n".join([platform.machine(), platform.processor(),
-                      *sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})])
+    return tuple(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _compile(command: list[str], source: Path, path: Path) -> None:
-    """Compile to a temporary file and rename it, so that processes that build at once never see half a library."""
+def _features() -> set[str]:
+    return {word for line in _processor() if not line.startswith("model name") for word in line.split()}
+
+
+def _machine() -> str:
+    """Returns the processor and its features, on which `-march=native` depends."""
+    return "\n".join([platform.machine(), platform.processor(), *_processor()])
+
+
+def _compile(command: list[str], source: Path, path: Path, choices: tuple[tuple[str, ...], ...] = BEST_FIRST) -> None:
+    """Compile to a temporary file and rename it, so that processes that build at once never see half a library.
+
+    choices: further flags, of which the first that the compiler takes are used
+    """
     part = path.with_name(f"{path.name}.{os.getpid()}.partial")
     reason = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for flags in BEST_FIRST:
+        for flags in choices:
             done = subprocess.run([*command, *flags, str(source), "-o", str(part)], capture_output=True, text=True,
                                   timeout=TIMEOUT)
             if done.returncode == 0:
@@ -91,3 +163,7 @@ def _compile(command: list[str], source: Path, path: Path) -> None:
     finally:
         part.unlink(missing_ok=True)
     raise NotBuilt(f"{Path(command[0]).name} could not build them ({reason})")
+
+
+if __name__ == "__main__":
+    prebuild(Path(sys.argv[1]))

@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -92,9 +93,9 @@ def _norm_of(weight: Tensor, epsilon: float, form: str) -> _Norm:
 class CpuKernels:
     """The compiled functions.  Deterministic: how threads divide a weight's rows or a cache's columns is fixed."""
 
-    def __init__(self) -> None:
-        """NotBuilt if this machine cannot build or load them."""
-        compiled = loaded()
+    def __init__(self, library: Path | None = None) -> None:
+        """NotBuilt if this machine cannot build or load them.  library: another one than that for this machine"""
+        compiled = loaded() if library is None else ctypes.CDLL(str(library))
         sizes, ours = (ctypes.c_int64 * 4)(), [ctypes.sizeof(kind) for kind in (LinearWeight, _Norm, _Layer, _Part)]
         compiled.longgraft_sizes(sizes)
         assert list(sizes) == ours, f"structures of {list(sizes)} bytes are mirrored by ones of {ours}"
