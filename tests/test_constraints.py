@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import sys
 from dataclasses import replace
@@ -144,11 +145,13 @@ def test_forced_tokens_are_proposed_first_and_forbidden_ones_are_cut():
     assert len(found) == 8 and (0, ids_of("true")[0]) in found.children and (0, ids_of("t")[0]) not in found.children
 
 
-def test_the_first_leaf_is_continued_first():
+@pytest.mark.parametrize(("scores", "longer"), [
+    ((-0.1, -0.2), "atruetruetrue"), ((-0.2, -0.1), "btruetruetrue"), ((math.nan, -0.2), "btruetruetrue")])
+def test_the_most_probable_leaf_is_continued_first_and_one_without_an_estimate_last(scores, longer):
     (first,), (second,) = ids_of("a"), ids_of("b")
-    tree = ProposalTree.build([*ids_of("0"), first, second], [-1, 0, 0], [0.0, -0.1, -0.2], [1, 4, 4])
-    found = fitted("20", tree, 6, regex="20(a(true){3}|b(fals){3})")
-    assert {"a", "atruetruetrue", "b"} <= paths(found) and len(found) == 6
+    tree = ProposalTree.build([*ids_of("0"), first, second], [-1, 0, 0], [0.0, *scores], [1, 4, 4])
+    found = fitted("20", tree, 6, regex="20[a-z](true){3}")
+    assert {"a", longer, "b"} <= paths(found) and len(found) == 6
 
 
 def test_forced_tokens_are_accepted_in_few_steps_and_counted():

@@ -285,11 +285,12 @@ def test_a_session_that_cannot_be_made_is_tried_again_while_the_others_run(monke
 
 
 def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypatch):
-    session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6)), [10 ** 9]
+    session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6, 16)), [10 ** 9]
     monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: free[0])
     sessions = Sessions(session, 8)
     running = [session.open(toy_prompt(100), 20)]
     advance(running)
+    assert session.engine.prefixes.bytes
     assert session.engine.bytes_per_token > session.target.cache_bytes_per_token()
     needed = session.engine.rows(100, 20) + running[0].unwritten
     for missing in (1, -1):
