@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from longgraft.loading import generate, load
     from longgraft.transformers_generate import custom_generate
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 __all__ = ["Completion", "Generation", "HeadOverrides", "Sampling", "Session", "complete", "custom_generate",
            "generate", "generate_all", "load"]
 
