@@ -20,7 +20,7 @@ from toys.commands import run, saved_pair
 from toys.models import SHARED
 from toys.training import counting
 
-from longgraft.kernels.build import NotBuilt
+from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 
@@ -127,10 +127,12 @@ def golden() -> Golden:
 
 
 @pytest.fixture(scope="session")
-def kernels() -> CpuKernels:
-    """The compiled kernels; skips the test if they cannot be compiled."""
+def kernels(request) -> CpuKernels:
+    """The compiled kernels, of this machine or of a level (`EVERY_LEVEL`); skips the test if they cannot be
+    compiled."""
     if isinstance(built := cpu_kernels(), NotBuilt):
         pytest.skip(f"no compiled kernels: {built}")
-    return built
+    level = getattr(request, "param", None)
+    return built if level is None else CpuKernels(library(level=level))
 
 

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import nn
 from toys import configurations
+from toys.levels import EVERY_LEVEL, HERE
 from toys.models import VOCAB, read, toy_model
 from toys.sessions import answered, toy_prompt
 from toys.trees import random_tree
 from transformers import CONFIG_MAPPING, GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import longgraft
+from longgraft.kernels.build import library
+from longgraft.kernels.cpu import CpuKernels
 from longgraft.models.targets import in_int8
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.model import Target
@@ -60,6 +63,7 @@ def assert_equals_its_model(target: Target) -> None:
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-3, atol=1e-3)
 
 
+@EVERY_LEVEL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", COMPILED)
 def test_a_compiled_layer_gives_the_results_of_its_own_code(family, dtype, kernels):
@@ -77,6 +81,7 @@ def test_a_compiled_layer_gives_the_results_of_its_own_code(family, dtype, kerne
     assert set(compiled_layers(target)) == {True}
 
 
+@EVERY_LEVEL
 @pytest.mark.parametrize("family", COMPILED)
 def test_compiled_layers_with_integer_weights_equal_their_own_code_and_stay_close_to_floats(family, kernels):
     model = model_of(family)
@@ -86,6 +91,20 @@ def test_compiled_layers_with_integer_weights_equal_their_own_code_and_stay_clos
         assert float((ours - theirs).norm()) < 1e-3 * float(theirs.norm())
         assert 0 < float((ours - floats).norm()) < 0.2 * float(floats.norm())
     assert set(compiled_layers(target)) == {True}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_the_library_that_a_wheel_brings_for_this_processor_has_the_bits_of_a_local_build(family, dtype, kernels):
+    wheels, model = CpuKernels(library(level=HERE[0])), model_of(family, dtype)
+    for made in (lambda each: Target(model, kernels=each), lambda each: in_integers(model, each)):
+        for ours, theirs in zip(passes(made(wheels)), passes(made(kernels)), strict=True):
+            assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.hidden[1], theirs.hidden[1])
+    x, half = torch.randn(5, 300).to(dtype).repeat(1, 2), torch.randn(70, 300)
+    weight = torch.nn.Parameter(torch.cat([half, -half], 1).to(dtype))
+    with torch.no_grad():       # the sum is 0 but for what was rounded
+        residues = [each.product(x, weight) for each in (wheels, kernels)]
+    assert torch.equal(*residues) and residues[0].any()
 
 
 def test_layers_that_compute_something_else_keep_their_own_code(kernels):

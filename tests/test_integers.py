@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from toys.gguf_files import write_gguf
+from toys.levels import EVERY_LEVEL
 from toys.models import toy_model
 from toys.sessions import answered, toy_prompt
 
@@ -57,6 +58,7 @@ def in_bytes(x: torch.Tensor) -> torch.Tensor:
     return (codes.double() * (largest / 127).double()).view(n, -1)[:, :size]
 
 
+@EVERY_LEVEL
 @pytest.mark.parametrize("kind", KINDS)
 def test_packed_weight_equals_dequantized_blocks(kind, kernels):
     packed, floats = random_weight(kind, 2 * kernels.lanes + 3, 2, kernels)
@@ -64,6 +66,7 @@ def test_packed_weight_equals_dequantized_blocks(kind, kernels):
     assert torch.equal(packed[torch.tensor([[4, 1]])], floats[torch.tensor([[4, 1]])])
 
 
+@EVERY_LEVEL
 @pytest.mark.parametrize("rows", [1, 7, 12, 13, 40])
 @pytest.mark.parametrize("out, blocks", [(48, 1), (17, 3)])
 @pytest.mark.parametrize("kind", KINDS)
@@ -88,6 +91,7 @@ def test_int8_takes_any_number_of_inputs(kernels):
     torch.testing.assert_close(found.product(x, None).double(), expected, rtol=1e-4, atol=1e-4)
 
 
+@EVERY_LEVEL
 @pytest.mark.parametrize("kind", BLOCK_TYPES)
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 @pytest.mark.parametrize("byte", [0, 255])

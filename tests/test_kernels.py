@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
@@ -408,6 +410,26 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
     assert not list((tmp_path / ".cache" / "longgraft").iterdir())
 
 
+def test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_one_built_here(tmp_path, monkeypatch):
+    source, levels = tmp_path / "cpu_kernels.cpp", {"good": "ab", "fair": "a", "any": ""}
+    monkeypatch.setitem(build.LEVELS, platform.machine(),
+                        tuple(build.Level(name, (), frozenset(needs)) for name, needs in levels.items()))
+    (tmp_path / "prebuilt").mkdir()
+    for name in levels:
+        (tmp_path / f"prebuilt/cpu_kernels-{name}.so").touch()
+
+    def chosen(*features: str) -> list[str]:
+        monkeypatch.setattr(build, "_features", lambda: set(features))
+        return [path.stem.removeprefix("cpu_kernels-") for path in build.prebuilt(source)]
+
+    assert chosen("a", "b", "c") == ["good", "fair", "any"]
+    assert chosen("a") == ["fair", "any"] and chosen("b") == ["any"]
+    monkeypatch.setattr(build, "library", lambda source: Path(find_library("c")))
+    assert build.loaded(source).getpid()        # an empty file is no library
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert not chosen("a", "b")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_compiled_code_stays_within_its_memory(tmp_path):
@@ -429,7 +451,7 @@ def test_compiled_code_stays_within_its_memory(tmp_path):
         "attention_equals_the_reference", "products_equal_torchs", "norms_equal_torchs")]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *tests, "tests/test_integers.py",
                            "tests/test_compiled_layers.py", "tests/test_continuations.py",
-                           "-k", "not memory_is_full"],
+                           "-k", "not memory_is_full and not avx2 and not baseline and not wheel"],
                           cwd=Path(__file__).parents[1], env=watched, capture_output=True, text=True)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
     assert list((tmp_path / "cache").glob("continuations-*.so")) and list((tmp_path / "cache").glob("cpu_kernels-*.so"))

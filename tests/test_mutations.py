@@ -28,8 +28,7 @@ def test_every_error_can_be_planted_and_names_existing_tests(copy):
             pass
         for claim in mutation.noticed.split():
             file, _, name = claim.partition("::")
-            own = re.escape(name.partition("[")[0])
-            assert re.search(rf"^(def {own}\(|    {own},$)", (TESTS / file).read_text(), re.M), claim    # or imported
+            assert f"def {name.partition('[')[0]}(" in (TESTS / file).read_text(), claim
     assert len({mutation.name for mutation in MUTATIONS}) == len(MUTATIONS) >= 45
 
 

@@ -80,15 +80,14 @@ def prebuilt(source: Path) -> Iterator[Path]:
             yield path
 
 
-def prebuild(package: Path, levels: Sequence[Level] = LEVELS.get(platform.machine(), ())) -> None:
-    """Compiles all sources for each level, into the folder of a package that is built as a wheel.
-
-    Raises NotBuilt if the compiler cannot.
-    """
+def prebuild(package: Path) -> None:
+    """Compiles all sources for each level, into the folder of a package that is built as a wheel; NotBuilt if the
+    compiler cannot."""
     for source in SOURCES:
-        for level in levels:
+        for level in LEVELS.get(platform.machine(), ()):
             path = _in_wheel(package / source.parent.relative_to(KERNELS.parents[1]), source, level)
-            _compile([_compiler(), *FLAGS, *level.flags], source, path, (("-pthread",),))
+            path.parent.mkdir(exist_ok=True)
+            shutil.copyfile(library(source, level), path)
 
 
 def _in_wheel(folder: Path, source: Path, level: Level) -> Path:
@@ -103,15 +102,16 @@ def with_memory(found: Any, function: Any, given: Any) -> Any:
     return found
 
 
-def library(source: Path = KERNELS) -> Path:
-    """The library's path; builds it if it does not exist.  NotBuilt if this machine cannot."""
+def library(source: Path = KERNELS, level: Level | None = None) -> Path:
+    """The library's path; builds it if it does not exist, for this processor or a level.  NotBuilt if it cannot be
+    built here."""
     compiler = _compiler()
     headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
     key = hashlib.sha256(b"\0".join([source.read_bytes(), *headers, compiler.encode(), _machine().encode(),
-                                     repr(FLAGS).encode()]))
+                                     repr((FLAGS, level)).encode()]))
     path = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}.so"
     if not path.exists():
-        _compile([compiler, *FLAGS], source, path)
+        _compile([compiler, *FLAGS], source, path, BEST_FIRST if level is None else ((*level.flags, "-pthread"),))
     return path
 
 
@@ -142,7 +142,7 @@ def _machine() -> str:
     return "\n".join([platform.machine(), platform.processor(), *_processor()])
 
 
-def _compile(command: list[str], source: Path, path: Path, choices: tuple[tuple[str, ...], ...] = BEST_FIRST) -> None:
+def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]]) -> None:
     """Compile to a temporary file and rename it, so that processes that build at once never see half a library.
 
     choices: further flags, of which the first that the compiler takes are used

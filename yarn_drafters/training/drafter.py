@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.engine.session import end_tokens
+from longgraft.kernels.block_weight import block_weights
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
@@ -83,8 +84,9 @@ class DrafterTrainer(DistillingTrainer):
                                for f in fields(TargetOutputs)))
 
     def _computed(self, tokens: Tensor, positions: Tensor) -> TargetOutputs:
-        # A target in half precision needs no casts.
-        with self.recipe.autocast(self.device) if self.target.dtype == torch.float32 else nullcontext():
+        # A target in half precision or in blocks needs no casts.
+        casts = self.target.dtype == torch.float32 and not any(block_weights(self.target.model))
+        with self.recipe.autocast(self.device) if casts else nullcontext():
             features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
             choice = torch.cat([self.target.logits(block).argmax(-1)
                                 for block in hidden.flatten(0, 1).split(LOGIT_SLOTS)])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config.options import checked
+from longgraft.kernels.block_weight import block_weights
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
@@ -80,7 +81,8 @@ def _copy_target_layer(network: Eagle3Network, layer: nn.Module, scale: float) -
     scale: factor of the head's residual stream, and so of the matrices that write to it.  Matrices of other names or
     shapes keep their initial values, and so do the columns for the embedding, which the target's layer does not have.
     """
-    first, theirs = network.midlayer, layer.state_dict()
+    first = network.midlayer
+    theirs = layer.state_dict() | {name: weight[:] for name, weight in block_weights(layer)}
     for name, own in first.named_parameters():
         if own.ndim == 2 and name in theirs:
             given = theirs[name].float()

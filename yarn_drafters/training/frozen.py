@@ -14,13 +14,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from longgraft.config.settings import Settings
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.models.places import place_of
+from longgraft.models.targets import ModelSource, load_target
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
-from longgraft.target_model.weights import read_config, read_model, read_tokenizer
+from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World, sole_trainer
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
@@ -49,14 +51,14 @@ class Frozen:
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
         with sole_trainer(out, world):      # errors of folder and data are raised before a weight is read
-            path = place_of(name).with_floats(dtype)
-            config = read_config(path, name)
-            tokenizer = read_tokenizer(path, name)
+            place = place_of(name)
+            tokenizer = read_tokenizer(place.path, name)
             with world.first_in_turn():
                 corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
                 unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
-            loaded: Any = read_model(path, name, config, dtype).requires_grad_(False)
-            target = Target(loaded.to(world.device), name)
+            # As it is decoded: a GGUF file's blocks on a CPU.
+            target = load_target(ModelSource(name), Settings(dtype=str(dtype)[6:], device=str(world.device))).target
+            target.model.requires_grad_(False)
             for texts in filter(None, (corpus, unseen)):
                 _same_vocabulary(texts, target)
             yield cls(world, target, corpus, unseen)

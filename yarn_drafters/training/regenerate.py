@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from longgraft.config.json_input import parse_json
+from longgraft.config.settings import Settings
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import end_tokens
-from longgraft.models.places import place_of
-from longgraft.runtime.devices import device_of
-from longgraft.target_model.weights import read_config, read_model, read_tokenizer
+from longgraft.models.targets import ModelSource, load_target
 from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
 from longgraft.yarn_drafters.training.documents import Document, read_documents
@@ -233,12 +232,10 @@ def regenerate(model: str, out: Path, sampling: ChatSampling, prompts: Sequence[
     texts = [document for document in read_documents(documents) if len(document.text) >= SHORTEST]
     if not given and not texts and not magpie:
         raise ValueError("Nothing to answer: give --prompts, --documents or --magpie.")
-    place = place_of(model)
-    tokenizer, config = read_tokenizer(place.path, place.name), read_config(place.path, place.name)
-    loaded: Any = read_model(place.with_floats(dtype), place.name, config, dtype)
+    loaded = load_target(ModelSource(model), Settings(dtype=str(dtype)[6:], device=device))
     rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
     texts_of_rows = (text for row in rows for text in _strings(row))
-    worker = Regenerator(loaded.to(device_of(device)), tokenizer, sampling, texts_of_rows)
+    worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of_rows)
     return worker.run(requests_of(given, texts, magpie, sampling), out)
 
 

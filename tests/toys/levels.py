@@ -1,0 +1,16 @@
+"""Levels of processors that a wheel has kernels for, and that this one can run."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+
+from longgraft.kernels import build
+
+HERE = [level for level in build.LEVELS.get(platform.machine(), ()) if level.needs <= build._features()]
+_OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
+
+EVERY_LEVEL = pytest.mark.parametrize("kernels", [None, *_OTHERS], indirect=True,
+                                      ids=["local", *(level.name for level in _OTHERS)])
+"""Runs a test with kernels of each kind: a processor's own come from the machine, and those of older ones too."""
