@@ -613,4 +613,6 @@ MUTATIONS = (
     Mutation("leaves without an estimate are continued first", "shaping:_leaves", "scores[node] != scores[node]", "scores[node] == scores[node]", "test_constraints.py::test_the_most_probable_leaf_is_continued_first_and_one_without_an_estimate_last"),
     Mutation("inner nodes are continued", "shaping:_leaves", "if node not in inner", "if node in inner", "test_constraints.py::test_the_most_probable_leaf_is_continued_first_and_one_without_an_estimate_last"),
     Mutation("kept prompts take their room twice", "Sessions._room", "kept.most - kept.bytes", "kept.most", "test_side_by_side.py::test_memory_is_checked_for_each_request_with_room_for_kept_prompts"),
+    Mutation("pinning forgets what other cells take", "Prefixes.pin", "self.bytes -= cell.bytes", "self.bytes = cell.bytes", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
+    Mutation("a second end of a pinned prefix is not kept", "Prefixes.pin", "tokens != last", "tokens == last", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
 )

@@ -165,19 +165,21 @@ def numbered(n: int) -> Cell:
 
 def test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token():
     prefixes, keys, other = Prefixes(2 ** 30, CELL), Prefixes(0, CELL).keys(BEGINS), toy_prompt(CELL, seed=4)
-    prefixes.put(prefixes.keys(other), numbered(CELL))
+    for seed in (4, 5):
+        prefixes.put(prefixes.keys(toy_prompt(CELL, seed=seed)), numbered(CELL))
     room = prefixes.bytes
     prefixes.put(keys[:1], numbered(CELL))
     for end in (40, 40, 36, 2 * CELL):
         prefixes.pin(BEGINS[:end], numbered(end))
-        assert (prefixes.bytes, len(prefixes)) == (room, 1)
+        assert (prefixes.bytes, len(prefixes)) == (room, 2)
+    prefixes.pin(BEGINS[:32] + other[:6], numbered(38))
 
     def places(ids: list[int], most: int = 90) -> list[int]:
         cells = prefixes.known(prefixes.keys(ids), ids, most)
         assert all(cell.caches["target"]["k"].flatten().equal(cell.reports["ranks"]) for cell in cells)
         return [place for cell in cells for place in cell.reports["ranks"].tolist()]
 
-    for ids, known in ((BEGINS, 40), (BEGINS[:38] + other, 38), (BEGINS[:36] + other, 36), (BEGINS[:20] + other, CELL),
+    for ids, known in ((BEGINS, 40), (BEGINS[:38] + other, 38), (BEGINS[:32] + other, 38), (BEGINS[:20] + other, CELL),
                        (BEGINS[:37], 37), (other[1:], 0), (BEGINS[32:], 0)):
         assert places(ids) == [*range(known)]
     assert places(BEGINS, 35) == [*range(35)] and places(BEGINS, CELL - 1) == []
