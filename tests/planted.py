@@ -615,4 +615,8 @@ MUTATIONS = (
     Mutation("kept prompts take their room twice", "Sessions._room", "kept.most - kept.bytes", "kept.most", "test_side_by_side.py::test_memory_is_checked_for_each_request_with_room_for_kept_prompts"),
     Mutation("pinning forgets what other cells take", "Prefixes.pin", "self.bytes -= cell.bytes", "self.bytes = cell.bytes", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
     Mutation("a second end of a pinned prefix is not kept", "Prefixes.pin", "tokens != last", "tokens == last", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
+    Mutation("draws replace the seconds of what was fitted", "Shaped.__call__", "self.shaping.seconds += ", "self.shaping.seconds = ", "test_constraints.py::test_a_walk_into_a_dead_end_stops_a_token_before_it_and_counts_its_seconds"),
+    Mutation("a dead end gives the first token again", "Shaped.__call__", "tree.tokens[path[-1]]", "tree.tokens[path[1]]", "test_constraints.py::test_a_walk_into_a_dead_end_stops_a_token_before_it_and_counts_its_seconds"),
+    Mutation("a penalty alone does nothing", "Shaping.shaped", "options.presence_penalty or options", "options.presence_penalty and options", "test_constraints.py::test_a_penalty_alone_lowers_tokens_of_the_answer"),
+    Mutation("small logits are multiplied by the repetition penalty", "Shaping.shaped", "scores < 0,", "scores < 1,", "test_constraints.py::test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penalties_after_it"),
 )

@@ -9,6 +9,7 @@ import re
 import sys
 from dataclasses import replace
 from functools import cache
+from itertools import count
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, 
 from longgraft.acceptance import constraints, shaping
 from longgraft.acceptance.constraints import DeadEnd, constraint
 from longgraft.acceptance.sampling import LogitOptions, Sampling
-from longgraft.acceptance.shaping import Shaping
+from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
@@ -261,12 +262,44 @@ def test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penal
     """Biases that change a logit's sign, so that every other order gives other numbers."""
     options = LogitOptions(logit_bias={1: 2.0, 2: -3.0}, repetition_penalty=2.0, presence_penalty=0.5,
                            frequency_penalty=0.25)
-    shaping, logits = Shaping(options, prompt=[1, 2]), torch.tensor([[0.5, -1.0, 1.0, 3.0, -4.0]])
-    assert shaping.shaped(logits)[0].tolist() == [0.5, (-1 + 2) / 2, (1 - 3) * 2, 3.0, -4.0]
+    shaping, logits = Shaping(options, prompt=[0, 1, 2]), torch.tensor([[0.5, -1.0, 1.0, 3.0, -4.0]])
+    assert shaping.shaped(logits)[0].tolist() == [0.5 / 2, (-1 + 2) / 2, (1 - 3) * 2, 3.0, -4.0]
     for token in (1, 1, 4):
         shaping.advance(token, logits)
     assert shaping.shaped(logits)[0].tolist() == [
-        0.5, (-1 + 2) / 2 - 2 * 0.25 - 0.5, (1 - 3) * 2, 3.0, -4 * 2 - 0.25 - 0.5]
+        0.5 / 2, (-1 + 2) / 2 - 2 * 0.25 - 0.5, (1 - 3) * 2, 3.0, -4 * 2 - 0.25 - 0.5]
+
+
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_a_penalty_alone_lowers_tokens_of_the_answer(penalty):
+    shaping, logits = Shaping(LogitOptions(**{penalty: 0.5}), prompt=[0]), torch.zeros(1, 3)
+    shaping.shaped(logits)
+    for token in (1, 1, 2):
+        shaping.advance(token, logits)
+    twice = 1.0 if penalty == "frequency_penalty" else 0.5
+    assert shaping.shaped(logits)[0].tolist() == [0.0, -twice, -0.5]
+
+
+def test_a_walk_into_a_dead_end_stops_a_token_before_it_and_counts_its_seconds(monkeypatch):
+    """The token before the dead end is drawn again as the next root, where the answer may have ended."""
+    class Ending:
+        ended, drawn = False, 0
+
+        def allowed(self):
+            if self.drawn == 3:
+                raise DeadEnd("no token may follow")
+            return torch.ones(6, dtype=torch.bool)
+
+        def advance(self, token):
+            self.drawn += 1
+
+    monkeypatch.setattr(shaping, "WALK_SECONDS", 1e9)
+    monkeypatch.setattr(shaping.time, "thread_time", count(100).__next__)
+    tree, logits = ProposalTree.chain(torch.tensor([5, 1, 2, 3]), 4), 9 * torch.eye(6)[[1, 2, 3, 4]]
+    changes = Shaping(LogitOptions(), [0], Ending())
+    changes.seconds = 10.0      # of what was fitted
+    path, token = Shaped(Sampling().rule(0), changes)(tree, logits, torch.arange(4))
+    assert (path.tolist(), token) == ([0, 1, 2], 3) and 10 < changes.seconds < 30
 
 
 def test_log_probabilities_behind_the_end_of_an_answer_are_dropped():
