@@ -6,7 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from importlib.metadata import version
 
 import pytest
 from toys.commands import assert_before_loading
@@ -45,8 +45,7 @@ def test_help_begins_with_the_most_used_commands():
 
 
 def test_the_version_is_the_packages(cli):
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    assert cli("--version")[:2] == (0, f"longgraft {project['version']}\n")
+    assert cli("--version")[:2] == (0, f"longgraft {version('longgraft')}\n")
 
 
 def test_help_and_missing_files_need_no_torch(tmp_path):

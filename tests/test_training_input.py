@@ -240,12 +240,18 @@ def test_a_training_that_diverges_is_ended_with_an_error(tmp_path):
         run.step()
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+@pytest.mark.parametrize(("own", "added", "said"), [
+    (400, 0, "The tokenizer has 400 tokens and .* predicts 300"),
+    (300, 9, r"gives token \d+ in the training files, and the model has 300")])
+def test_a_tokenizer_of_another_model_is_refused(own, added, said, tmp_path):
+    """Added tokens matter only if the training files have them."""
     target, text = files_of_a_toy_run(tmp_path)
     words = " ".join(f"{a}{b}{a}" for a in "abcdefghijklm" for b in "nopqrstuvwxyz")
-    text.write_text(json.dumps({"text": words}))
-    train_tokenizer([words], 400).save_pretrained(target)
-    with pytest.raises(ValueError, match=r"gives token \d+ in the training files, and the model has 300"):
+    text.write_text(json.dumps({"text": words + "".join(f" <{n}>" for n in range(added))}))
+    tokenizer = train_tokenizer([words], own)
+    tokenizer.add_tokens([f"<{n}>" for n in range(added)])
+    tokenizer.save_pretrained(target)
+    with pytest.raises(ValueError, match=said):
         DrafterTrainer.train(DRAFTER, target, [text], [], tmp_path / "out")
 
 
