@@ -442,7 +442,7 @@ def test_compiled_code_stays_within_its_memory(tmp_path):
                  for name in ("libasan.so", "libstdc++.so")]      # the second, or torch's exceptions end the process
     if not Path(libraries[0]).is_absolute():
         pytest.skip("the compiler has no AddressSanitizer")
-    (tmp_path / "c++").write_text(f'#!/bin/sh\nexec {compiler} "$@" -g -O1 -fsanitize=address\n')
+    (tmp_path / "c++").write_text(f'#!/bin/sh\nexec {compiler} "$@" -O1 -fsanitize=address\n')
     (tmp_path / "c++").chmod(0o755)
     watched = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LONGGRAFT_CACHE": str(tmp_path / "cache"),
                             "LD_PRELOAD": " ".join(libraries),
