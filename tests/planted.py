@@ -619,4 +619,6 @@ MUTATIONS = (
     Mutation("a dead end gives the first token again", "Shaped.__call__", "tree.tokens[path[-1]]", "tree.tokens[path[1]]", "test_constraints.py::test_a_walk_into_a_dead_end_stops_a_token_before_it_and_counts_its_seconds"),
     Mutation("a penalty alone does nothing", "Shaping.shaped", "options.presence_penalty or options", "options.presence_penalty and options", "test_constraints.py::test_a_penalty_alone_lowers_tokens_of_the_answer"),
     Mutation("small logits are multiplied by the repetition penalty", "Shaping.shaped", "scores < 0,", "scores < 1,", "test_constraints.py::test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penalties_after_it"),
+    Mutation("a warm start skips weights in blocks", "_copy_target_layer", " | {name: weight[:] for name, weight in block_weights(layer)}", "", "test_trainers.py::test_a_gguf_target_is_trained_on_as_it_is_decoded"),
+    Mutation("a target in blocks is cast while it is trained on", "DrafterTrainer._computed", " and not any(block_weights(self.target.model))", "", "test_trainers.py::test_a_gguf_target_is_trained_on_as_it_is_decoded"),
 )

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from toys.gguf_files import write_gguf
 from toys.models import toy_target
+from toys.sessions import toy_prompt
 from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, counting
 
+from longgraft.config.settings import Settings
+from longgraft.kernels.block_weight import block_weights
+from longgraft.models.targets import ModelSource, load_target
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.training.blocks import BlockTrainer
-from longgraft.yarn_drafters.training.drafter import DrafterTrainer
+from longgraft.yarn_drafters.training.drafter import DrafterTrainer, resumed_head
 from longgraft.yarn_drafters.training.frozen import as_decoded
 from longgraft.yarn_drafters.training.longspec import LongSpecTrainer
 from longgraft.yarn_drafters.training.medusa import MedusaTrainer
+from longgraft.yarn_drafters.training.recipe import Stage
 
 TRAINERS = {
     "drafter": (DRAFTER, DrafterTrainer), "medusa": (MEDUSA, MedusaTrainer),
@@ -85,3 +93,23 @@ def test_a_measured_network_shares_the_targets_layers_and_the_trained_one_is_unc
     made = as_decoded(network, target)
     assert made.__dict__["_shared"][1] is target.head
     assert (network.fc.weight.dtype, made.fc.weight.dtype) == (torch.float32, torch.bfloat16)
+
+
+def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path):
+    """Its blocks multiply, and a warm start copies their floats."""
+    write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat sat on the mat. " * 60}))
+    recipe = dataclasses.replace(DRAFTER, stages=(Stage(32),), total_tokens=256, heads=None, kv_heads=None,
+                                 head_dim=None, intermediate=None, bf16=True, features=str(tmp_path / "features"))
+    DrafterTrainer.train(recipe, tmp_path / "toy.gguf", [tmp_path / "rows.jsonl"], [], tmp_path / "out")
+    target = load_target(ModelSource(str(tmp_path / "toy.gguf")), Settings()).target
+    blocks = dict(block_weights(target.layers[3]))
+    started = DrafterTrainer.fresh(recipe, target, counting()).midlayer.self_attn.q_proj.weight
+    assert torch.equal(started[:, -32:], blocks["self_attn.q_proj.weight"][:])
+    (stored,) = map(load_file, list((tmp_path / "features").glob("*.safetensors"))[:1])
+    assert stored["features"].shape == (32, 3 * 32)
+    run, ids = DrafterTrainer(recipe, target, resumed_head(tmp_path / "out/head", target, recipe), counting(),
+                              tmp_path), torch.tensor([toy_prompt(32)])
+    with torch.no_grad():
+        decoded = target.model.get_decoder()(ids, use_cache=False).last_hidden_state
+    assert torch.equal(run._computed(ids, torch.arange(32)[None]).hidden, decoded)
