@@ -53,8 +53,8 @@ def check_plan(config: SweepConfig) -> Suites:
         if "replay" in config.modes:
             examples = [example for example in examples if example.recording]
             if not examples:
-                raise ValueError(f"No row of {suite} has a recorded continuation to replay. Give --recorded FILE, or "
-                                 "another --mode.")
+                raise ValueError(f"No row of {suite} has a recorded continuation to replay, the default mode. Give "
+                                 "--mode greedy for the model's own answers, or --recorded FILE.")
         if config.modes != ("replay",):
             score(suite_name(suite), "", ("",))         # raises now if a package is missing
         read[suite] = examples
