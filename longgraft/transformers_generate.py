@@ -10,10 +10,11 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
 from longgraft.loading import load
+from longgraft.target_model.module_forms import CACHES
 
 # Arguments that transformers passes to every decoding loop; none of them changes an answer.
-PASSED = frozenset(("attention_mask", "position_ids", "cache_position", "token_type_ids", "past_key_values",
-                    "use_cache", "logits_to_keep", "synced_gpus"))
+PASSED = frozenset(("attention_mask", "position_ids", "cache_position", "token_type_ids", "use_cache",
+                    "logits_to_keep", "synced_gpus", *CACHES))
 
 
 def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any = None, logits_processor: Any = None,

@@ -63,7 +63,7 @@ def taught(run: Run, tokens: list[int], gap: int) -> torch.Tensor:
     """Returns log-probabilities [V] after `tokens`, computed as in training, with masks over the whole row."""
     ids = torch.tensor([tokens])
     cache = DynamicCache()
-    run.target.model.get_decoder()(ids, use_cache=True, past_key_values=cache)
+    run.target.model.get_decoder()(ids, use_cache=True, **{run.target.cache_name: cache})
     last = cache.layers[-1]
     shared = SharedParts(run.target)
     states = run.network(shared.embed(ids, last.keys), shared.angles(torch.arange(len(tokens))[None], 16),

@@ -237,7 +237,7 @@ class Prefilled:
         self.cache.crop(len(self.ids) - 1)
         if self.cache.stateful:     # states are kept in a form of our own: its cache reads the prompt, untimed
             with torch.no_grad():
-                cache = model.get_decoder()(ids[:, :-1], use_cache=True).past_key_values
+                cache = getattr(model.get_decoder()(ids[:, :-1], use_cache=True), self.target.cache_name)
         else:
             for index, rows in enumerate(self.cache.state().rows):
                 if rows is not None:
@@ -255,8 +255,8 @@ class Prefilled:
         clock.lap()
         try:
             with torch.no_grad(), clock.part("host"):
-                out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cache,
-                                          streamer=steps)
+                out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), streamer=steps,
+                                          **{self.target.cache_name: cache})
         finally:
             model.generation_config = own
             del model.prepare_inputs_for_generation         # the class's method is visible again

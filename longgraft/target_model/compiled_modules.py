@@ -22,7 +22,7 @@ from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
 from longgraft.target_model.attention_interface import IDLE, RUNNING, PassContext, running
-from longgraft.target_model.module_forms import gate_of, norm_of, numbers
+from longgraft.target_model.module_forms import cache_name, gate_of, norm_of, numbers
 
 SANDWICH = {"before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
             "before_gate": "pre_feedforward_layernorm", "after_gate": "post_feedforward_layernorm"}     # Gemma 2 and 3
@@ -132,7 +132,7 @@ class CompiledModules:
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, own["weight"], own["bias"])
         if (form := common_form(module)) is not None and form.size % self.kernels.lanes == 0:
-            self._layers.append(_Layer(module, form, self.kernels))
+            self._layers.append(_Layer(module, form, self.kernels, cache_name(self._model.forward)))
             return self._layers[-1].forward
         if (found := norm_of(module)) is not None:
             kind, epsilon = found
@@ -160,8 +160,9 @@ class CompiledModules:
 class _Layer:
     """One decoder layer's forward: the compiled one, if it gives the same as the layer's own code."""
 
-    def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels) -> None:
-        self.module, self.form, self.kernels = module, form, kernels
+    def __init__(self, module: nn.Module, form: CommonForm, kernels: CpuKernels, cache: str) -> None:
+        """cache: name of the argument that is the cache"""
+        self.module, self.form, self.kernels, self._cache_name = module, form, kernels, cache
         self._ordinary: Forward = type(module).forward
         self._dtype = form.linear["q"].weight.dtype
         self._parts = [(parent._modules, name, part) for parent in module.modules()
@@ -175,21 +176,21 @@ class _Layer:
         self._described = None
 
     def forward(self, hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None,
-                past_key_values: Any = None, position_embeddings: Any = None, **named: Any) -> Any:
+                position_embeddings: Any = None, **named: Any) -> Any:
         """Has the signature of transformers' decoder layers."""
-        run = running()
+        run, cache = running(), named.pop(self._cache_name, None)
         usual = (self._same is not False and not args and run.backend == self.kernels.attention
                  and isinstance(run.layouts[0], Layout)
-                 and self._takes(hidden_states, attention_mask, past_key_values, position_embeddings)
+                 and self._takes(hidden_states, attention_mask, cache, position_embeddings)
                  and all(named[name] is None or named[name] is False for name in named.keys() - IDLE)
                  and all(own.get(name) is part and not _hooked(part) for own, name, part in self._parts)
                  and self._is_described())
         if usual and self._same is None:
-            self._same = self._tried(attention_mask, past_key_values.dtype, named)
+            self._same = self._tried(attention_mask, cache.dtype, named)
         if not (usual and self._same):
             return self._ordinary(self.module, hidden_states, *args, attention_mask=attention_mask,
-                                  past_key_values=past_key_values, position_embeddings=position_embeddings, **named)
-        return self._compiled(hidden_states, position_embeddings, past_key_values, attention_mask)
+                                  position_embeddings=position_embeddings, **named | {self._cache_name: cache})
+        return self._compiled(hidden_states, position_embeddings, cache, attention_mask)
 
     def _is_described(self) -> bool:
         """Describes the layer again if its tensors have changed; returns False if they no longer fit."""
@@ -238,8 +239,8 @@ class _Layer:
         given = named | ({"position_ids": positions} if "position_ids" in named else {})
         found = []
         for forward in (lambda cache: self._compiled(x, tables, cache, mask),       # type: ignore[arg-type]
-                        lambda cache: self._ordinary(self.module, x, attention_mask=mask, past_key_values=cache,
-                                                     position_embeddings=tables, **given)):
+                        lambda cache: self._ordinary(self.module, x, attention_mask=mask, position_embeddings=tables,
+                                                     **given | {self._cache_name: cache})):
             # Each layer gets its own kind, so that buffers are made for this layer only.
             index = self.form.index
             cache = KVCache(index + 1, PROBED, [str(kind) for kind in range(index + 1)], cache_dtype)

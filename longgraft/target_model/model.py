@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from inspect import signature
 from itertools import accumulate
 from typing import Any
 
@@ -34,6 +33,7 @@ from longgraft.target_model.attention_interface import NAME, RUNNING, PassContex
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.hooks import decoder_output, inputs_of
+from longgraft.target_model.module_forms import cache_name
 from longgraft.target_model.passes import SHARED, Report, Segment
 from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
 from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
@@ -88,8 +88,7 @@ class Target:
         self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
         self._compiled = None if self.kernels is None else CompiledModules(self.model, self.kernels)
         self.stateful = StatefulModules(self.model)
-        self._cache_name = next(name for name in ("past_key_values", "cache_params")       # the latter: Mamba
-                                if name in signature(self.model.forward).parameters)
+        self.cache_name = cache_name(self.model.forward)
 
     @cached_property
     def config(self) -> PretrainedConfig:
@@ -235,7 +234,7 @@ class Target:
                 input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own mask, with its windows, through `interface.mask`
                 use_cache=True, logits_to_keep=asked,
-                **{self._cache_name: caches[0] if len(caches) == 1 else PackedCache(caches, rows)})
+                **{self.cache_name: caches[0] if len(caches) == 1 else PackedCache(caches, rows)})
             self.check(run)
             logits = out.logits[0].split([len(of) for of in kept])
             reports = []

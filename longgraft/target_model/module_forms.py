@@ -1,5 +1,7 @@
 """Recognises the forms of norms, gated products and rotary embeddings by their outputs for random inputs.
 
+It also names the argument by which a forward takes its cache.
+
 Probing changes neither the module nor torch's state.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
@@ -15,6 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+CACHES = ("cache", "past_key_values", "cache_params")       # since transformers 5.24; before; before, for Mamba
+
+
+def cache_name(forward: Callable) -> str:
+    """Returns the name of the argument by which a model's or a layer's forward takes its cache."""
+    return next((name for name in CACHES if name in signature(forward).parameters), CACHES[0])
 
 
 def normed(x: Tensor, epsilon: float) -> Tensor:

@@ -77,7 +77,7 @@ class StaticPass:
             hidden = stack.enter_context(target.inputs_of(self.wants.layers))
             last = stack.enter_context(decoder_output(target.model)) if self.wants.final else {}
             out = target.model(input_ids=tree.tokens[None], position_ids=positions[None], attention_mask=None,
-                               past_key_values=self.cache, use_cache=True, logits_to_keep=0)
+                               use_cache=True, logits_to_keep=0, **{target.cache_name: self.cache})
         target.check(run)
         logits = out.logits[0]
         topk = best(logits, self.wants.topk) if self.wants.topk else None

@@ -18,6 +18,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from longgraft.target_model.module_forms import cache_name
+
 ATTENTION = "longgraft_batched"
 GROWTH = 1.25               # factor by which a full cache grows
 PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding included
@@ -192,8 +194,8 @@ class _Sampler(Generic[AnyTurn]):
 
     @torch.inference_mode()
     def _run(self, batch: _Batch[AnyTurn], ids: Tensor, positions: Tensor) -> None:
-        logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, past_key_values=batch.cache,
-                            use_cache=True, logits_to_keep=1).logits[:, -1].float()
+        logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, use_cache=True,
+                            logits_to_keep=1, **{cache_name(self.model.forward): batch.cache}).logits[:, -1].float()
         draws = torch.tensor([row.draws.random() for row in batch.rows], device=self.device)
         batch.tokens = _drawn(logits, batch.temperatures, draws)
         for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):

@@ -112,10 +112,11 @@ class LongSpecTrainer(DistillingTrainer):
     def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns keys and values [B, nkv, S, d] of the target's last layer, and final hidden states [B, S, H]."""
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
-        out = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
-                                              past_key_values=DynamicCache(), attention_mask=torch.ones_like(tokens))
-        last = out.past_key_values.layers[-1]
-        return last.keys, last.values, out.last_hidden_state
+        cache = DynamicCache()
+        hidden = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
+                                                 attention_mask=torch.ones_like(tokens),
+                                                 **{self.target.cache_name: cache}).last_hidden_state
+        return cache.layers[-1].keys, cache.layers[-1].values, hidden
 
     def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
         """Returns (mean cross-entropy against the target's distributions, agreement) of states, wanted [n, H].
