@@ -189,7 +189,7 @@ def test_a_session_is_freed_with_everything_kept_for_it(repo):
 @pytest.mark.parametrize("name", ["circle.py", "~nobody-of-this-name/a.py", "a" * 300 + ".py", "a\0.py"])
 def test_a_name_that_leads_to_no_file_is_refused(repo, name):
     (repo / "circle.py").symlink_to("circle.py")
-    with pytest.raises(ValueError, match="leads to no file"):
+    with pytest.raises(ValueError, match=r"(leads to|is) no file"):       # Python 3.13 resolves a circle
         locate(repo, name, 1)
 
 

@@ -187,7 +187,7 @@ def test_int8_rounds_any_model(kernels):
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
-def test_a_damaged_file_is_not_decoded_in_its_blocks(tmp_path):
+def test_a_damaged_file_is_not_decoded_in_its_blocks(tmp_path, kernels):
     write_gguf(tmp_path / "part.gguf", kind="Q8_0", without="blk.1.ffn_up.weight")
     with pytest.raises(ValueError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight\."):
         longgraft.load(tmp_path / "part.gguf", None, tell=False, weights="gguf")
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_not_decoded_in_its_blocks(tmp_path):
         longgraft.load(file, None, tell=False, weights="gguf")
 
 
-def test_blocks_are_refused_if_the_file_has_none_or_kernels_are_missing(tmp_path, monkeypatch):
+def test_blocks_are_refused_if_the_file_has_none_or_kernels_are_missing(tmp_path, monkeypatch, kernels):
     with pytest.raises(ValueError, match=r"^The file's blocks cannot be multiplied with: 'embedded' is no GGUF file"):
         longgraft.load(None, None, tell=False, weights="gguf")
     write_gguf(tmp_path / "floats.gguf")

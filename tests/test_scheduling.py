@@ -11,12 +11,12 @@ from math import inf
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys.levels import LOCAL
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
-from longgraft.kernels.cpu import cpu_kernels
 from longgraft.runtime.device_memory import resident
 from longgraft.serve.jobs import Busy, End, Job, Running
 from longgraft.serve.worker import Worker
@@ -32,12 +32,12 @@ EVENTS = st.lists(st.one_of(ARRIVAL, ARRIVAL, st.just("round"), st.integers(0, 3
 @cache
 def session() -> Session:
     """One session for all examples, so that anything an example leaves behind disturbs the next."""
-    return repeatable("graft", kernels=cpu_kernels())
+    return repeatable("graft", kernels=LOCAL)
 
 
 @cache
 def alone() -> list[list[int]]:
-    apart = repeatable("graft", kernels=cpu_kernels())
+    apart = repeatable("graft", kernels=LOCAL)
     return [apart.generate(ids, LONGEST, temperature=law.temperature, seed=law.seed).token_ids for ids, law in ASKED]
 
 

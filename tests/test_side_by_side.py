@@ -11,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from toys.levels import LOCAL
 from toys.models import FAMILIES, toy_target
 from toys.served import Gate, text_session, tokens_of, until_true, working
 from toys.sessions import repeatable, toy_prompt
@@ -21,7 +22,6 @@ from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import OLDEST_TOKENS, PASS_TOKENS, Sessions, advance, generate_all, shares
-from longgraft.kernels.cpu import cpu_kernels
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -30,7 +30,6 @@ from longgraft.target_model.passes import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-KERNELS = cpu_kernels()
 ASKED = [(toy_prompt(60), Sampling()), (toy_prompt(200), Sampling(0.8, seed=3)), (toy_prompt(30)[::-1], Sampling()),
          (toy_prompt(90, 5), Sampling(1.0, seed=1))]
 
@@ -56,7 +55,7 @@ def counted(target, calls: list):
     return target
 
 
-@pytest.mark.parametrize("kernels", [None, KERNELS], ids=["torch", "compiled"])
+@pytest.mark.parametrize("kernels", [None, LOCAL], ids=["torch", "compiled"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):
     session, calls = repeatable("graft", family=family, kernels=kernels), []
@@ -69,15 +68,15 @@ def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):
 @pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft-x", "graft-x-text", "sps", "suffix", "tokenswift",
                                     "triforce", "specpv", "medusa", "longspec", "dflash", "logitspec"])
 def test_every_kind_of_method_shares_passes(method):
-    session, calls = repeatable(method, kernels=KERNELS), []
+    session, calls = repeatable(method, kernels=LOCAL), []
     wanted = alone(session, new=8)
     counted(session.target, calls)
     assert side_by_side(session, new=8) == wanted and max(calls) > 1
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma3"])
-def test_the_report_of_a_segment_has_the_same_bits_in_every_pass(family):
-    target = toy_target(family, kernels=KERNELS)
+def test_the_report_of_a_segment_has_the_same_bits_in_every_pass(family, kernels):
+    target = toy_target(family, kernels=kernels)
     wants = Wants(layers=(1, 3), final=True, topk=4, queries=2)
 
     def segments():
@@ -104,7 +103,7 @@ def test_the_report_of_a_segment_has_the_same_bits_in_every_pass(family):
 
 
 def test_an_error_in_a_shared_pass_ends_only_its_own_request():
-    session, calls = repeatable("graft", kernels=KERNELS), []
+    session, calls = repeatable("graft", kernels=LOCAL), []
     wanted = alone(session)
     requests = [session.another().open(ids, 16, law) for ids, law in ASKED]
     counted(session.target, calls)
@@ -126,7 +125,7 @@ def test_an_error_in_a_shared_pass_ends_only_its_own_request():
 
 
 def test_a_pass_within_a_block_without_gradients_is_not_shared():
-    target, calls = toy_target(kernels=KERNELS), []
+    target, calls = toy_target(kernels=LOCAL), []
     target = counted(target, calls)
 
     def run(grad: bool):
@@ -144,7 +143,7 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
 
 
 def test_only_passes_of_one_target_that_want_the_same_reports_are_merged():
-    first, second, calls = toy_target(kernels=KERNELS), toy_target("qwen3", kernels=KERNELS), ([], [])
+    first, second, calls = toy_target(kernels=LOCAL), toy_target("qwen3", kernels=LOCAL), ([], [])
     counted(first, calls[0])
     counted(second, calls[1])
     plain, wide = Wants(), Wants(topk=3)
@@ -181,7 +180,7 @@ def test_each_request_knows_the_rows_of_all_others():
 
 
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
-    session = repeatable("ar", chunk=1000, kernels=KERNELS)
+    session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
     long, other = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(300), 4)
     assert Sessions(session, 8).low_latency and not Sessions(session, 1).low_latency
@@ -203,7 +202,7 @@ def test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest():
     assert shares([6000, 0], [1.0, 1.0], 40) == [40, 0]
     assert shares([6000, 0, 90], [1.0, 1.0, 1.0], 40) == [38, 0, 90]
     assert shares([6000, 5000, 0], [1.0, 2.0, 1.0], 40) == [OLDEST_TOKENS, 12, 0]
-    session = repeatable("ar", chunk=1000, kernels=KERNELS)
+    session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
     streams = [one.open(toy_prompt(20), 9) for one in (session, session.another())]
     advance(streams), advance(streams)      # they read, and then decode one row each

@@ -105,6 +105,9 @@ class FusedModules:
         return None if ours is None else partial(ours, module)
 
     def _with_our_rotation(self, ordinary: Any, dtype: torch.dtype) -> FunctionType | None:
+        # Since transformers 5.24 a wrapper translates old names of arguments, which its models do not use.
+        while getattr(ordinary, "__globals__", {}).get("__name__") == "transformers.utils.deprecation":
+            ordinary = ordinary.__wrapped__
         if not (isinstance(ordinary, FunctionType) and ROTARY in ordinary.__code__.co_names):
             return None
         library: Any = ordinary.__globals__.get(ROTARY)

@@ -7,6 +7,7 @@ import platform
 import pytest
 
 from longgraft.kernels import build
+from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 
 HERE = [level for level in build.LEVELS.get(platform.machine(), ()) if level.needs <= build._features()]
 _OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
@@ -14,3 +15,6 @@ _OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
 EVERY_LEVEL = pytest.mark.parametrize("kernels", [None, *_OTHERS], indirect=True,
                                       ids=["local", *(level.name for level in _OTHERS)])
 """Runs a test with kernels of each kind: a processor's own come from the machine, and those of older ones too."""
+
+LOCAL = kernels if isinstance(kernels := cpu_kernels(), CpuKernels) else None
+"""This machine's kernels; None without a compiler, where torch computes."""
