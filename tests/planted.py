@@ -621,4 +621,5 @@ MUTATIONS = (
     Mutation("small logits are multiplied by the repetition penalty", "Shaping.shaped", "scores < 0,", "scores < 1,", "test_constraints.py::test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penalties_after_it"),
     Mutation("a warm start skips weights in blocks", "_copy_target_layer", " | {name: weight[:] for name, weight in block_weights(layer)}", "", "test_trainers.py::test_a_gguf_target_is_trained_on_as_it_is_decoded"),
     Mutation("a target in blocks is cast while it is trained on", "DrafterTrainer._computed", " and not any(block_weights(self.target.model))", "", "test_trainers.py::test_a_gguf_target_is_trained_on_as_it_is_decoded"),
+    Mutation("a renamed cache is not found", "module_forms:", "CACHES = (\"cache\", ", "CACHES = (", "test_target.py::test_a_cache_is_passed_by_the_name_that_a_forward_has"),
 )

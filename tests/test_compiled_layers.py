@@ -134,6 +134,8 @@ def test_families_that_look_alike_are_told_apart_whatever_is_decoded_first(famil
 
     One token at position 0 shows none of this.
     """
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {family}")
     monkeypatch.setattr(configurations, "SMALL", configurations.SMALL | {
         "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4})
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.5,

@@ -19,6 +19,7 @@ import longgraft
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.attention_interface import window_of
 from longgraft.target_model.model import Target
+from longgraft.target_model.module_forms import cache_name
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.supported import refuse, why_not
 from longgraft.trees.tree import ProposalTree
@@ -183,7 +184,7 @@ def test_a_call_of_a_model_in_another_thread_while_it_decodes_is_refused():
 @pytest.mark.parametrize("name, reason", [
     ("RwkvConfig", "recurrent"), ("T5Config", "encoder-decoder"),
     ("InklingTextConfig", "bias by position"),
-    ("DeepseekV32Config", "selection .*indexed_attention"), ("DogeConfig", "masks depend on its values"),
+    ("DeepseekV32Config", "indexed_attention|deepseek_sparse_attention"), ("DogeConfig", "masks depend on its values"),
     ("DiffLlamaConfig", "attend twice"), ("ModernBertDecoderConfig", "head is more than one product"),
     ("BertGenerationConfig", "sees what follows"), ("RobertaConfig", "counts positions")])
 def test_models_that_cannot_work_are_refused_by_name_and_reason(name, reason):
@@ -203,3 +204,11 @@ def test_a_training_model_is_refused():
             toy_target("llama")
     finally:
         model.eval()
+
+
+@pytest.mark.parametrize(("forward", "name"), [
+    (lambda ids, cache=None: None, "cache"), (lambda ids, past_key_values=None: None, "past_key_values"),
+    (lambda ids, cache_params=None: None, "cache_params")])
+def test_a_cache_is_passed_by_the_name_that_a_forward_has(forward, name):
+    """transformers 5.24 renamed it."""
+    assert cache_name(forward) == name
