@@ -116,7 +116,8 @@ class LongSpecTrainer(DistillingTrainer):
         hidden = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
                                                  attention_mask=torch.ones_like(tokens),
                                                  **{self.target.cache_name: cache}).last_hidden_state
-        return cache.layers[-1].keys, cache.layers[-1].values, hidden
+        last: Any = cache.layers[-1]
+        return last.keys, last.values, hidden
 
     def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
         """Returns (mean cross-entropy against the target's distributions, agreement) of states, wanted [n, H].
