@@ -26,7 +26,7 @@ KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
 SOURCES = (KERNELS, KERNELS.parents[1] / "memories" / "continuations.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # any loop rounds alike
 BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())     # a compiler may lack either
-TIMEOUT = 60        # seconds
+TIMEOUT = 60        # seconds; ten times that for a level, for which nobody waits at a prompt
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def library(source: Path = KERNELS, level: Level | None = None) -> Path:
                                      repr((FLAGS, level)).encode()]))
     path = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}.so"
     if not path.exists():
-        _compile([compiler, *FLAGS], source, path, BEST_FIRST if level is None else ((*level.flags, "-pthread"),))
+        choices, seconds = (BEST_FIRST, TIMEOUT) if level is None else (((*level.flags, "-pthread"),), 10 * TIMEOUT)
+        _compile([compiler, *FLAGS], source, path, choices, seconds)
     return path
 
 
@@ -142,10 +143,11 @@ def _machine() -> str:
     return "\n".join([platform.machine(), platform.processor(), *_processor()])
 
 
-def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]]) -> None:
+def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]],
+             seconds: float) -> None:
     """Compile to a temporary file and rename it, so that processes that build at once never see half a library.
 
-    choices: further flags, of which the first that the compiler takes are used
+    choices: further flags, of which the first that the compiler takes are used; seconds: most for each
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.partial")
     reason = ""
@@ -153,7 +155,7 @@ def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tup
         path.parent.mkdir(parents=True, exist_ok=True)
         for flags in choices:
             done = subprocess.run([*command, *flags, str(source), "-o", str(part)], capture_output=True, text=True,
-                                  timeout=TIMEOUT)
+                                  timeout=seconds)
             if done.returncode == 0:
                 part.replace(path)
                 return
