@@ -52,7 +52,7 @@ def test_a_file_loads_as_the_model_it_was_written_from_bit_for_bit(tmp_path, tie
 def test_tokenizer_template_and_every_end_token_come_from_the_file(file):
     session = load(file)
     tokenizer = session.tokenizer
-    assert session.eos == (END, TURN, SPECIAL.index("<|endoftext|>"))
+    assert session.eos == (END, TURN, SPECIAL.index("<|endoftext|>")) and tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.chat_template == TEMPLATE and tokenizer.convert_tokens_to_ids(list(SPECIAL)) == [0, 1, 2, 3]
     text = "the end\t of 123  “it”<|im_end|>"
     theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

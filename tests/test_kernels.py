@@ -419,7 +419,7 @@ def test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_
         (tmp_path / f"prebuilt/cpu_kernels-{name}.so").touch()
 
     def chosen(*features: str) -> list[str]:
-        monkeypatch.setattr(build, "_features", lambda: set(features))
+        monkeypatch.setattr(build, "features", lambda: set(features))
         return [path.stem.removeprefix("cpu_kernels-") for path in build.prebuilt(source)]
 
     assert chosen("a", "b", "c") == ["good", "fair", "any"]

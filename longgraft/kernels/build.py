@@ -76,7 +76,7 @@ def prebuilt(source: Path) -> Iterator[Path]:
     """Yields the wheel's libraries that this processor can run, the best first; a checkout has none."""
     for level in LEVELS.get(platform.machine(), ()):
         path = _in_wheel(source.parent, source, level)
-        if path.exists() and level.needs <= _features():
+        if path.exists() and level.needs <= features():
             yield path
 
 
@@ -134,7 +134,8 @@ def _processor() -> tuple[str, ...]:
     return tuple(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
 
 
-def _features() -> set[str]:
+def features() -> set[str]:
+    """Returns this processor's features, as /proc/cpuinfo calls them."""
     return {word for line in _processor() if not line.startswith("model name") for word in line.split()}
 
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-CACHES = ("cache", "past_key_values", "cache_params")       # since transformers 5.24; before; before, for Mamba
+# transformers 5.24 renamed the second, and Mamba's, the third, to the first.
+CACHES = ("cache", "past_key_values", "cache_params")
 
 
 def cache_name(forward: Callable) -> str:

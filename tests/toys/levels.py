@@ -9,7 +9,7 @@ import pytest
 from longgraft.kernels import build
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 
-HERE = [level for level in build.LEVELS.get(platform.machine(), ()) if level.needs <= build._features()]
+HERE = [level for level in build.LEVELS.get(platform.machine(), ()) if level.needs <= build.features()]
 _OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
 
 EVERY_LEVEL = pytest.mark.parametrize("kernels", [None, *_OTHERS], indirect=True,

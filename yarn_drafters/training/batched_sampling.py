@@ -172,6 +172,7 @@ class _Sampler(Generic[AnyTurn]):
 
     def __init__(self, model: Any, ends: Sequence[int]) -> None:
         self.model, self.ends, self.device = model, set(ends), next(model.parameters()).device
+        self.cache_name = cache_name(model.forward)
         model.set_attn_implementation(ATTENTION)
 
     def begin(self, turns: Sequence[AnyTurn]) -> _Batch[AnyTurn]:
@@ -195,7 +196,7 @@ class _Sampler(Generic[AnyTurn]):
     @torch.inference_mode()
     def _run(self, batch: _Batch[AnyTurn], ids: Tensor, positions: Tensor) -> None:
         logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, use_cache=True,
-                            logits_to_keep=1, **{cache_name(self.model.forward): batch.cache}).logits[:, -1].float()
+                            logits_to_keep=1, **{self.cache_name: batch.cache}).logits[:, -1].float()
         draws = torch.tensor([row.draws.random() for row in batch.rows], device=self.device)
         batch.tokens = _drawn(logits, batch.temperatures, draws)
         for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):
