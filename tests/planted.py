@@ -135,6 +135,8 @@ MUTATIONS = (
     Mutation("an invented request has no seed", "Regenerator._next", "3, chat.index, len(chat.messages))", "3, chat.index, len(chat.messages) - 1)", "test_regenerate.py::test_the_command_writes_chats_that_training_reads"),
     Mutation("the layer's output is not scaled as its stream", "_copy_target_layer", "part.copy_(given * scale if", "part.copy_(given if", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
     Mutation("evaluation rows are asked", "Regenerator._judge", 'chat.source != "documents" and any(', "False and any(", "test_regenerate.py::test_loops_repeats_and_excluded_requests_are_dropped_and_counted"),
+    Mutation("a text that was cut off ends", "corpus:encode", "text_end = end if document.ended else []", "text_end = end", "test_regenerate.py::test_a_continuation_is_written_as_text_after_its_excerpt"),
+    Mutation("a text is continued as an answer to a chat", "Regenerator._prompt", "if chat.begun is not None:", "if False:", "test_regenerate.py::test_a_continuation_is_written_as_text_after_its_excerpt"),
     Mutation("an answer that was cut off ends", "_chat_ids", "whole = chat.ended or", "whole = True or", "test_regenerate.py::test_an_answer_that_was_cut_off_is_learnt_without_an_end"),
     Mutation("rows that were not measured are free", "_extended", "if rows > most)", "if rows < 0)", "test_costs.py::test_rows_not_measured_at_one_prefix_cost_as_much_more_as_at_another"),
     # models by name, and GGUF

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from longgraft.yarn_drafters.training import regenerate as module
 from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
-from longgraft.yarn_drafters.training.regenerate import ChatSampling, Regenerator, requests_of
+from longgraft.yarn_drafters.training.regenerate import ChatSampling, Regenerator, Sources, requests_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
@@ -90,7 +91,7 @@ def rows_of(path: Path) -> list[dict]:
 def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     texts = [module.Document(f"What is {i}?") for i in range(48)]
-    counts = worker(folder, model).run(requests_of(texts, [], False, SAMPLING), whole)
+    counts = worker(folder, model).run(requests_of(Sources(texts), SAMPLING), whole)
     assert counts["kept"] == len(rows_of(whole)) > 8
     judged, judge = [], Regenerator._judge
 
@@ -102,10 +103,10 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tm
 
     monkeypatch.setattr(Regenerator, "_judge", failing)
     with pytest.raises(KeyboardInterrupt):
-        worker(folder, model).run(requests_of(texts, [], False, SAMPLING), broken)
+        worker(folder, model).run(requests_of(Sources(texts), SAMPLING), broken)
     with open(broken, "ab") as file:
         file.write(b'{"half a line')
-    assert worker(folder, model).run(requests_of(texts, [], False, SAMPLING), broken) == counts
+    assert worker(folder, model).run(requests_of(Sources(texts), SAMPLING), broken) == counts
     assert len(judged) == 49 and set(judged[20:]).isdisjoint(judged[:19])
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
@@ -128,7 +129,7 @@ def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, mod
     given = [module.Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
     made = worker(folder, model, sampling, [f"Yes: {known}, and when?"])
     answering(monkeypatch, made.tokenizer, {"Two?": ("again " * 60, False), "Three?": (" ", True)})
-    counts = made.run(requests_of(given, [], False, sampling), tmp_path / "c.jsonl")
+    counts = made.run(requests_of(Sources(given), sampling), tmp_path / "c.jsonl")
     assert {k: v for k, v in counts.items() if k != "tokens"} == {
         "kept": 1, "loops": 1, "repeated": 1, "excluded": 1, "empty": 1}
     row, = rows_of(tmp_path / "c.jsonl")
@@ -139,7 +140,7 @@ def test_an_answer_that_was_cut_off_is_learnt_without_an_end(folder, model, tmp_
     sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
     made, out = worker(folder, model, sampling), tmp_path / "c.jsonl"
     answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think", False)})
-    made.run(islice(requests_of([], [], True, sampling), 1), out)
+    made.run(islice(requests_of(Sources(magpie=True), sampling), 1), out)
     end = made.tokenizer.eos_token_id
     coded = encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens
     ids, learnt = split_coded(coded)
@@ -163,6 +164,32 @@ def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, 
     assert code == 0 and all(row["messages"][0]["content"] for row in rows_of(tmp_path / "invented.jsonl"))
     (tmp_path / "chats.jsonl.progress").unlink()
     with pytest.raises(ValueError, match="does not say how far it is"):
-        module.regenerate(str(folder), out, SAMPLING, magpie=True)
+        module.regenerate(str(folder), out, SAMPLING, Sources(magpie=True))
     with pytest.raises(ValueError, match="Nothing to answer"):
-        module.regenerate(str(folder), tmp_path / "o.jsonl", SAMPLING)
+        Sources.read()
+
+
+def test_a_continuation_is_written_as_text_after_its_excerpt(folder, model, tmp_path, monkeypatch):
+    source = "".join(f"What is {i} plus two?\n{i + 2}, I think.\n" for i in range(40))
+    made, out = worker(folder, model), tmp_path / "texts.jsonl"
+    answering(monkeypatch, made.tokenizer, {"<user>": ("Not a text.", True), "": ("Fine.", False)})
+    chats = requests_of(Sources(continued=[module.Document(source, "code-python")]), SAMPLING)
+    made.run(islice(chats, 3), out)
+    for row in rows_of(out):
+        assert row["text"].removesuffix("Fine.") in source and row["text"].endswith("Fine.")
+        assert (row["type"], row["source"]) == ("code-python", "continued") and "messages" not in row
+    coded = encode_corpus([out], made.tokenizer, tmp_path / "c.npz")
+    assert coded.types == ("code-python",) * 3 and made.tokenizer.eos_token_id not in coded.tokens
+
+
+def test_a_model_without_a_chat_template_continues_texts_only(folder, tmp_path, capsys, monkeypatch):
+    plain = tmp_path / "plain"
+    shutil.copytree(folder, plain)
+    (plain / "chat_template.jinja").unlink()
+    (tmp_path / "d.txt").write_text("".join(f"What is {i} plus two?\n" for i in range(40)))
+    out = tmp_path / "texts.jsonl"
+    options = ["train", "regenerate", "--model", str(plain), "--continue", str(tmp_path / "d.txt"), "--batch", "2",
+               "--max-new-tokens", "12", "--tokens", "40", "--temperatures", "1", "--out", str(out)]
+    assert run(capsys, monkeypatch, *options)[0] == 0 and sum(row["tokens"] for row in rows_of(out)) >= 40
+    with pytest.raises(ValueError, match="no chat template"):
+        module.regenerate(str(plain), tmp_path / "o.jsonl", SAMPLING, Sources(magpie=True))

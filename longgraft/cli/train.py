@@ -107,6 +107,8 @@ def train_regenerate(
     magpie: Annotated[bool, typer.Option("--magpie", help="The model invents requests (arXiv 2406.08464).")] = False,
     documents: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
         help="Texts to summarise, quote, rewrite, explain, edit; repeatable.")] = None,
+    continued: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
+        "--continue", help="Texts of which the model continues excerpts, without a chat; repeatable.")] = None,
     exclude: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
         help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped.")] = None,
     tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",
@@ -116,14 +118,14 @@ def train_regenerate(
     seed: Annotated[int, typer.Option(min=0)] = 0, device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
-    """Sample a model's own answers, to train a head on: to given requests, invented ones, and tasks over documents."""
+    """Sample a model's own answers and continuations, to train a head on."""
     from longgraft.runtime.devices import dtype_of
-    from longgraft.yarn_drafters.training.regenerate import ChatSampling, regenerate
+    from longgraft.yarn_drafters.training.regenerate import ChatSampling, Sources, regenerate
 
     sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
-    counts = regenerate(model or EMBEDDED, out, sampling, _found(prompts or []), _found(documents or []), magpie,
-                        _found(exclude or []), dtype_of(dtype), device)
-    print(f"{out}: {counts['kept']:,} chats with {counts['tokens']:,} answer tokens")
+    sources = Sources.read(_found(prompts or []), _found(documents or []), _found(continued or []), magpie)
+    counts = regenerate(model or EMBEDDED, out, sampling, sources, _found(exclude or []), dtype_of(dtype), device)
+    print(f"{out}: {counts['kept']:,} rows with {counts['tokens']:,} answer tokens")
     for reason, chats in sorted(counts.items()):
         if reason not in ("kept", "tokens"):
             print(f"  dropped, {reason}: {chats:,}")

@@ -66,7 +66,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 class EncodedCorpus:
     """Encoded documents.
 
-    tokens: [N] int32, the end token after each document, ~id for context only; starts: [documents + 1] int64
+    tokens: [N] int32, an end token after each whole document, ~id for context only; starts: [documents + 1] int64
     """
 
     tokens: np.ndarray
@@ -124,7 +124,8 @@ def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) ->
         # These ids include the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
-            found = _chat_ids(document, tokenizer) if document.turns else [[*next(plain), *end]]
+            text_end = end if document.ended else []
+            found = _chat_ids(document, tokenizer) if document.turns else [[*next(plain), *text_end]]
             dropped += not found
             for ids in found:
                 pieces.append(np.array(ids, dtype=np.int32))

@@ -1,4 +1,4 @@
-"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain and edit."""
+"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and complete."""
 
 from __future__ import annotations
 
@@ -38,18 +38,27 @@ CODE_TASKS = (
     "Repeat the first function of this code exactly, then explain it.",
     "Rewrite this code in Python.",
     "Write documentation for this code, with an example of its use.",
+    "Complete this code.",
+    "Continue this file where it stops.",
+    "Change the first function of this code to be more readable, and print the whole file.",
 )
 
 
-def document_request(documents: Sequence[Document], rng: np.random.Generator) -> str:
-    """Draws a request about an excerpt of one of the documents; excerpts begin and end at line ends."""
-    document = documents[int(rng.integers(len(documents)))]
+def excerpt_of(document: Document, rng: np.random.Generator) -> str:
+    """Draws an excerpt that begins and ends at line ends."""
     length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
     start = int(rng.integers(max(1, len(document.text) - length)))
     start = document.text.rfind("\n", 0, start) + 1
     excerpt = document.text[start:start + length]
     if start + length < len(document.text) and "\n" in excerpt[SHORTEST // 2:]:
         excerpt = excerpt[:excerpt.rindex("\n")]
+    return excerpt
+
+
+def document_request(documents: Sequence[Document], rng: np.random.Generator) -> str:
+    """Draws a request about an excerpt of one of the documents."""
+    document = documents[int(rng.integers(len(documents)))]
+    excerpt = excerpt_of(document, rng)
     tasks = CODE_TASKS if document.type.startswith("code") else PROSE_TASKS
     task = tasks[int(rng.integers(len(tasks)))]
     parts = (task, excerpt) if rng.random() < 0.5 else (excerpt, task)

@@ -21,7 +21,7 @@ class Document:
     """One file, text or chat of the corpus.
 
     source: its origin, for code `owner/name@commit:path`; turns: the turns of a chat, {role, content} each; ended: True
-    if the last answer is whole, so that an end token follows it
+    if the text or last answer is whole, so that an end token follows it
     """
 
     text: str
@@ -41,7 +41,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
     these.
 
     A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}), and optionally
-    `type`, `source` and `ended` (false: the last answer was cut off).  Any other row raises ValueError with
+    `type`, `source` and `ended` (false: it was cut off).  Any other row raises ValueError with
     its file and line.
     """
     for path in map(Path, paths):
@@ -87,8 +87,9 @@ def _document(row: Any, place: str) -> Document:
         raise ValueError(f"{place} is a {type(row).__name__}; an object with text, messages or conversations is "
                          "needed.")
     kind, source = (_string(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
+    ended = row.get("ended") is not False
     if isinstance(row.get("text"), str):
-        return Document(_string(row["text"], f"{place}: text"), kind or "text", source)
+        return Document(_string(row["text"], f"{place}: text"), kind or "text", source, ended=ended)
     turns = row.get("messages") or row.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
@@ -99,7 +100,7 @@ def _document(row: Any, place: str) -> Document:
         if not isinstance(role, str) or not isinstance(content, str):
             raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
         plain.append({"role": ROLES.get(role, role), "content": _string(content, f"{place}: a turn's content")})
-    return Document("", "chat", source, tuple(plain), row.get("ended") is not False)
+    return Document("", "chat", source, tuple(plain), ended)
 
 
 def _string(value: Any, what: str) -> str:

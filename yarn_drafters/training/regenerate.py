@@ -1,4 +1,5 @@
-"""Samples training chats as JSONL: a target's own answers to given, invented and document requests.
+"""Samples training texts as JSONL: a target's own answers to given, invented and document requests, and its own
+continuations of texts.
 
 A head learns its target's distributions best from the target's own answers.
 """
@@ -11,7 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from longgraft.engine.repetition import loops
 from longgraft.engine.session import end_tokens
 from longgraft.models.targets import ModelSource, load_target
 from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
-from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request
+from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request, excerpt_of
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 from longgraft.yarn_drafters.training.packages import shingles
 
@@ -51,9 +52,42 @@ class ChatSampling:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Sources:
+    """The documents that the model answers or continues.
+
+    given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; continued:
+    texts of which excerpts are continued; magpie: True if the model invents requests (arXiv 2406.08464)
+    """
+
+    given: Sequence[Document] = ()
+    documents: Sequence[Document] = ()
+    continued: Sequence[Document] = ()
+    magpie: bool = False
+
+    @classmethod
+    def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (), continued: Sequence[Path] = (),
+             magpie: bool = False) -> Sources:
+        """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
+        long, longer = ([document for document in read_documents(paths) if len(document.text) >= SHORTEST]
+                        for paths in (documents, continued))
+        found = cls(list(read_documents(prompts)), long, longer, magpie)
+        if not found.kinds:
+            raise ValueError("Nothing to answer: give --prompts, --documents, --continue or --magpie.")
+        return found
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the sources that are there."""
+        return [name for name in ("given", "documents", "continued", "magpie") if getattr(self, name)]
+
+
 @dataclass
 class Chat:
-    """A chat that is being sampled.  requests: the user's turns, None for one that the model invents."""
+    """A chat, or a continuation of a text, that is being sampled.
+
+    requests: the user's turns, None for one that the model invents; begun: the document whose text the model continues
+    """
 
     index: int
     requests: list[str | None]
@@ -63,20 +97,22 @@ class Chat:
     ended: bool = True          # True if the last answer ended with an end token
     tokens: int = 0             # tokens of the answers
     dropped: str = ""           # reason why the chat is dropped; "": it is not
+    begun: Document | None = None
 
     def row(self) -> dict[str, Any]:
-        return {"messages": self.messages, "type": "chat", "source": self.source, "index": self.index,
-                "temperature": self.temperature, "ended": self.ended, "tokens": self.tokens}
+        row: dict[str, Any] = {"messages": self.messages, "type": "chat"}
+        if self.begun is not None:
+            row = {"text": self.begun.text + self.messages[0]["content"], "type": self.begun.type}
+        return row | {"source": self.source, "index": self.index, "temperature": self.temperature, "ended": self.ended,
+                      "tokens": self.tokens}
 
 
-def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie: bool, sampling: ChatSampling
-                ) -> Iterator[Chat]:
-    """Yields chats to answer, in an order that depends only on the seed and the index.
+def requests_of(sources: Sources, sampling: ChatSampling) -> Iterator[Chat]:
+    """Yields chats to answer and texts to continue, in an order that depends only on the seed and the index.
 
-    given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; magpie:
-    the model invents the requests (arXiv 2406.08464).  If several kinds are given, they alternate.
+    If several kinds of sources are given, they alternate.
     """
-    kinds = [name for name, wanted in (("given", given), ("documents", documents), ("magpie", magpie)) if wanted]
+    kinds, given = sources.kinds, sources.given
     order = np.random.default_rng([sampling.seed, 1]).permutation(len(given))
     taken = 0
     for index in count():
@@ -90,8 +126,13 @@ def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie
                 continue
             document, taken = given[order[taken]], taken + 1
             asked: list[str | None] = [t["content"] for t in document.turns if t["role"] == "user"] or [document.text]
+        elif kind == "continued":
+            document = sources.continued[int(rng.integers(len(sources.continued)))]
+            yield Chat(index, [], kind, float(rng.choice(sampling.temperatures)),
+                       begun=replace(document, text=excerpt_of(document, rng)))
+            continue
         else:
-            asked = [document_request(documents, rng) if kind == "documents" else None]
+            asked = [document_request(sources.documents, rng) if kind == "documents" else None]
         if rng.random() < sampling.follow_up and kind != "given":
             asked.append(None)
         yield Chat(index, asked, kind, float(rng.choice(sampling.temperatures)))
@@ -99,7 +140,7 @@ def requests_of(given: Sequence[Document], documents: Sequence[Document], magpie
 
 @dataclass(frozen=True, eq=False)
 class ChatTurn(Turn):
-    """A turn of a chat: its next answer, or a request that the model invents."""
+    """A turn of a chat: its next answer, a request that the model invents, or the continuation of a text."""
 
     chat: Chat = field(kw_only=True)
     answer: bool = field(kw_only=True)
@@ -109,9 +150,6 @@ class Regenerator:
     """Samples chats of one model into one file, each written when it ends; the same call again continues the file."""
 
     def __init__(self, model: Any, tokenizer: Any, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
-        if not tokenizer.chat_template:
-            raise ValueError("The model has no chat template, so it answers no requests. Train its head on the texts "
-                             "themselves, or give an instruct model.")
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
         self.ends = end_tokens(model, tokenizer)
         self.excluded = {run for text in excluded for run in shingles(_words(text), SHARED_WORDS)}
@@ -156,7 +194,7 @@ class Regenerator:
 
     def _next(self, chat: Chat) -> ChatTurn:
         """Returns the chat's next turn."""
-        answer = bool(chat.messages) and chat.messages[-1]["role"] == "user"
+        answer = chat.begun is not None or (bool(chat.messages) and chat.messages[-1]["role"] == "user")
         if not answer and (given := chat.requests[len(chat.messages) // 2]) is not None:
             chat.messages.append({"role": "user", "content": given})
             answer = True
@@ -181,7 +219,10 @@ class Regenerator:
         return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
-        """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn."""
+        """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn; or the
+        text to continue."""
+        if chat.begun is not None:
+            return list(self.tokenizer(chat.begun.text)["input_ids"])
         if answer:
             text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
         else:
@@ -191,7 +232,7 @@ class Regenerator:
 
     def _judge(self, chat: Chat) -> None:
         """Drops a chat that repeats another one or a request of excluded rows, and counts it."""
-        if not chat.dropped:
+        if not chat.dropped and chat.begun is None:
             requests = [m["content"] for m in chat.messages if m["role"] == "user"]
             if chat.source != "documents" and any(
                     self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests):
@@ -216,27 +257,36 @@ class Regenerator:
                              "delete the file to begin again.") from error
         with open(out, "r+b") as file:
             file.truncate(size)
-        for document in read_documents([out]):
-            self.seen.add(_digest(document.turns[0]["content"]))
+        self.seen = {_digest(document.turns[0]["content"]) for document in read_documents([out]) if document.turns}
 
 
-def regenerate(model: str, out: Path, sampling: ChatSampling, prompts: Sequence[Path] = (),
-               documents: Sequence[Path] = (), magpie: bool = False, excluded: Sequence[Path] = (),
+def regenerate(model: str, out: Path, sampling: ChatSampling, sources: Sources, excluded: Sequence[Path] = (),
                dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Counter[str]:
-    """Samples a model's own chats into `out`, JSONL with messages; returns the numbers of kept and dropped chats.
+    """Samples a model's own answers and continuations into `out`, JSONL with messages or text.
 
-    model: a name for `place_of`; prompts, documents: see `read_documents` and `requests_of`; excluded: JSONL of rows
-    whose requests are dropped
+    Args:
+        model: A name for `place_of`.
+        out: The file; an interrupted run is continued.
+        sampling: Settings.
+        sources: What is answered and continued.
+        excluded: JSONL of rows whose requests are dropped.
+        dtype: Number type of the model, or of what is computed between the blocks of a GGUF file.
+        device: As in `Settings`.
+
+    Returns:
+        The numbers of kept and dropped rows.
+
+    Raises:
+        ValueError: Requests are to be answered, and the model has no chat template.
     """
-    given = list(read_documents(prompts))
-    texts = [document for document in read_documents(documents) if len(document.text) >= SHORTEST]
-    if not given and not texts and not magpie:
-        raise ValueError("Nothing to answer: give --prompts, --documents or --magpie.")
     loaded = load_target(ModelSource(model), Settings(dtype=str(dtype)[6:], device=device))
+    if not loaded.tokenizer.chat_template and sources.kinds != ["continued"]:
+        raise ValueError("The model has no chat template, so it answers no requests. Let it continue texts "
+                         "(--continue), or give an instruct model.")
     rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
     texts_of_rows = (text for row in rows for text in _strings(row))
     worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of_rows)
-    return worker.run(requests_of(given, texts, magpie, sampling), out)
+    return worker.run(requests_of(sources, sampling), out)
 
 
 def _progress(out: Path) -> Path:
