@@ -31,7 +31,8 @@ from rapidfuzz import fuzz
 from benchmarks.report import environment
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
-from longgraft.completion.repository.files import WORD, repository
+from longgraft.completion.repository.files import repository
+from longgraft.completion.repository.source import WORD
 from longgraft.completion.retrieval.candidates import FINDERS, CursorContext
 from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, without_strings
 from longgraft.completion.retrieval.gather import choose, gather

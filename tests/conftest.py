@@ -57,6 +57,13 @@ def device(request) -> torch.device:
 
 
 @pytest.fixture(autouse=True)
+def indexes(tmp_path_factory, monkeypatch) -> None:
+    """Indexes of repositories go to a folder of the test run."""
+    folder = tmp_path_factory.getbasetemp() / "indexes"
+    monkeypatch.setattr("longgraft.completion.repository.index.cache_folder", lambda: folder)
+
+
+@pytest.fixture(autouse=True)
 def unhooked() -> Iterator[None]:
     """Fails a test that asks a shared model for its hidden states: it must ask a copy (`hidden_states`).
 

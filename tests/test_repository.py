@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.completion.repository.files import LARGEST, Repository, repository
+from longgraft.completion.repository import files
+from longgraft.completion.repository.files import Repository, repository
+from longgraft.completion.repository.index import Index
 from longgraft.completion.repository.secret_files import (
     _CONTENTS,
     FOLDERS,
@@ -21,6 +23,9 @@ from longgraft.completion.repository.secret_files import (
     secret_path,
     secret_text,
 )
+from longgraft.completion.repository.source import LARGEST
+from longgraft.completion.retrieval.gather import gather
+from longgraft.completion.snippets import Cursor
 
 KEY = "-----BEGIN {}PRIVATE KEY-----\n" + "MIIEowIBAAKCAQEAx7y0y5kQ2mGQ1zjJ0d3Yp4rQ8b6y1n0J9W3s\n" * 2
 
@@ -194,6 +199,61 @@ def test_a_file_is_read_again_only_when_it_changed(tmp_path):
     (tmp_path / "a.py").write_text("latest = 2\n")      # of the same size and time
     os.utime(tmp_path / "a.py", (1, 1))
     assert "latest" in found.sources("near.py")[0]["a.py"].names
+
+
+@pytest.fixture
+def read_paths(monkeypatch) -> list[str]:
+    """The paths of files that are read, in order."""
+    paths, read = [], files.read_source
+    monkeypatch.setattr(files, "read_source", lambda root, path, size: (paths.append(path), read(root, path, size))[1])
+    return paths
+
+
+def test_a_new_process_reads_only_files_that_changed(tmp_path, read_paths):
+    """A `Repository` is made once per process, so a new one stands for a new process."""
+    plant(tmp_path, **{"a.py": "first = 1\n", "b.py": "import a\nclass B(a.A):\n    x: int\n", "c.py": "c = 1\n",
+                       "gen.py": "# @generated\n", "key.py": KEY.format("")})
+    before = Repository(tmp_path)
+    first, left_out = before.sources("near.py")
+    outline = before.outline(first["b.py"])
+    before.save()
+    assert len(read_paths) == 5
+    (tmp_path / "a.py").write_text("second = 2\n")
+    after = Repository(tmp_path)
+    second, still = after.sources("near.py")
+    assert read_paths[5:] == ["a.py"] and "second" in second["a.py"].names
+    assert still == left_out and left_out.secrets == ("key.py",)
+    assert all(getattr(second["b.py"], name) == getattr(first["b.py"], name) for name in ("names", "heads", "lines"))
+    (tmp_path / "b.py").write_text("")          # an outline that was kept needs no text
+    assert after.outline(second["b.py"]) == outline and outline.definitions[0].bases == ("A",)
+
+
+def test_a_deleted_file_leaves_the_index(tmp_path):
+    plant(tmp_path, **{"a.py": "first = 1\n", "c.py": "c = 1\n"})
+    for wanted in (["a.py", "c.py"], ["c.py"]):
+        found = Repository(tmp_path)
+        found.sources("near.py")
+        found.save()
+        assert sorted(Index(tmp_path).load()) == wanted
+        (tmp_path / "a.py").unlink(missing_ok=True)
+
+
+def test_a_broken_index_is_built_again(tmp_path, read_paths):
+    plant(tmp_path, **{"a.py": "first = 1\n"})
+    for broken in (True, False):
+        found = Repository(tmp_path)
+        found.sources("near.py")
+        found.save()
+        if broken:
+            Index(tmp_path).file.write_bytes(b"no database")
+    assert read_paths == ["a.py", "a.py"] and list(Index(tmp_path).load()) == ["a.py"]
+
+
+def test_an_index_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setattr("longgraft.completion.repository.index.cache_folder", lambda: tmp_path / "cache")
+    root = plant(tmp_path / "root", **{"a.py": "def used(): pass\n"})
+    assert gather(root, Cursor("b.py", "from a import used\nused(", ""), 100).snippets
 
 
 def test_a_file_that_became_a_secret_is_not_shown(tmp_path):

@@ -49,7 +49,8 @@ MORE_TAGS = {
 
 _MODIFIERS = (r"export|default|pub(?:\([\w:]+\))?|public|private|protected|internal|static|final|abstract|async|sealed|"
               r"open|override|declare|inline|unsafe|extern|data|partial|readonly|virtual")
-_PYTHON = re.compile(r"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)|^([A-Za-z_]\w*)[ \t]*(?::[^=\n]+)?=(?!=)",
+# With one anchor and without an optional group, which Python's engine searches faster.
+_PYTHON = re.compile(r"^(?:[ \t]*(?:async[ \t]+|)(?:def|class)[ \t]+(\w+)|([A-Za-z_]\w*)[ \t]*(?::[^=\n]+)?=(?!=))",
                      re.MULTILINE)
 # Names that a line seems to define: after a keyword, as a C function or a Java method, or by assignment.
 _ANY = re.compile("|".join((

@@ -13,7 +13,8 @@ from pathlib import Path
 from posixpath import commonpath
 from typing import Any
 
-from longgraft.completion.repository.files import Repository, Source
+from longgraft.completion.repository.files import Repository
+from longgraft.completion.repository.source import Source
 from longgraft.completion.repository.symbols import Definition, Import, Outline
 
 SOURCE_FOLDERS = ("", "src/", "lib/", "python/")        # folders in which a module without a package may lie

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from longgraft.completion.repository.symbols import Definition, Import
@@ -81,8 +82,13 @@ def definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[Definitio
                         yield Definition(name.id, node.lineno, last, last, "value")
 
 
-def imports(tree: ast.AST) -> Iterator[Import]:
-    for node in ast.walk(tree):
+def imports(tree: ast.Module) -> Iterator[Import]:
+    """Yields all imports, also those within functions, outer ones first."""
+    pending: deque[ast.AST] = deque([tree])
+    while pending:      # only statements, which ast.walk visits together with every expression
+        node = pending.popleft()
+        for block in ("body", "handlers", "orelse", "finalbody", "cases"):
+            pending.extend(getattr(node, block, ()))
         if isinstance(node, ast.Import):
             for alias in node.names:
                 line = f"import {alias.name}" + (f" as {alias.asname}" if alias.asname else "")

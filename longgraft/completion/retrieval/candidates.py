@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from posixpath import commonpath, dirname
 
-from longgraft.completion.repository.files import WORD, Repository, Source
+from longgraft.completion.repository.files import Repository
 from longgraft.completion.repository.other_imports import linked
 from longgraft.completion.repository.outline import outline
 from longgraft.completion.repository.python_imports import Resolver
+from longgraft.completion.repository.source import WORD, Source
 from longgraft.completion.repository.symbols import Definition
 from longgraft.completion.retrieval.cursor_names import CursorNames, counterpart, is_test
 from longgraft.completion.retrieval.similar_windows import alike

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from posixpath import splitext
 
-from longgraft.completion.repository.files import WORD, Source
 from longgraft.completion.repository.languages import family, heads
+from longgraft.completion.repository.source import WORD, Source
 from longgraft.completion.snippets import Cursor
 
 REACH = 60              # lines above the cursor whose names count

@@ -47,7 +47,9 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
         sources, left_out = found.sources(cursor.path)
         sources.pop(cursor.path, None)
         place = CursorContext(cursor, cursor_names(cursor, sources.values()), found, sources)
-        return Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
+        gathered = Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
+        found.save()
+        return gathered
 
 
 def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> list[Snippet]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from longgraft.completion.repository.files import WORD, Repository, Source
+from longgraft.completion.repository.files import Repository
+from longgraft.completion.repository.source import WORD, Source
 from longgraft.completion.retrieval.cursor_names import COMMON, rarity
 from longgraft.completion.snippets import Cursor
 
@@ -64,16 +65,15 @@ def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
 
 def _windows(repository: Repository, source: Source, query: frozenset[str],
              weights: Mapping[str, float]) -> list[Window]:
-    if "windows" not in source.kept:
+    if not source.windows:
         lines = repository.text(source.path).split("\n")
-        source.kept["windows"] = [
+        source.windows = [
             (start + 1, min(start + WINDOW + FOLLOWING, len(lines)),
              frozenset(name for line in lines[start:start + WINDOW] for name in WORD.findall(line)) - COMMON)
             for start in range(0, max(1, len(lines) - STRIDE), STRIDE)]
-    kept: list[tuple[int, int, frozenset[str]]] = source.kept["windows"]    # type: ignore[assignment]
     total = sum(weights.values())
     found = []
-    for first, last, names in kept:
+    for first, last, names in source.windows:
         shared = sum(weights[name] for name in query & names)
         # A name that the query lacks counts half; at least ORDINARY count, so that short windows do not win.
         if shared > 0:

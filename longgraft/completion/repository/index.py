@@ -1,0 +1,86 @@
+"""Keeps what was read of a repository's files on disk, so that a new process reads only files that changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import astuple
+from pathlib import Path
+
+from longgraft.completion.repository.source import Identity, Source
+from longgraft.completion.repository.symbols import Definition, Import, Outline
+from longgraft.config.cache import cache_folder
+
+FORMAT = 1      # raise it when files are read in another way, so that older indexes are not used
+WAIT = 0.5      # seconds to wait for another process that writes the index
+TABLE = ("CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, modified INTEGER, size INTEGER, left_out TEXT, "
+         "names TEXT, heads TEXT, lines INTEGER, outline TEXT)")
+Known = tuple[Identity, Source | str]
+
+
+class Index:
+    """The index of one repository, a SQLite file in the cache folder.
+
+    It holds names and line numbers, and no text.  It only saves time: one that cannot be read is built again, and one
+    that cannot be written is left as it is.
+    """
+
+    def __init__(self, root: Path) -> None:
+        name = hashlib.sha256(f"{FORMAT} {root}".encode()).hexdigest()[:24]
+        self.file = cache_folder() / "repositories" / f"{name}.sqlite"
+
+    def load(self) -> dict[str, Known]:
+        """Returns path -> (identity, what was read of the file, or why it was left out)."""
+        if not self.file.exists():
+            return {}
+        try:
+            with self._opened() as database:
+                return dict(map(_known, database.execute("SELECT * FROM files")))
+        except (sqlite3.Error, OSError, ValueError, TypeError):
+            self.file.unlink(missing_ok=True)
+            return {}
+
+    def save(self, changed: Mapping[str, Known], deleted: Iterable[str]) -> None:
+        """Writes the rows of changed files, and removes those of deleted ones."""
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            with self._opened() as database:
+                database.execute("PRAGMA synchronous = OFF")        # a broken index is built again
+                database.execute(TABLE)
+                database.executemany("DELETE FROM files WHERE path = ?", ((path,) for path in deleted))
+                database.executemany("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                                     (_row(path, *known) for path, known in changed.items()))
+                database.commit()
+        except (sqlite3.Error, OSError):
+            pass        # a full disk, or a folder that is read-only
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.file, timeout=WAIT)) as database:
+            yield database
+
+
+def _row(path: str, identity: Identity, read: Source | str) -> tuple[object, ...]:
+    if isinstance(read, str):
+        return path, *identity, read, "", "", 0, ""
+    outline = json.dumps(astuple(read.outlined)) if read.outlined is not None else read.stored_outline
+    return path, *identity, "", " ".join(read.names), " ".join(read.heads), read.lines, outline
+
+
+def _known(row: tuple[str, int, int, str, str, str, int, str]) -> tuple[str, Known]:
+    path, modified, size, left_out, names, heads, lines, outline = row
+    source = Source(path, frozenset(names.split()), frozenset(heads.split()), lines, stored_outline=outline)
+    return path, ((modified, size), left_out or source)
+
+
+def outline_from(stored: str) -> Outline:
+    """Returns the outline that `Index` stored."""
+    definitions, imports = json.loads(stored)
+    return Outline(
+        tuple(Definition(name, first, last, head, kind, owner, tuple(bases))
+              for name, first, last, head, kind, owner, bases in definitions),
+        tuple(Import(module, level, tuple((name, alias) for name, alias in names), line, own)
+              for module, level, names, line, own in imports))
