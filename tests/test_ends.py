@@ -43,6 +43,25 @@ CASES = {       # until, path, before, after, the model's text, which is kept up
     "siblings between braces": (
         "block", "a.rs", "fn f() {\n    ", "\n}\n", "a();\n\n    if b { c(); }\n    d();|\n}\n"),
     "imports above braces": ("block", "a.java", "", "", "import a;\nimport b;|\n\nclass A {}"),
+    # The prompt has the text after the cursor ("seen"): only a statement is missing.
+    "seen: a statement": ("block", "a.py", "def f():\n    ", "\n    return x\n", "x = 1|\n    y = 2\n"),
+    "seen: the rest of a statement": ("block", "a.py", "    x = ", "\n\n    return x\n", "f(\n1)|\n    y = 2\n"),
+    "seen: a block of its own": (
+        "block", "a.py", "def f():\n    ", "\n    return x\n",
+        "if x:\n        a()\n        b()\n    else:\n        c()|\n    y"),
+    "seen: a decorated function": (
+        "block", "a.py", "", "\nx = 1\n", "@d\ndef f():\n    a()\n    return 1|\ny = 1\n"),
+    "seen: a constant of several": ("block", "a.py", "", "\nB = 2\n", "A = 1|\nB = 2\nC"),
+    "seen: the block's last line": ("block", "a.py", "def f():\n    ", "\nx = 1\n", "a()\n    return b()|\n\n\ndef g"),
+    "seen: a branch before another": (
+        "block", "a.py", "if a:\n    ", "\nelse:\n    c()\n", "a()\n    b()|\nelse:\n    d()"),
+    "seen: a semicolon": ("block", "a.java", "void f() {\n  ", "\n  g();\n}\n", "int x = h(\n    1);|\n  int y;\n"),
+    "seen: braces of its own": (
+        "block", "a.js", "function f() {\n  ", "\n  g();\n}\n",
+        "if (x) {\n    h();\n  }\n  else {\n    i();\n  }|\n  j"),
+    "seen: the last statement between braces": (
+        "block", "a.js", "function f() {\n  ", "\n}\n", "let a = {};\n  return a;|\n}\nf()"),
+    "seen: blocks that words close": ("block", "a.rb", "  ", "\n  g\n", "f do\n    h\n  end\n"),
     "no end": ("stop", "a.py", "def f():\n    ", "", "a()\nb()\n\n"),
     "a block without an end yet": ("block", "a.py", "def f():\n    ", "", "a()\n\n    b()"),
 }
@@ -53,7 +72,7 @@ def test_a_completion_ends_where_its_line_or_block_does(name):
     """Text that is certain before the end is part of the kept text."""
     until, path, before, after, marked = CASES[name]
     (kept, bar, rest), told = marked.partition("|"), 0
-    ending, said = Ending(until, Cursor(path, before, after)), kept + rest
+    ending, said = Ending(until, Cursor(path, before, after), name.startswith("seen")), kept + rest
     for n in range(len(said) + 1):
         if (end := ending.of(said[:n])) is not None:
             assert bar and said[:end] == kept

@@ -1,5 +1,7 @@
 """Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
+If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion ends with it.
+
 It parses no language: strings and comments are recognized as most languages write them.
 """
 
@@ -16,6 +18,7 @@ from longgraft.completion.snippets import Cursor
 BRACED = re.compile(r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|java|jsx?|json|kts?|less|m|mjs|mm|php"
                     r"|proto|rs|scala|scss|sol|swift|tsx?|zig")
 BRANCHES = ("elif", "else", "except", "finally", "case")
+BRACED_BRANCHES = ("else", "catch", "finally", "while")     # they may follow a closing brace
 CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")  # begins a line that continues the statement above it
 # A quote must close within its line, except in the text's last line, which is still being decoded.
 QUOTED = r"\"(?:\\.|[^\"\\\n])*(?:\"|\Z)|'(?:\\.|[^'\\\n])*(?:'|\Z)"
@@ -27,12 +30,13 @@ DISTINCT = 4        # characters: a line of this length rarely occurs twice
 class Line(NamedTuple):
     """A line of the cursor's line and the completion.
 
-    start: offset in the completion, below 0 for the cursor's own line; code: stripped, with strings and comments
-    masked;
-    indent: in columns; depth, after: open brackets at the line's beginning and end; whole: True if it has a line end
+    start, end: offsets in the completion, start below 0 for the cursor's own line; code: stripped, with strings and
+    comments masked; indent: in columns; depth, after: open brackets at the line's beginning and end; whole: True if it
+    has a line end
     """
 
     start: int
+    end: int
     code: str
     indent: int
     depth: int
@@ -57,8 +61,10 @@ class Ending:
         if self.until == "line" or (self.until == "block" and self._line_rest):
             return _first_line(text, self._line_rest)
         if self.until == "block":
-            block = self._braced(text) if self.has_braces else self._indented(text)
-            return min((end for end in (block, self._rejoined(text)) if end is not None), default=None)
+            ends = [self._braced(text) if self.has_braces else self._indented(text), self._rejoined(text)]
+            if self._block_goes_on:
+                ends.append(self._braced_statement(text) if self.has_braces else self._statement(text))
+            return min((end for end in ends if end is not None), default=None)
         return None
 
     def certain(self, text: str) -> int:
@@ -98,6 +104,57 @@ class Ending:
         lines = self.cursor.after.partition("\n")[2].splitlines()
         found = next((line.rstrip() for line in lines if line.strip()), "")
         return found if len(found.strip()) >= DISTINCT else ""
+
+    @cached_property
+    def _block_goes_on(self) -> bool:
+        """True if the prompt has the text after the cursor, and its next line is on the level of the cursor's line.
+
+        Other languages with indented blocks than Python close them with words, and are left alone.
+        """
+        if not self.seen or not (self.has_braces or self.cursor.path.endswith((".py", ".pyi"))):
+            return False
+        lines = self.cursor.after.partition("\n")[2].splitlines()
+        found = next((line for line in lines if line.strip()), "")
+        closes = CONTINUES.match(found.strip())
+        return bool(found) and not closes and _indentation(found) == _indentation(self._line)
+
+    def _statement(self, text: str) -> int | None:
+        """Returns the end of the completion's first statement, in Python."""
+        level, begun, simple = _indentation(self._line), False, True
+        for line in self._lines(text):
+            if not line.code:
+                continue
+            if begun and line.depth == 0 and line.indent <= level:
+                if text.endswith(line.code) and any(branch.startswith(line.code) for branch in BRANCHES):
+                    return None
+                if not CONTINUES.match(line.code):
+                    return len(text[:line.start].rstrip())
+            begun = begun or not line.code.startswith("@")
+            code = line.code.rstrip("# ")
+            simple = simple and not code.endswith((":", "\\"))
+            if begun and simple and line.whole and line.after == 0:
+                return len(text[:line.end].rstrip())
+        return None
+
+    def _braced_statement(self, text: str) -> int | None:
+        """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch follows."""
+        depth, start, closed = 0, 0, 0
+        for line in BRACED_MASKED.sub(_mask, self._line + text).splitlines(keepends=True):
+            code = line.strip()
+            if closed and code:
+                if not line.endswith("\n") and any(branch.startswith(code) for branch in BRACED_BRANCHES):
+                    return None
+                if not code.startswith(BRACED_BRANCHES):
+                    return closed
+                closed = 0
+            depth += sum(map(line.count, "([{")) - sum(map(line.count, ")]}"))
+            start += len(line)
+            if line.endswith("\n") and depth <= 0:
+                end = len((self._line + text)[:start].rstrip()) - len(self._line)
+                if code.endswith(";"):
+                    return end
+                closed = end if code.endswith("}") else 0
+        return None
 
     @cached_property
     def _inside(self) -> bool:
@@ -146,8 +203,9 @@ class Ending:
         start, depth = -len(self._line), 0
         for shown in INDENTED_MASKED.sub(_mask, self._line + text).splitlines(keepends=True):
             after = max(0, depth + sum(map(shown.count, "([{")) - sum(map(shown.count, ")]}")))
-            yield Line(start, shown.strip(), _indentation(shown), depth, after, shown.endswith("\n"))
-            start, depth = start + len(shown), after
+            end = start + len(shown)
+            yield Line(start, end, shown.strip(), _indentation(shown), depth, after, shown.endswith("\n"))
+            start, depth = end, after
 
     def _braced(self, text: str) -> int | None:
         """Returns the end at the brace that closes the cursor's block, before the brace if the file has it already.

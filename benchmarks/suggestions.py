@@ -1,0 +1,178 @@
+"""Suggestions at cursors as an editor asks for them: the time until they are complete, cold and while someone types.
+
+    python -m benchmarks.suggestions run qwen2.5-coder-0.5b DIR --in REPO --in REPO:src/part --count 10
+    python -m benchmarks.suggestions report DIR
+
+A seed draws lines of code.  The cursor is where the line's code begins, and the file goes on after it with the next
+line.  Each cursor is asked for twice: cold, with no prefix kept, and again after a third of the line was typed, as an
+editor asks after a few keys.  Prompts are the file alone, or with passages of the repository.  Both decodings of a
+prompt are greedy, so they must give the same text; the run stops if they do not.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.completion import PLAIN, places
+from benchmarks.report import environment
+from longgraft.completion.completer import Completer, Completion
+from longgraft.completion.options import CompletionOptions
+from longgraft.completion.repository.files import repository
+from longgraft.completion.snippets import Cursor
+from longgraft.engine.session import Session
+from longgraft.loading import load
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+KEPT = 1.0                  # GiB of kept prompts
+EMPTY = "empty"             # folder without files, for prompts without a repository
+STATES = ("cold", "typing")
+CONTEXTS = ("file", "repository")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A cursor and the line that stands there; typed: characters of the line before the cursor"""
+
+    root: Path
+    cursor: Cursor
+    line: int
+    truth: str
+
+    def typing(self) -> Asked:
+        """Returns the cursor after the first third of the line."""
+        typed = len(self.truth) // 3
+        cursor = replace(self.cursor, before=self.cursor.before + self.truth[:typed])
+        return replace(self, cursor=cursor, truth=self.truth[typed:])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One suggestion.  exact: True if its first line is the file's; seconds are counted from the request."""
+
+    repository: str
+    path: str
+    line: int
+    context: str
+    state: str
+    method: str
+    truth: str
+    said: str
+    ended: str
+    exact: bool
+    prompt_tokens: int
+    reused_tokens: int
+    gather_seconds: float
+    first_seconds: float
+    seconds: float
+    new_tokens: int
+    steps: int
+    accepted: int
+
+
+def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
+    """Draws lines of the Python files below `part`."""
+    sources = repository(root).sources("x.py")[0]
+    found = [place for path in sorted((root / part).rglob("*.py")) if path.relative_to(root).as_posix() in sources
+             for place in places(root, path)]
+    random.Random(seed).shuffle(found)
+    asked = []
+    for path, number, text in found[:count]:
+        lines = text.split("\n")
+        here, after = lines[number - 1], "\n" + "\n".join(lines[number:])
+        indent = here[:len(here) - len(here.lstrip())]
+        asked.append(Asked(root, Cursor(path, "\n".join([*lines[:number - 1], indent]), after), number, here.strip()))
+    return asked
+
+
+@app.command()
+def run(model: str, out: Path,
+        repos: Annotated[list[str], typer.Option("--in", help="REPO or REPO:FOLDER to draw from; repeatable.")],
+        count: Annotated[int, typer.Option(help="Cursors of each repository.")] = 10, seed: int = 0,
+        tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 2048,
+        new: Annotated[int, typer.Option(help="Most tokens of a suggestion.")] = 96,
+        method: Annotated[str | None, typer.Option(help="Compared with plain decoding; none: the default.")] = None,
+        ) -> None:
+    """Ask at every cursor, and write one row per suggestion."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / EMPTY).mkdir(exist_ok=True)
+    chosen = {} if method is None else {"method": method}
+    sessions = {"default" if method is None else method: load(model, tell=False, prefixes=KEPT, **chosen),
+                PLAIN: load(model, method=PLAIN, tell=False, prefixes=KEPT)}
+    about = {**environment(torch.device("cpu")), "model": model, "in": [Path(name).name for name in repos],
+             "count": count, "seed": seed, "tokens": tokens, "new": new}
+    (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
+    options = CompletionOptions(max_new_tokens=new, tokens=tokens)
+    for name in repos:
+        root, _, part = name.partition(":")
+        for asked in asked_at(Path(root).resolve(), part, seed, count):
+            for context in CONTEXTS:
+                folder = asked.root if context == "repository" else (out / EMPTY).resolve()
+                made = [row for method, session in sessions.items()
+                        for row in _rows(Completer(session), session, asked, folder, context, method, options)]
+                said = {(row.state, row.said) for row in made}
+                if len(said) != len(STATES):
+                    raise SystemExit(f"Methods disagree at {asked.cursor.path}:{asked.line}: {said}.")
+                with (out / "rows.jsonl").open("a") as file:
+                    file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
+
+
+def _rows(completer: Completer, session: Session, asked: Asked, folder: Path, context: str, method: str,
+          options: CompletionOptions) -> Iterator[Row]:
+    assert session.engine.prefixes is not None
+    session.engine.prefixes.clear()
+    for state, where in zip(STATES, (asked, asked.typing()), strict=True):
+        yield _row(completer.complete(folder, where.cursor, options), where, context, state, method)
+
+
+def _row(made: Completion, asked: Asked, context: str, state: str, method: str) -> Row:
+    stats, seconds = made.generation.stats, made.seconds
+    return Row(asked.root.name, asked.cursor.path, asked.line, context, state, method, asked.truth, made.text,
+               made.ended, made.text.strip().split("\n")[0].rstrip() == asked.truth.strip(), stats.prompt_tokens,
+               made.reused, seconds["gather"], seconds["first"], seconds["total"], stats.new_tokens, stats.steps,
+               sum(stats.accepted_per_step))
+
+
+@app.command()
+def report(out: Path) -> None:
+    """Print the table of a run."""
+    rows = [Row(**json.loads(line)) for line in (out / "rows.jsonl").read_text().splitlines()]
+    found = list(summary(rows))
+    print("| " + " | ".join(found[0]) + " |\n|" + "---|" * len(found[0]))
+    for one in found:
+        print("| " + " | ".join(str(value) for value in one.values()) + " |")
+
+
+def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Yields one line of the table per prompt, state and method."""
+    for context in CONTEXTS:
+        for state in STATES:
+            for method in dict.fromkeys(row.method for row in rows):
+                here = [row for row in rows if (row.context, row.state, row.method) == (context, state, method)]
+                read = [row.prompt_tokens - row.reused_tokens for row in here]
+                yield {"prompt": context, "asked": state, "method": method, "n": len(here),
+                       "exact line": f"{sum(row.exact for row in here)}",
+                       "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
+                       "of them read": round(statistics.median(read)),
+                       "gather, s": f"{statistics.median(row.gather_seconds for row in here):.2f}",
+                       "first token, s": f"{statistics.median(row.first_seconds for row in here):.2f}",
+                       "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
+                       "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
+                       "tokens per step": f"{sum(row.new_tokens for row in here) / sum(row.steps for row in here):.2f}"}
+
+
+def percentile(values: Sequence[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    app()
