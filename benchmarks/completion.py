@@ -91,7 +91,7 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
     """Draws lines of code by a seed: no blank lines, comments, imports or parts of multi-line strings."""
     sources = repository(root).sources("x.py")[0]
     places = [place for path in sorted(root.glob(files)) if path.relative_to(root).as_posix() in sources
-              for place in places(root, path)]
+              for place in code_lines(root, path)]
     random.Random(seed).shuffle(places)
     found = []
     for path, number, text in places[:count]:
@@ -106,7 +106,7 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
     return found
 
 
-def places(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
+def code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
     """Yields (path, line, text of the file) of every line that may be held out."""
     text = path.read_text(encoding="utf-8")
     excluded = set[int]()

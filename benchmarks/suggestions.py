@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.completion import PLAIN, places
+from benchmarks.completion import PLAIN, code_lines
 from benchmarks.report import environment
 from longgraft.completion.completer import Completer, Completion
 from longgraft.completion.options import CompletionOptions
@@ -82,7 +82,7 @@ def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
     """Draws lines of the Python files below `part`."""
     sources = repository(root).sources("x.py")[0]
     found = [place for path in sorted((root / part).rglob("*.py")) if path.relative_to(root).as_posix() in sources
-             for place in places(root, path)]
+             for place in code_lines(root, path)]
     random.Random(seed).shuffle(found)
     asked = []
     for path, number, text in found[:count]:

@@ -1,6 +1,6 @@
 """Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
-If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion ends with it.
+If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is this one.
 
 It parses no language: strings and comments are recognized as most languages write them.
 """
