@@ -44,6 +44,8 @@ MUTATIONS = (
     Mutation("a statement is completed to the end of its block", "stopping:Ending.of", "if self._block_goes_on:", "if False:", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
     Mutation("a block that goes on further out ends a completion early", "Ending._block_goes_on", "_indentation(found) == _indentation(self._line)", "True", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
     Mutation("a branch is cut from its statement", "Ending._statement", "if not CONTINUES.match(line.code):", "if True:", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
+    Mutation("a fill-in-the-middle prompt ends with blanks", "PromptLayout.lay_out", "_blanks(cursor.before) if cursor.path else", "_blanks(cursor.before) if not self.fim.ids else", "test_fim.py::test_a_prompt_has_its_familys_tokens_in_order"),
+    Mutation("text that belongs to no file loses its last blanks", "PromptLayout.lay_out", "_blanks(cursor.before) if cursor.path else \"\"", "_blanks(cursor.before)", "test_fim.py::test_text_that_belongs_to_no_file_keeps_its_last_blanks"),
     Mutation("latents of several requests are swapped", "packed_cache:_PackedLayer.update", "torch.cat(keys, dim=2)", "torch.cat(keys[::-1], dim=2)", "test_families.py::test_requests_of_latent_attention_share_a_pass"),
     Mutation("the last row identifies the weights", "loading:identity_of", "[::max(1, target.vocab_size // 8)]", "[-1]", "test_calibration.py::test_identity_of_weights_depends_on_rows_before_the_padding"),
     Mutation("one token's time step has no limit", "_Call", "if nodes.shape[1] == 1 else", "if False else", "test_families.py::test_hybrids_read_chunks_of_any_size_as_the_models_own_forward[granitemoehybrid]"),

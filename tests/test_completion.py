@@ -104,9 +104,9 @@ def test_a_completion_ends_at_its_line_block_stop_string_or_limit(repo, says, mo
 
 def test_fill_in_the_middle_uses_the_models_own_tokens(repo):
     found = completed(repo, "return area(side)", fim=True)
-    prompt = toy(True)[1].decode(found.prompt.ids)
+    prompt, before = toy(True)[1].decode(found.prompt.ids), MAIN.removesuffix("    ")
     assert prompt.startswith(f"<|repo_name|>{repo.name}\n<|file_sep|>pkg/shapes.py\ndef area")
-    assert prompt.endswith(f"<|file_sep|>main.py\n<|fim_prefix|>{MAIN}<|fim_suffix|>{REST}<|fim_middle|>")
+    assert prompt.endswith(f"<|file_sep|>main.py\n<|fim_prefix|>{before}<|fim_suffix|>{REST}<|fim_middle|>")
     assert (found.text, found.prompt.form) == ("return area(side)", "fim")
     assert completed(repo, "x", fim=True, layout="left-to-right").prompt.form == "left-to-right"
 

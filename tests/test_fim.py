@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from toys.tokenizers import NEWLINE, SPELLINGS, byte_tokenizer, of_family
 
@@ -15,38 +17,38 @@ PIECES = (Snippet("b.py", "def b(): 1\n"), Snippet("c.py", "c = 2"))       # the
 BARS = "|", "\uff5c"
 # Expected prompts: with the file alone, and with pieces, of which the best is nearest to the cursor.
 PROMPTS = {
-    "qwen-coder": ("<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>",
+    "qwen-coder": ("<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>",
                    "<|repo_name|>repo\n<|file_sep|>c.py\nc = 2\n<|file_sep|>b.py\ndef b(): 1\n"
-                   "<|file_sep|>a.py\n<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>"),
-    "codegemma": ("<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>",
+                   "<|file_sep|>a.py\n<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>"),
+    "codegemma": ("<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>",
                   "<|file_separator|>c.py\nc = 2\n<|file_separator|>b.py\ndef b(): 1\n"
-                  "<|file_separator|>a.py\n<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>"),
-    "granite-4": ("<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>",
+                  "<|file_separator|>a.py\n<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>"),
+    "granite-4": ("<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>",
                   "<|reponame|>repo\n<|filename|>c.py\nc = 2\n<|filename|>b.py\ndef b(): 1\n"
-                  "<|filename|>a.py\n<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>"),
-    "starcoder2": ("<fim_prefix>x = <fim_suffix>\ny\n<fim_middle>",
+                  "<|filename|>a.py\n<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>"),
+    "starcoder2": ("<fim_prefix>x =<fim_suffix>\ny\n<fim_middle>",
                    "<repo_name>repo<file_sep>c.py\nc = 2\n<file_sep>b.py\ndef b(): 1\n"
-                   "<file_sep><fim_prefix>a.py\nx = <fim_suffix>\ny\n<fim_middle>"),
-    "starcoder": ("<fim_prefix>x = <fim_suffix>\ny\n<fim_middle>",
+                   "<file_sep><fim_prefix>a.py\nx =<fim_suffix>\ny\n<fim_middle>"),
+    "starcoder": ("<fim_prefix>x =<fim_suffix>\ny\n<fim_middle>",
                   "<reponame>repo<filename>c.py\nc = 2\n<filename>b.py\ndef b(): 1\n"
-                  "<fim_prefix><filename>a.py\nx = <fim_suffix>\ny\n<fim_middle>"),
-    "deepseek-coder": ("<|fim▁begin|>x = <|fim▁hole|>\ny\n<|fim▁end|>".replace(*BARS),
+                  "<fim_prefix><filename>a.py\nx =<fim_suffix>\ny\n<fim_middle>"),
+    "deepseek-coder": ("<|fim▁begin|>x =<|fim▁hole|>\ny\n<|fim▁end|>".replace(*BARS),
                        "#c.py\nc = 2\n#b.py\ndef b(): 1\n"
-                       "<|fim▁begin|>#a.py\nx = <|fim▁hole|>\ny\n<|fim▁end|>".replace(*BARS)),
-    "codellama": ("▁<PRE>x = ▁<SUF>\ny\n▁<MID>",
-                  "c.py\nc = 2\nb.py\ndef b(): 1\na.py\n▁<PRE>x = ▁<SUF>\ny\n▁<MID>"),
-    "codestral": ("[SUFFIX]\ny\n[PREFIX]x = ",
-                  "[SUFFIX]\ny\n[PREFIX]+++++ c.py\nc = 2\n+++++ b.py\ndef b(): 1\n+++++ a.py\nx = "),
-    "glm": ("<|code_suffix|>\ny\n<|code_prefix|>x = <|code_middle|>",
+                       "<|fim▁begin|>#a.py\nx =<|fim▁hole|>\ny\n<|fim▁end|>".replace(*BARS)),
+    "codellama": ("▁<PRE>x =▁<SUF>\ny\n▁<MID>",
+                  "c.py\nc = 2\nb.py\ndef b(): 1\na.py\n▁<PRE>x =▁<SUF>\ny\n▁<MID>"),
+    "codestral": ("[SUFFIX]\ny\n[PREFIX]x =",
+                  "[SUFFIX]\ny\n[PREFIX]+++++ c.py\nc = 2\n+++++ b.py\ndef b(): 1\n+++++ a.py\nx ="),
+    "glm": ("<|code_suffix|>\ny\n<|code_prefix|>x =<|code_middle|>",
             "###PATH:c.py\nc = 2\n###PATH:b.py\ndef b(): 1\n"
-            "###PATH:a.py\n<|code_suffix|>\ny\n<|code_prefix|>x = <|code_middle|>"),
-    "fim_prefix with bars": ("<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>",
+            "###PATH:a.py\n<|code_suffix|>\ny\n<|code_prefix|>x =<|code_middle|>"),
+    "fim_prefix with bars": ("<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>",
                              "c.py\nc = 2\nb.py\ndef b(): 1\n"
-                             "a.py\n<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>"),
-    "fim_prefix": ("<fim_prefix>x = <fim_suffix>\ny\n<fim_middle>",
-                   "c.py\nc = 2\nb.py\ndef b(): 1\na.py\n<fim_prefix>x = <fim_suffix>\ny\n<fim_middle>"),
-    "fim-prefix": ("<fim-prefix>x = <fim-suffix>\ny\n<fim-middle>",
-                   "c.py\nc = 2\nb.py\ndef b(): 1\na.py\n<fim-prefix>x = <fim-suffix>\ny\n<fim-middle>"),
+                             "a.py\n<|fim_prefix|>x =<|fim_suffix|>\ny\n<|fim_middle|>"),
+    "fim_prefix": ("<fim_prefix>x =<fim_suffix>\ny\n<fim_middle>",
+                   "c.py\nc = 2\nb.py\ndef b(): 1\na.py\n<fim_prefix>x =<fim_suffix>\ny\n<fim_middle>"),
+    "fim-prefix": ("<fim-prefix>x =<fim-suffix>\ny\n<fim-middle>",
+                   "c.py\nc = 2\nb.py\ndef b(): 1\na.py\n<fim-prefix>x =<fim-suffix>\ny\n<fim-middle>"),
 }
 
 
@@ -61,7 +63,13 @@ def test_a_prompt_has_its_familys_tokens_in_order(name):
     alone, among = (layout.lay_out(CURSOR, pieces, 2048, "repo") for pieces in ((), PIECES))
     assert (layout.fim.family.name, among.form) == (name, "fim")
     assert (tokenizer.decode(alone.ids), tokenizer.decode(among.ids)) == tuple("<s>" + text for text in PROMPTS[name])
-    assert among.used == PIECES[::-1] and not among.unused and not among.held
+    assert among.used == PIECES[::-1] and not among.unused and among.held == " "
+
+
+def test_text_that_belongs_to_no_file_keeps_its_last_blanks():
+    tokenizer = of_family("qwen-coder")
+    laid = PromptLayout(tokenizer, len(tokenizer)).lay_out(replace(CURSOR, path=""))
+    assert tokenizer.decode(laid.ids) == "<|fim_prefix|>x = <|fim_suffix|>\ny\n<|fim_middle|>" and not laid.held
 
 
 @pytest.mark.parametrize("name", PROMPTS)

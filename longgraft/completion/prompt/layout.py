@@ -89,7 +89,9 @@ class PromptLayout:
             ValueError: the tokens leave no room for the file, or there is nothing to complete.
         """
         family = self.fim.family
-        held = "" if self.form == "fim" else _blanks(cursor.before)
+        # Blanks at a prompt's end mislead: tokenizers join the last one to the word that follows.  Text that belongs to
+        # no file is continued exactly as it stands.
+        held = _blanks(cursor.before) if cursor.path else ""
         text = cursor.before[:len(cursor.before) - len(held)]
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
         after = self.coder.encode(cursor.after[:16 * most])[:most] if self.form == "fim" else ()
