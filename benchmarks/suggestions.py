@@ -29,6 +29,7 @@ from longgraft.completion.options import CompletionOptions
 from longgraft.completion.repository.files import repository
 from longgraft.completion.snippets import Cursor
 from longgraft.engine.session import Session
+from longgraft.eval.reports.panels import pyplot
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -143,8 +144,9 @@ def _row(made: Completion, asked: Asked, context: str, state: str, method: str) 
 
 @app.command()
 def report(out: Path) -> None:
-    """Print the table of a run."""
+    """Print the table of a run, and draw the seconds of every suggestion."""
     rows = [Row(**json.loads(line)) for line in (out / "rows.jsonl").read_text().splitlines()]
+    draw(rows, out / "seconds.svg")
     found = list(summary(rows))
     print("| " + " | ".join(found[0]) + " |\n|" + "---|" * len(found[0]))
     for one in found:
@@ -167,6 +169,28 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                        "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
                        "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
                        "tokens per step": f"{sum(row.new_tokens for row in here) / sum(row.steps for row in here):.2f}"}
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draws the seconds from request to complete suggestion: a dot per suggestion, a line at the median."""
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7, 3.2))
+    groups = [(context, state, method) for context in CONTEXTS for state in STATES
+              for method in dict.fromkeys(row.method for row in rows)]
+    for place, group in enumerate(groups):
+        seconds = [row.seconds for row in rows if (row.context, row.state, row.method) == group]
+        colour = "#888888" if group[2] == PLAIN else "#1f77b4"
+        axes.plot(seconds, [place] * len(seconds), "o", color=colour, alpha=0.5, markersize=4)
+        axes.plot([statistics.median(seconds)] * 2, [place - 0.35, place + 0.35], color=colour, linewidth=2)
+    names = {PLAIN: "plain", "default": "default method"}
+    axes.set_yticks(range(len(groups)), [f"{context}, {state}, {names.get(method, method)}"
+                                         for context, state, method in groups])
+    axes.invert_yaxis()
+    axes.set_xlim(left=0)
+    axes.set_xlabel("seconds from request to complete suggestion")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    plt.close(figure)
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
