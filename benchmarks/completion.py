@@ -18,7 +18,7 @@ import random
 import statistics
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -88,13 +88,10 @@ class Row:
 
 
 def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
-    """Draws lines of code by a seed: no blank lines, comments, imports or parts of multi-line strings."""
+    """Returns held-out lines; see `drawn_lines`."""
     sources = repository(root).sources("x.py")[0]
-    places = [place for path in sorted(root.glob(files)) if path.relative_to(root).as_posix() in sources
-              for place in code_lines(root, path)]
-    random.Random(seed).shuffle(places)
     found = []
-    for path, number, text in places[:count]:
+    for path, number, text in drawn_lines(root, files, seed, count):
         lines = text.split("\n")
         here = lines[number - 1]
         indent = here[:len(here) - len(here.lstrip())]
@@ -106,7 +103,19 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
     return found
 
 
-def code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
+def drawn_lines(root: Path, files: str, seed: int, count: int) -> list[tuple[str, int, str]]:
+    """Draws lines of code by a seed: no blank lines, comments, imports or parts of multi-line strings.
+
+    Returns (path, line, text of the file) each.
+    """
+    sources = repository(root).sources("x.py")[0]
+    lines = [line for path in sorted(root.glob(files)) if path.relative_to(root).as_posix() in sources
+             for line in _code_lines(root, path)]
+    random.Random(seed).shuffle(lines)
+    return lines[:count]
+
+
+def _code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
     """Yields (path, line, text of the file) of every line that may be held out."""
     text = path.read_text(encoding="utf-8")
     excluded = set[int]()
@@ -203,9 +212,14 @@ def report(out: Path) -> None:
         writer = csv.DictWriter(file, list(found[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(found)
-    print("| " + " | ".join(found[0]) + " |\n|" + "---|" * len(found[0]))
-    for one in found:
-        print("| " + " | ".join(str(value) for value in one.values()) + " |")
+    print_table(found)
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Prints rows of the same columns as a Markdown table."""
+    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(map(str, row.values())) + " |")
 
 
 def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:

@@ -12,7 +12,6 @@ prompt are greedy, so they must give the same text; the run stops if they do not
 from __future__ import annotations
 
 import json
-import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,11 +21,10 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.completion import PLAIN, code_lines
+from benchmarks.completion import PLAIN, drawn_lines, print_table
 from benchmarks.report import environment
 from longgraft.completion.completer import Completer, Completion
 from longgraft.completion.options import CompletionOptions
-from longgraft.completion.repository.files import repository
 from longgraft.completion.snippets import Cursor
 from longgraft.engine.session import Session
 from longgraft.eval.reports.panels import pyplot
@@ -35,13 +33,14 @@ from longgraft.loading import load
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 KEPT = 1.0                  # GiB of kept prompts
 EMPTY = "empty"             # folder without files, for prompts without a repository
+NAMES = {PLAIN: "plain"}     # of methods, in the table and the figure
 STATES = ("cold", "typing")
 CONTEXTS = ("file", "repository")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A cursor and the line that stands there; typed: characters of the line before the cursor"""
+    """A cursor and the rest of the line that stands there in the file, `truth`."""
 
     root: Path
     cursor: Cursor
@@ -80,13 +79,9 @@ class Row:
 
 
 def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
-    """Draws lines of the Python files below `part`."""
-    sources = repository(root).sources("x.py")[0]
-    found = [place for path in sorted((root / part).rglob("*.py")) if path.relative_to(root).as_posix() in sources
-             for place in code_lines(root, path)]
-    random.Random(seed).shuffle(found)
+    """Draws cursors in the Python files below the folder `part`, "" for all."""
     asked = []
-    for path, number, text in found[:count]:
+    for path, number, text in drawn_lines(root, f"{part}/**/*.py".lstrip("/"), seed, count):
         lines = text.split("\n")
         here, after = lines[number - 1], "\n" + "\n".join(lines[number:])
         indent = here[:len(here) - len(here.lstrip())]
@@ -118,7 +113,7 @@ def run(model: str, out: Path,
             for context in CONTEXTS:
                 folder = asked.root if context == "repository" else (out / EMPTY).resolve()
                 made = [row for method, session in sessions.items()
-                        for row in _rows(Completer(session), session, asked, folder, context, method, options)]
+                        for row in _rows(session, asked, folder, context, method, options)]
                 said = {(row.state, row.said) for row in made}
                 if len(said) != len(STATES):
                     raise SystemExit(f"Methods disagree at {asked.cursor.path}:{asked.line}: {said}.")
@@ -126,9 +121,10 @@ def run(model: str, out: Path,
                     file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
 
 
-def _rows(completer: Completer, session: Session, asked: Asked, folder: Path, context: str, method: str,
-          options: CompletionOptions) -> Iterator[Row]:
-    assert session.engine.prefixes is not None
+def _rows(session: Session, asked: Asked, folder: Path, context: str, method: str, options: CompletionOptions
+          ) -> Iterator[Row]:
+    completer = Completer(session)
+    assert session.engine.prefixes is not None      # it was loaded with KEPT
     session.engine.prefixes.clear()
     for state, where in zip(STATES, (asked, asked.typing()), strict=True):
         yield _row(completer.complete(folder, where.cursor, options), where, context, state, method)
@@ -147,10 +143,7 @@ def report(out: Path) -> None:
     """Print the table of a run, and draw the seconds of every suggestion."""
     rows = [Row(**json.loads(line)) for line in (out / "rows.jsonl").read_text().splitlines()]
     draw(rows, out / "seconds.svg")
-    found = list(summary(rows))
-    print("| " + " | ".join(found[0]) + " |\n|" + "---|" * len(found[0]))
-    for one in found:
-        print("| " + " | ".join(str(value) for value in one.values()) + " |")
+    print_table(list(summary(rows)))
 
 
 def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
@@ -160,7 +153,7 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             for method in dict.fromkeys(row.method for row in rows):
                 here = [row for row in rows if (row.context, row.state, row.method) == (context, state, method)]
                 read = [row.prompt_tokens - row.reused_tokens for row in here]
-                yield {"prompt": context, "asked": state, "method": method, "n": len(here),
+                yield {"prompt": context, "asked": state, "method": NAMES.get(method, method), "n": len(here),
                        "exact line": f"{sum(row.exact for row in here)}",
                        "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
                        "of them read": round(statistics.median(read)),
@@ -168,7 +161,9 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                        "first token, s": f"{statistics.median(row.first_seconds for row in here):.2f}",
                        "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
                        "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
-                       "tokens per step": f"{sum(row.new_tokens for row in here) / sum(row.steps for row in here):.2f}"}
+                       # Reading the prompt gives the first token.
+                       "tokens per step":
+                           f"{sum(row.new_tokens - 1 for row in here) / sum(row.steps for row in here):.2f}"}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -182,8 +177,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         colour = "#888888" if group[2] == PLAIN else "#1f77b4"
         axes.plot(seconds, [place] * len(seconds), "o", color=colour, alpha=0.5, markersize=4)
         axes.plot([statistics.median(seconds)] * 2, [place - 0.35, place + 0.35], color=colour, linewidth=2)
-    names = {PLAIN: "plain", "default": "default method"}
-    axes.set_yticks(range(len(groups)), [f"{context}, {state}, {names.get(method, method)}"
+    axes.set_yticks(range(len(groups)), [f"{context}, {state}, {NAMES.get(method, method)}"
                                          for context, state, method in groups])
     axes.invert_yaxis()
     axes.set_xlim(left=0)

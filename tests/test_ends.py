@@ -51,6 +51,9 @@ CASES = {       # until, path, before, after, the model's text, which is kept up
         "if x:\n        a()\n        b()\n    else:\n        c()|\n    y"),
     "seen: a decorated function": (
         "block", "a.py", "", "\nx = 1\n", "@d\ndef f():\n    a()\n    return 1|\ny = 1\n"),
+    "seen: a comment above a statement": (
+        "block", "a.py", "    ", "\n    return x\n", "# An x.\n    x = 1|\n    y = 2\n"),
+    "seen: a quoted text": ("block", "a.py", "    ", "\n    return x\n", "\"\"\"An x.\"\"\"|\n    y = 2\n"),
     "seen: a constant of several": ("block", "a.py", "", "\nB = 2\n", "A = 1|\nB = 2\nC"),
     "seen: the block's last line": ("block", "a.py", "def f():\n    ", "\nx = 1\n", "a()\n    return b()|\n\n\ndef g"),
     "seen: a branch before another": (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import timeit
+from contextlib import closing
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from longgraft.completion.repository import files
+from longgraft.completion.repository import files, index
 from longgraft.completion.repository.files import Repository, repository
 from longgraft.completion.repository.index import Index
 from longgraft.completion.repository.secret_files import (
@@ -247,6 +249,17 @@ def test_a_broken_index_is_built_again(tmp_path, read_paths):
         if broken:
             Index(tmp_path).file.write_bytes(b"no database")
     assert read_paths == ["a.py", "a.py"] and list(Index(tmp_path).load()) == ["a.py"]
+
+
+def test_an_index_that_another_process_writes_is_left_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(index, "WAIT", 0)
+    found = Repository(plant(tmp_path, **{"a.py": "first = 1\n"}))
+    found.sources("near.py")
+    found.save()
+    with closing(sqlite3.connect(Index(tmp_path).file)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        assert Index(tmp_path).load() == {}
+    assert list(Index(tmp_path).load()) == ["a.py"]
 
 
 def test_an_index_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):

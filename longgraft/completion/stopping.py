@@ -30,13 +30,14 @@ DISTINCT = 4        # characters: a line of this length rarely occurs twice
 class Line(NamedTuple):
     """A line of the cursor's line and the completion.
 
-    start, end: offsets in the completion, start below 0 for the cursor's own line; code: stripped, with strings and
-    comments masked; indent: in columns; depth, after: open brackets at the line's beginning and end; whole: True if it
-    has a line end
+    start, end: offsets in the completion, start below 0 for the cursor's own line; shown: stripped; code: the same with
+    strings and comments masked; indent: in columns; depth, after: open brackets at the line's beginning and end; whole:
+    True if it has a line end
     """
 
     start: int
     end: int
+    shown: str
     code: str
     indent: int
     depth: int
@@ -62,8 +63,8 @@ class Ending:
             return _first_line(text, self._line_rest)
         if self.until == "block":
             ends = [self._braced(text) if self.has_braces else self._indented(text), self._rejoined(text)]
-            if self._block_goes_on:
-                ends.append(self._braced_statement(text) if self.has_braces else self._statement(text))
+            if self.has_braces and self._block_goes_on:
+                ends.append(self._braced_statement(text))
             return min((end for end in ends if end is not None), default=None)
         return None
 
@@ -99,42 +100,27 @@ class Ending:
         return "" if self.seen else self.cursor.after.partition("\n")[0].strip()
 
     @cached_property
-    def _next(self) -> str:
-        """The first non-blank line after the cursor's; "" if it is too short to be recognized."""
+    def _next_line(self) -> str:
+        """The first non-blank line after the cursor's, or ""."""
         lines = self.cursor.after.partition("\n")[2].splitlines()
-        found = next((line.rstrip() for line in lines if line.strip()), "")
-        return found if len(found.strip()) >= DISTINCT else ""
+        return next((line.rstrip() for line in lines if line.strip()), "")
+
+    @property
+    def _next(self) -> str:
+        """The same; "" if it is too short to be recognized."""
+        return self._next_line if len(self._next_line.strip()) >= DISTINCT else ""
 
     @cached_property
     def _block_goes_on(self) -> bool:
         """True if the prompt has the text after the cursor, and its next line is on the level of the cursor's line.
 
-        Other languages with indented blocks than Python close them with words, and are left alone.
+        False for languages that close blocks with words.
         """
         if not self.seen or not (self.has_braces or self.cursor.path.endswith((".py", ".pyi"))):
             return False
-        lines = self.cursor.after.partition("\n")[2].splitlines()
-        found = next((line for line in lines if line.strip()), "")
+        found = self._next_line
         closes = CONTINUES.match(found.strip())
         return bool(found) and not closes and _indentation(found) == _indentation(self._line)
-
-    def _statement(self, text: str) -> int | None:
-        """Returns the end of the completion's first statement, in Python."""
-        level, begun, simple = _indentation(self._line), False, True
-        for line in self._lines(text):
-            if not line.code:
-                continue
-            if begun and line.depth == 0 and line.indent <= level:
-                if text.endswith(line.code) and any(branch.startswith(line.code) for branch in BRANCHES):
-                    return None
-                if not CONTINUES.match(line.code):
-                    return len(text[:line.start].rstrip())
-            begun = begun or not line.code.startswith("@")
-            code = line.code.rstrip("# ")
-            simple = simple and not code.endswith((":", "\\"))
-            if begun and simple and line.whole and line.after == 0:
-                return len(text[:line.end].rstrip())
-        return None
 
     def _braced_statement(self, text: str) -> int | None:
         """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch follows."""
@@ -175,10 +161,11 @@ class Ending:
         """Returns the end before the first line that is indented less than the completion's first line.
 
         If that line is in no block, the end is before the next paragraph.  If the cursor's line opens a block, it is
-        the end of that block.
+        the end of that block.  If only a statement is missing, it is the end of that statement.
         """
         base: int | None = None
-        opening = opens = deeper = blank = False
+        opening = opens = deeper = blank = compound = False
+        leads = False       # True after a decorator or a comment, which belongs to the next line
         for line in self._lines(text):
             own = line.start <= 0
             if base is None:
@@ -188,23 +175,29 @@ class Ending:
             elif line.code and line.depth == 0:
                 if text.endswith(line.code) and any(branch.startswith(line.code) for branch in BRANCHES):
                     return None
-                next_one = not CONTINUES.match(line.code) and (opens or (base == 0 and (deeper or blank)))
+                next_one = not CONTINUES.match(line.code) and (
+                    opens or (base == 0 and (deeper or blank)) or (self._block_goes_on and not leads))
                 if line.indent < base or (line.indent == base and next_one):
                     return len(text[:line.start].rstrip())
             if base is not None and line.code:
                 if opening and line.after == 0 and line.whole:
                     opening, opens = False, line.code.rstrip("# ").endswith(":")
-                deeper = line.indent > base
+                deeper, leads = line.indent > base, line.shown.startswith(("@", "#"))
+                compound = compound or line.code.rstrip("# ").endswith((":", "\\"))
+                if self._block_goes_on and line.whole and line.after == 0 and not (leads or compound):
+                    return len(text[:line.end].rstrip())
             blank = not line.code
         return None
 
     def _lines(self, text: str) -> Iterator[Line]:
         """Yields the cursor's line and the lines of the completion."""
-        start, depth = -len(self._line), 0
-        for shown in INDENTED_MASKED.sub(_mask, self._line + text).splitlines(keepends=True):
-            after = max(0, depth + sum(map(shown.count, "([{")) - sum(map(shown.count, ")]}")))
-            end = start + len(shown)
-            yield Line(start, end, shown.strip(), _indentation(shown), depth, after, shown.endswith("\n"))
+        whole, own = self._line + text, len(self._line)
+        start, depth = -own, 0
+        for code in INDENTED_MASKED.sub(_mask, whole).splitlines(keepends=True):
+            after = max(0, depth + sum(map(code.count, "([{")) - sum(map(code.count, ")]}")))
+            end = start + len(code)
+            yield Line(start, end, whole[start + own:end + own].strip(), code.strip(), _indentation(code), depth, after,
+                       code.endswith("\n"))
             start, depth = end, after
 
     def _braced(self, text: str) -> int | None:

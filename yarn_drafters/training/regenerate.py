@@ -54,7 +54,7 @@ class ChatSampling:
 
 @dataclass(frozen=True)
 class Sources:
-    """The documents that the model answers or continues.
+    """The requests that the model answers, and the texts that it continues.
 
     given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; continued:
     texts of which excerpts are continued; magpie: True if the model invents requests (arXiv 2406.08464)
@@ -69,9 +69,10 @@ class Sources:
     def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (), continued: Sequence[Path] = (),
              magpie: bool = False) -> Sources:
         """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
-        long, longer = ([document for document in read_documents(paths) if len(document.text) >= SHORTEST]
-                        for paths in (documents, continued))
-        found = cls(list(read_documents(prompts)), long, longer, magpie)
+        def texts(paths: Sequence[Path]) -> list[Document]:
+            return [document for document in read_documents(paths) if len(document.text) >= SHORTEST]
+
+        found = cls(list(read_documents(prompts)), texts(documents), texts(continued), magpie)
         if not found.kinds:
             raise ValueError("Nothing to answer: give --prompts, --documents, --continue or --magpie.")
         return found
@@ -231,7 +232,10 @@ class Regenerator:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _judge(self, chat: Chat) -> None:
-        """Drops a chat that repeats another one or a request of excluded rows, and counts it."""
+        """Drops a chat that repeats another one or a request of excluded rows, and counts it.
+
+        Excerpts of documents and of texts to continue are not compared with excluded rows.
+        """
         if not chat.dropped and chat.begun is None:
             requests = [m["content"] for m in chat.messages if m["role"] == "user"]
             if chat.source != "documents" and any(

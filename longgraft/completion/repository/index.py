@@ -6,7 +6,7 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import astuple
 from pathlib import Path
 
@@ -39,14 +39,17 @@ class Index:
         try:
             with self._opened() as database:
                 return dict(map(_known, database.execute("SELECT * FROM files")))
-        except (sqlite3.Error, OSError, ValueError, TypeError):
-            self.file.unlink(missing_ok=True)
+        except sqlite3.OperationalError:    # another process writes it, or has not made the table yet
+            return {}
+        except (sqlite3.Error, ValueError, TypeError):
+            with suppress(OSError):
+                self.file.unlink()
             return {}
 
     def save(self, changed: Mapping[str, Known], deleted: Iterable[str]) -> None:
         """Writes the rows of changed files, and removes those of deleted ones."""
         try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)     # names may be private
             with self._opened() as database:
                 database.execute("PRAGMA synchronous = OFF")        # a broken index is built again
                 database.execute(TABLE)

@@ -85,7 +85,7 @@ def definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[Definitio
 def imports(tree: ast.Module) -> Iterator[Import]:
     """Yields all imports, also those within functions, outer ones first."""
     pending: deque[ast.AST] = deque([tree])
-    while pending:      # only statements, which ast.walk visits together with every expression
+    while pending:      # statements only: ast.walk would visit every expression, too
         node = pending.popleft()
         for block in ("body", "handlers", "orelse", "finalbody", "cases"):
             pending.extend(getattr(node, block, ()))
