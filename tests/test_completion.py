@@ -15,6 +15,7 @@ from toys.models import SMALL
 from toys.tokenizers import SPELLINGS, byte_tokenizer
 
 import longgraft
+from longgraft.cli.complete import summed_up
 from longgraft.completion.completer import Completer, CompletionOptions
 from longgraft.completion.cursor import locate
 from longgraft.engine.session import answer
@@ -100,6 +101,13 @@ def test_a_completion_ends_at_its_line_block_stop_string_or_limit(repo, says, mo
     found = completed(repo, says, **more)
     assert (found.text, found.ended) == (text, ended)
     assert "\r" not in toy()[1].decode(found.prompt.ids)
+
+
+def test_a_completion_that_repeats_itself_is_marked(repo):
+    says = "side += 1\n    " * 9, "return area(side)\n\n\nx"
+    again, once = (completed(repo, text, max_new_tokens=64) for text in says)
+    assert again.loops and again.ended == "length" and "(length, repeats itself)" in summed_up(again)[-1]
+    assert not once.loops and "repeats" not in summed_up(once)[-1]
 
 
 def test_fill_in_the_middle_uses_the_models_own_tokens(repo):

@@ -104,8 +104,8 @@ def described(found: Completion, model: str) -> dict[str, Any]:
     prompt, out = found.prompt, found.gathered.left_out
     used = [_described(snippet) | {"tokens": tokens}
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
-    return {"text": found.text, "ended": found.ended, "model": model, "path": found.cursor.path, "layout": prompt.form,
-            "prompt_tokens": len(prompt.ids), "reused_tokens": found.reused,
+    return {"text": found.text, "ended": found.ended, "loops": found.loops, "model": model, "path": found.cursor.path,
+            "layout": prompt.form, "prompt_tokens": len(prompt.ids), "reused_tokens": found.reused,
             "file_tokens": {"before": prompt.before, "after": prompt.after},
             "used": used, "unused": [_described(snippet) for snippet in prompt.unused], "left_out": asdict(out),
             "seconds": dict(found.seconds), "token_ids": found.generation.token_ids,
@@ -148,7 +148,8 @@ def summed_up(found: Completion) -> list[str]:
             f"read {len(prompt.ids) - found.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
             f"{found.reused:,}; first token after {seconds['first']:.2f} s, with "
             f"{seconds['gather'] + seconds['layout']:.2f} s to gather and lay out",
-            f"decoded {stats.new_tokens} tokens ({found.ended}) in {stats.decode_seconds:.2f} s "
+            f"decoded {stats.new_tokens} tokens ({found.ended}{', repeats itself' * found.loops}) in "
+            f"{stats.decode_seconds:.2f} s "
             f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, {stats.tokens_per_step:.2f} tokens "
             "per step)"]
 

@@ -24,6 +24,7 @@ from longgraft.completion.retrieval.gather import Gathered, gather
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.stopping import Ending
 from longgraft.engine.encoder import stop_strings
+from longgraft.engine.repetition import loops
 from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
 from longgraft.loading import load
@@ -63,6 +64,11 @@ class Completion:
     def unused(self) -> tuple[Snippet, ...]:
         """The snippets for which the prompt had no room, best first."""
         return self.prompt.unused
+
+    @property
+    def loops(self) -> bool:
+        """True if most of the text repeats itself, as small models' text does at times; it is seldom worth showing."""
+        return loops(self.generation.token_ids)
 
     @property
     def reused(self) -> int:
