@@ -43,7 +43,9 @@ def test_json_prints_one_object_with_every_field(pair, cli):
         "forwards", "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
     assert "logprobs" not in answer
     first = answer["token_ids"][0]
-    other = json.loads(cli(*ask(pair, "--json", "--logprobs", 2, "--logit-bias", f"{first}=-1e9"))[1])
+    other = json.loads(cli(*ask(pair, "--json", "--logprobs", 2, "--prompt-logprobs", 1,
+                                "--logit-bias", f"{first}=-1e9"))[1])
+    assert len(other["prompt_logprobs"]) == other["stats"]["prompt_tokens"] - 1
     assert other["token_ids"][0] != first and len(other["logprobs"]) == 12
     assert other["logprobs"][0]["token"] == other["token_ids"][0] and other["logprobs"][0]["top"][0][0] == first
     stats = answer["stats"]

@@ -29,10 +29,11 @@ from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.engine.engine import Engine
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
+from longgraft.engine.token_bytes import TokenBytes
 from longgraft.methods.find import METHODS, build
 from longgraft.runtime.clock import Clock
 from longgraft.serve import worker
-from longgraft.serve.formats.openai_answers import chat_logprobs
+from longgraft.serve.formats.logprobs import chat_logprobs
 from longgraft.serve.jobs import Job
 from longgraft.trees.tree import FORCED, ProposalTree
 
@@ -380,5 +381,5 @@ def test_the_server_gives_log_probabilities_as_openai_does():
     assert columns["tokens"] == [TOKENIZER.decode([one.token]) for one in found.logprobs]
     assert columns["token_logprobs"] == pytest.approx([one.logprob for one in found.logprobs], abs=1e-4)
     assert len(columns["text_offset"]) == 8 and len(columns["top_logprobs"][0]) == 2
-    rows = chat_logprobs(found.logprobs, TOKENIZER.decode)["content"]
+    rows = chat_logprobs(found.logprobs, TokenBytes(TOKENIZER))["content"]
     assert rows[0]["token"] == columns["tokens"][0] and len(rows[0]["top_logprobs"]) == 2

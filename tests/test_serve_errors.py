@@ -36,8 +36,10 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
 @pytest.mark.parametrize("body, param, message", [
     ({}, "prompt", "prompt is missing"),
     ({"prompt": 3}, "prompt", "prompt must be a valid string, or a valid list"),
-    ({"prompt": ""}, "prompt", "The prompt is empty"), ({"prompt": []}, "prompt", "0 prompts"),
-    ({"prompt": ["a", "b"]}, "prompt", "2 prompts"), ({"prompt": [[1], [2]]}, "prompt", "2 prompts"),
+    ({"prompt": ""}, "prompt", "The prompt is empty"), ({"prompt": []}, "prompt", "The prompt is empty"),
+    ({"prompt": ["a", ""]}, "prompt", "The prompt is empty"), ({"prompt": ["a", [1]]}, "prompt[1]", "a valid string"),
+    ({"prompt": [[1], [2, -1]]}, "prompt[1][1]", "greater than or equal to 0"),
+    ({"prompt": ["a"] * 257}, "prompt", "257 prompts were given"),
     ({"prompt": [1, True]}, "prompt[1]", "prompt[1] must be a valid integer"),
     ({"prompt": [96]}, "prompt", "knows 0 to 95"),
     ({"prompt": [-1]}, "prompt[0]", "greater than or equal to 0"), ({"prompt": "\ud800"}, "prompt", "half a character"),
@@ -45,7 +47,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     ({"prompt": [1], "suffix": "b"}, "suffix", "goes with a prompt that is text"),
     ({"prompt": "a", "suffix": "b", "echo": True}, "echo", "does not go with a suffix"),
     ({"prompt": "a", "suffix": "\ud800"}, "suffix", "half a character"),
-    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
     ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a valid integer"),
     ({"prompt": "a", "temperature": -1}, "temperature", "temperature is -1"),
     ({"prompt": "a", "temperature": 1, "top_p": 2}, "top_p", "top_p is 2"),
@@ -72,12 +74,12 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     ({"prompt": "a", "presence_penalty": 3}, "presence_penalty", "it must be from -2 to 2"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x", ""),
     ({"prompt": "a", "logit_bias": {"96": 1}}, "logit_bias", "logit_bias holds 96"),
-    ({"prompt": "a", "logprobs": 3, "stream": True}, "logprobs", "not streamed"),
-    ({"prompt": "a", "n": 3, "stream": True}, "n", "Several answers are not streamed"),
+    ({"prompt": "a", "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21"),
     ({"prompt": "a", "n": 17}, "n", "less than or equal to 16"), ({"prompt": "a", "n": True}, "n", "a valid integer"),
     *[({"prompt": "a", name: value}, name, f"{name} is not supported here") for name, value in [
         ("best_of", 3), ("best_of", True), ("prompt_logprobs", 1),
-        ("use_beam_search", True), ("min_tokens", 3), ("mirostat", 2)]],
+        ("use_beam_search", True), ("min_tokens", 3), ("mirostat", 2), ("include_stop_str_in_output", True),
+        ("allowed_token_ids", [1]), ("bad_words", ["x"]), ("skip_special_tokens", False)]],
 ])
 def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, message):
     status, error = refused(COMPLETIONS, body)
@@ -94,6 +96,9 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, mes
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half a character"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "calls tools"),
     ({"messages": HELLO, "tools": [{}]}, "tools", "tools is not supported"),
+    ({"messages": HELLO, "echo": True}, "echo", "echo is not supported"),
+    ({"messages": HELLO, "chat_template": "{{ 1 }}"}, "chat_template", "chat_template is not supported"),
+    ({"messages": HELLO, "special_tokens_in_content": "drop"}, "special_tokens_in_content", "must be 'allow'"),
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "top_logprobs was given without logprobs"),
     ({"messages": HELLO, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize"),
 ])
@@ -246,7 +251,7 @@ def test_a_body_beyond_the_limit_is_not_read():
 
 
 def test_an_unexpected_error_is_one_sentence_without_internals(monkeypatch):
-    monkeypatch.setattr("longgraft.serve.prompts.completion.__code__", (lambda state, asked: 1 / 0).__code__)
+    monkeypatch.setattr("longgraft.serve.prompts.completions.__code__", (lambda state, asked: 1 / 0).__code__)
 
     async def ask(http):
         return await http.post(COMPLETIONS, json={"prompt": "a"})

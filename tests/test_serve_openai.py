@@ -278,10 +278,11 @@ def test_a_prompt_that_was_read_is_reused_and_the_usage_says_so():
 def test_tokenize_and_detokenize_are_inverse():
     ids = characters().encode(PROMPT)
     assert post("/tokenize", content=PROMPT) == {"tokens": ids}
-    assert post("/detokenize", tokens=ids) == {"content": PROMPT}
+    assert post("/detokenize", tokens=ids) == {"content": PROMPT, "prompt": PROMPT}
     assert post("/tokenize", content="ab", with_pieces=True) == {
         "tokens": [{"id": ids, "piece": piece} for ids, piece in zip(characters().encode("ab"), "ab", strict=True)]}
-    assert post("/tokenize", content="") == {"tokens": []} and post("/detokenize", tokens=[]) == {"content": ""}
+    assert post("/tokenize", content="") == {"tokens": []}
+    assert post("/detokenize", tokens=[]) == {"content": "", "prompt": ""}
 
 
 def test_a_model_without_a_tokenizer_answers_ids_with_ids():

@@ -34,6 +34,8 @@ class LogitOptions:
         frequency_penalty: subtracted for each occurrence in the answer (as in OpenAI's API), from -2 to 2.
         logprobs: how many of the most probable tokens are reported with each decoded one, 0 to 20; None: no
             log-probabilities.
+        prompt_logprobs: the same for the prompt's tokens after the first; the whole prompt is read, also if its
+            beginning is known.
 
     Raises:
         ValueError: a value is out of range or of a wrong type, or two constraints are given.
@@ -47,6 +49,7 @@ class LogitOptions:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -65,10 +68,11 @@ class LogitOptions:
             if not abs(bias) <= MOST_BIAS:
                 raise ValueError(f"logit_bias of {token} is {bias}; it must be from -1e9, which forbids the token, to "
                                  "1e9.")
-        if self.logprobs is not None:
-            _check_number("logprobs", self.logprobs, Integral, "a whole number")
-            if not 0 <= self.logprobs <= MOST_LOGPROBS:
-                raise ValueError(f"logprobs is {self.logprobs}; it must be from 0 to {MOST_LOGPROBS}.")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (wanted := getattr(self, name)) is not None:
+                _check_number(name, wanted, Integral, "a whole number")
+                if not 0 <= wanted <= MOST_LOGPROBS:
+                    raise ValueError(f"{name} is {wanted}; it must be from 0 to {MOST_LOGPROBS}.")
         given = {name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None}
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} were given; an answer follows one of them. Leave the others out.")

@@ -44,6 +44,7 @@ class Shaping:
         self._prompt, self._answer = prompt, list[int]()
         self._counts = self._seen = self._bias = torch.empty(0)
         self._logprobs: list[TokenLogprob] = []
+        self._of_prompt: list[TokenLogprob] = []
         self.seconds = 0.0      # CPU time of the last step for constraint and draws
 
     def shaped(self, logits: Tensor) -> Tensor:
@@ -71,10 +72,23 @@ class Shaping:
         if self.constraint is not None:
             self.constraint.advance(token)
         if (top := self.options.logprobs) is not None:
-            logs = logits[0].float().log_softmax(-1)
-            values, tokens = logs.topk(top)
-            pairs = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
-            self._logprobs.append(TokenLogprob(token, float(logs[token]), pairs))
+            self._logprobs += logprobs_of(logits, torch.tensor([token]), top)
+
+    @property
+    def reads_prompt(self) -> bool:
+        """True if `read` needs the logits of the prompt."""
+        return self.options.prompt_logprobs is not None
+
+    def read(self, logits: Tensor, following: Tensor) -> None:
+        """Reads a part of the prompt; logits: [n, V] on the part; following: [m] int64, m <= n, its tokens from the
+        second on, and the one after it."""
+        if (top := self.options.prompt_logprobs) is not None:
+            self._of_prompt += logprobs_of(logits[:len(following)], following, top)
+
+    def taken_of_prompt(self) -> tuple[TokenLogprob, ...]:
+        """Returns and clears the log-probabilities of the last part's tokens; () if none are wanted."""
+        found, self._of_prompt = tuple(self._of_prompt), []
+        return found
 
     def taken(self, tokens: int) -> tuple[TokenLogprob, ...]:
         """Returns and clears the log-probabilities of the last step's first `tokens` tokens; () if none are wanted."""
@@ -116,6 +130,15 @@ class Shaping:
         self._seen[torch.tensor(self._prompt, device=logits.device)] = True
         for token, bias in (self.options.logit_bias or {}).items():
             self._bias[token] = bias
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, top: int) -> list[TokenLogprob]:
+    """Returns the log-probabilities of tokens [n] int64 by their logits [n, V], with the `top` most probable tokens."""
+    logs = logits.float().log_softmax(-1)
+    own = logs.gather(1, sent(tokens, logs.device)[:, None])[:, 0]
+    values, others = logs.topk(top)
+    return [TokenLogprob(token, value, tuple(zip(*pairs, strict=True))) for token, value, *pairs in zip(
+        tokens.tolist(), own.tolist(), others.tolist(), values.tolist(), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,9 @@ class Answers:
                  "finish_reason": answer.finish_reason,
                  "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
                  "stats": answer.stats.as_dict()}
-        if answer.logprobs:
-            found["logprobs"] = [asdict(one) for one in answer.logprobs]
+        for name in ("logprobs", "prompt_logprobs"):
+            if logprobs := getattr(answer, name):
+                found[name] = [asdict(one) for one in logprobs]
         if self.prediction is not None:
             predicted = [token for text in self.session.predicted(self.prediction) for token in text]
             repeated, others = accepted(predicted, answer.token_ids)
@@ -128,8 +129,9 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
     if shown.replay and (draw != SamplingSettings() or shape != LogitSettings()):
         raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
                          "nothing. Give one or the other.")
-    if shape.logprobs is not None and not (shown.as_json or given.prompts):
-        raise ValueError("--logprobs are in the JSON alone. Add --json.")
+    for name, wanted in (("--logprobs", shape.logprobs), ("--prompt-logprobs", shape.prompt_logprobs)):
+        if wanted is not None and not (shown.as_json or given.prompts):
+            raise ValueError(f"{name} are in the JSON alone. Add --json.")
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
     from longgraft.acceptance.sampling import Sampling

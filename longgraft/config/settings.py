@@ -159,6 +159,8 @@ class LogitSettings:
     logit_bias: tuple[str, ...] = option((), "Added to a token's logit; repeatable", many=True, metavar="ID=NUMBER")
     logprobs: int | None = option(None, "With --json: log-probabilities of the answer's tokens and that many others",
                                   low=0, high=20, none="none")
+    prompt_logprobs: int | None = option(None, "With --json: the same for the prompt's tokens after the first", low=0,
+                                         high=20, none="none")
 
     def __post_init__(self) -> None:
         check(self)

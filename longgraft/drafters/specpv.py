@@ -44,7 +44,7 @@ class PartialVerifier(Verifier):
     """
 
     def __init__(self, full: Verifier, partial: PartialKVCache, most: int) -> None:
-        super().__init__(full.target, full.cache, full.rule, full.clock, full.regions)
+        super().__init__(full.target, full.cache, full.rule, full.clock, full.regions, full.reads)
         self._full, self._partial, self._most = full, partial, most
         self._part = replace(full, cache=partial.cache, regions=EAGER)
         self._waiting: list[int] = []

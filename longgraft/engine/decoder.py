@@ -30,6 +30,7 @@ class Step:
         path: Its accepted nodes, the root first; () in a prefill step.
         reused: How many of the read tokens were recalled from an earlier prompt.
         logprobs: One entry per new token, if they were asked for.
+        prompt_logprobs: One entry for each token of the prompt that follows one of those read, if they were asked for.
     """
 
     read: int = 0
@@ -40,6 +41,7 @@ class Step:
     path: tuple[int, ...] = ()
     reused: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)

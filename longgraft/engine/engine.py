@@ -26,7 +26,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
 from longgraft.runtime.kv_cache import ROUND, KVCache
-from longgraft.target_model.model import Target
+from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
 
@@ -139,13 +139,16 @@ class Engine:
             reset_peak_memory(self.target.device)
             drawn = sampling.rule(len(ids))
             rule = drawn if shaping is None else Shaped(drawn, shaping)
-            verifier = Verifier(self.target, self.cache, rule, self.clock, self.regions)
+            reads_prompt = shaping is not None and shaping.reads_prompt
+            verifier = Verifier(self.target, self.cache, rule, self.clock, self.regions,
+                                shaping.read if shaping is not None and reads_prompt else None)
             nodes = self.budget if budget is None else min(budget, self.budget)
             decoder = Decoder(self.verifies(verifier), self.proposer, nodes, goal, text, shaping)
             if reads is None and self.prefixes is not None and self.target.attention_layers:
                 reads = partial(PrefixReader, self.prefixes)
             reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
-            request = Request(decoder, ids, self.chunk, self._release, partial(peak_memory, self.target.device), reader)
+            chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
+            request = Request(decoder, ids, chunk, self._release, partial(peak_memory, self.target.device), reader)
             self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
         return request
 

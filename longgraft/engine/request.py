@@ -149,7 +149,9 @@ class Request:
     def _prefill_steps(self) -> Iterator[Step]:
         """Recalls a known prefix, then reads chunk by chunk; the last chunk yields the first token."""
         decoder, reader = self.decoder, self.reader
-        if reader is not None and (known := reader.recall()):
+        shaping = decoder.shaping
+        whole = shaping is not None and shaping.reads_prompt        # recalled tokens have no logits
+        if reader is not None and not whole and (known := reader.recall()):
             self._reused = known
             yield Step(read=known, reused=known)
         rest = torch.tensor(self._ids[self._reused:])
@@ -158,10 +160,11 @@ class Request:
             decoder.observe(seen)
             if reader is not None:
                 reader.keep(seen)
-            step = Step(read=len(seen.tree))
+            step = Step()
             if decoder.verifier.cache.length == len(self._ids):
-                step = replace(decoder.begin(seen.next_token), read=step.read)
-            yield step
+                step = decoder.begin(seen.next_token)
+            yield replace(step, read=len(seen.tree),
+                          prompt_logprobs=() if shaping is None else shaping.taken_of_prompt())
 
     def _decode(self) -> Step:
         with self._clock.part("host"):

@@ -41,6 +41,7 @@ class Generation:
         stats: Costs and acceptance.
         finish_reason: stop, length, eos or cancelled.
         logprobs: One entry per token, if they were asked for.
+        prompt_logprobs: One entry per token of the prompt after the first, if they were asked for.
     """
 
     text: str
@@ -48,6 +49,7 @@ class Generation:
     stats: Stats
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,7 +241,7 @@ class Session:
             budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
             corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
             **sampling: The fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
-                grammar, logit_bias, penalties and logprobs.
+                grammar, logit_bias, penalties, logprobs and prompt_logprobs.
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
@@ -255,15 +257,16 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
 
     progress: show the prefill's progress; None: on a terminal.  tell: called with each piece of text.
     """
-    text, ids, logprobs = "", list[int](), list[TokenLogprob]()
+    text, ids, logprobs, of_prompt = "", list[int](), list[TokenLogprob](), list[TokenLogprob]()
     with request:
         for step in _shown(request, progress):
             text += step.text
             tell(step.text)
             ids += step.tokens
             logprobs += step.logprobs
+            of_prompt += step.prompt_logprobs
     assert request.finish_reason is not None
-    return Generation(text, ids, request.stats, request.finish_reason, tuple(logprobs))
+    return Generation(text, ids, request.stats, request.finish_reason, tuple(logprobs), tuple(of_prompt))
 
 
 def _shown(request: Request, progress: bool | None) -> Iterator[Step]:

@@ -206,4 +206,5 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
 def _generation(steps: Sequence[Step], request: Request) -> Generation:
     assert request.finish_reason is not None
     return Generation("".join(step.text for step in steps), [token for step in steps for token in step.tokens],
-                      request.stats, request.finish_reason, tuple(one for step in steps for one in step.logprobs))
+                      request.stats, request.finish_reason, tuple(one for step in steps for one in step.logprobs),
+                      tuple(one for step in steps for one in step.prompt_logprobs))

@@ -36,6 +36,7 @@ class Stats:
         seconds_by_part: Seconds of decoding by part of a step.
         peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last began.
         reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
+        proposed_by_depth: Number of proposed nodes at each depth of the trees, from depth 1.
     """
 
     prompt_tokens: int = 0
@@ -52,6 +53,7 @@ class Stats:
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int = 0
     reused_tokens: int = 0
+    proposed_by_depth: tuple[int, ...] = ()
 
     @property
     def steps(self) -> int:
@@ -100,6 +102,7 @@ class Tally:
         self._stages: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
         self._by_probability, self._by_match = Bins(), Bins()
+        self._proposed: Counter[int] = Counter()
 
     def first(self) -> None:
         """Counts the token that the prefill yields."""
@@ -113,6 +116,7 @@ class Tally:
         accepted = path[1:1 + emitted]
         self.new_tokens += emitted
         self._accepted.append(len(accepted))
+        self._proposed.update(tree.depths.tolist()[1:])
         origins = tree.origin.tolist()
         self._origins.update(_origin(origins[node]) for node in accepted)
         if tree.stage is not None:
@@ -135,7 +139,9 @@ class Tally:
         """Returns the `Stats` of these counts; figures: its other fields."""
         return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
                      accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
-                     by_probability=self._by_probability.rows(), by_match=self._by_match.rows(), **figures)
+                     by_probability=self._by_probability.rows(), by_match=self._by_match.rows(),
+                     proposed_by_depth=tuple(self._proposed[depth + 1] for depth in range(len(self._proposed))),
+                     **figures)
 
 
 class Bins:

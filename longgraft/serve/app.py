@@ -15,11 +15,12 @@ from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install_handlers
 from longgraft.serve.formats.request_fields import default_sampling
 from longgraft.serve.options import Serving
-from longgraft.serve.routes import infill, live_page, metrics, models, openai, tokenize
+from longgraft.serve.routes import infill, live_page, llamacpp, metrics, models, openai, tokenize
 from longgraft.serve.state import State
+from longgraft.serve.tracing import TraceHeaders, over_http
 from longgraft.serve.worker import Worker
 
-ROUTERS = (models, openai, infill, tokenize, live_page, metrics)
+ROUTERS = (models, openai, infill, llamacpp, tokenize, live_page, metrics)
 
 
 def make_app(session: Session, options: Serving | None = None) -> FastAPI:
@@ -28,12 +29,18 @@ def make_app(session: Session, options: Serving | None = None) -> FastAPI:
     state = State(session, options, Worker(session, options.queue, running=options.max_running),
                   EncodingPool(options.queue), default_sampling(session.target.model))
 
+    tracing = over_http(options.otlp_endpoint, state.name) if options.otlp_endpoint else None
+    if tracing is not None:
+        state.worker.watchers.append(tracing)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         state.worker.close()
         state.pool.close()
         await asyncio.to_thread(state.worker.join)
+        if tracing is not None:
+            await asyncio.to_thread(tracing.close)
 
     # FastAPI's documentation pages load scripts from other servers.
     app = FastAPI(title="longgraft", docs_url=None, redoc_url=None, lifespan=lifespan,
@@ -43,6 +50,8 @@ def make_app(session: Session, options: Serving | None = None) -> FastAPI:
     for module in ROUTERS:
         app.include_router(module.router(state))
     app.add_middleware(Guard, options=options)
+    if tracing is not None:
+        app.add_middleware(TraceHeaders)
     if options.cors:        # outside the guard: a preflight request has no key
         app.add_middleware(CORSMiddleware, allow_origins=list(options.cors), allow_methods=["*"], allow_headers=["*"])
     return app

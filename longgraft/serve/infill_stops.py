@@ -65,14 +65,10 @@ class InfillStop:
 
 
 class TrimmedJob:
-    """A running job whose steps have text only up to the stop.
-
-    drafted: proposed nodes so far
-    """
+    """A running job whose steps have text only up to the stop."""
 
     def __init__(self, running: Running, stop: InfillStop) -> None:
         self.running, self.stop = running, stop
-        self.drafted = 0
 
     @property
     def job(self) -> Job:
@@ -94,7 +90,6 @@ class TrimmedJob:
         decoded, text, sent = "", "", 0
         async for step in self.running.steps(beat):
             if step is not None:
-                self.drafted += 0 if step.tree is None else len(step.tree) - 1
                 decoded += step.text
                 text = self.stop.without_held(decoded)
                 end = self.stop.end(text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from longgraft.acceptance.sampling import Sampling
@@ -14,6 +16,9 @@ from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Session
 from longgraft.engine.stats import Stats
+
+TRACE: ContextVar[Mapping[str, str]] = ContextVar("longgraft_trace", default=MappingProxyType({}))
+"""Headers of the request that name the trace it belongs to."""
 
 
 class Busy(Exception):
@@ -93,6 +98,7 @@ class Running:
         self.rests_until = 0.0      # no step is taken before this time while other jobs take steps
         self.end: End | None = None
         self.cancelled = False
+        self.trace = TRACE.get()
         self._loop, self._remove = loop, remove
         self._events: asyncio.Queue[Step | End | Exception] = asyncio.Queue()
 

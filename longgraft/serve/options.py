@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from longgraft.config.options import KEY, Option, check, option
 
 KEY_VARIABLE = "LONGGRAFT_API_KEY"
+POLICIES = ("allow", "escape", "refuse")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Serving:
     drain_timeout: float = option(30.0, "Time after SIGTERM for requests that run or wait; what is left is cut off",
                                   unit="seconds", low=0.0, high=86400)
     metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")
+    otlp_endpoint: str | None = option(None, "Collector that gets OpenTelemetry traces over OTLP/HTTP, such as "
+                                       "http://127.0.0.1:4318; extra otel", none="no traces", metavar="URL")
+    special_tokens_in_content: str = option(
+        "escape", "What to do with special tokens that messages spell: encode them as text (escape), let them count as "
+        "tokens (allow), or refuse the request", choices=POLICIES)
     model_name: str | None = option(None, "Name of the model for clients", none="its own")
 
     def __post_init__(self) -> None:
@@ -54,6 +60,9 @@ class Serving:
         if not re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):
             raise ValueError(f"The metrics' prefix is {self.metrics_prefix!r}; it must be of letters, digits, _ and :, "
                              "such as vllm:.")
+        if self.otlp_endpoint is not None and not re.match("https?://.", self.otlp_endpoint):
+            raise ValueError(f"The OTLP endpoint is {self.otlp_endpoint!r}; it must be a URL, such as "
+                             "http://127.0.0.1:4318.")
         if self.api_key is not None and not self.api_key.strip():
             raise ValueError(f"The API key is empty. Give one of at least one character, or leave --api-key and "
                              f"{KEY_VARIABLE} out.")

@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateError
 from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.snippets import Cursor
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, CompletionRequest, GenerationRequest
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, GenerationRequest
 from longgraft.serve.state import State
 
 # Arguments of a chat template that the server sets itself.
@@ -37,16 +37,29 @@ class EncodedPrompt:
     predictions: tuple[Sequence[int], ...] = ()
 
 
-def completion(state: State, body: CompletionRequest) -> EncodedPrompt:
-    """Encodes a plain prompt, or one with a suffix."""
-    prompt = body.prompt
+def completions(state: State, body: CompletionRequest) -> list[EncodedPrompt]:
+    """Encodes all prompts of a request."""
+    return [_completion(state, body, prompt) for prompt in body.prompts]
+
+
+def _completion(state: State, body: CompletionRequest, prompt: str | list[int]) -> EncodedPrompt:
+    """Encodes a plain prompt, whose special tokens count unless the request objects, or one with a suffix."""
     if body.suffix:
         return _with_suffix(state, body, prompt, body.suffix)
-    with client_errors("prompt"):
-        ids = state.session.encode(prompt)
+    ids = plain_prompt(state, prompt, body.special_tokens_in_content or "allow")
     if not body.echo:
         return EncodedPrompt(ids)
     return EncodedPrompt(ids, echo=prompt if isinstance(prompt, str) else state.text(ids))
+
+
+def plain_prompt(state: State, prompt: str | list[int], policy: str) -> list[int]:
+    """Encodes text or token ids; policy: what to do with special tokens that the text spells"""
+    with client_errors("prompt"):
+        ids = state.session.encode(prompt)
+    if isinstance(prompt, str) and policy != "allow":
+        bare = state.special_tokens(policy).encode(prompt, "prompt")
+        return ids if bare is None else [*state.layout.coder.begin, *bare]
+    return ids
 
 
 def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int], suffix: str) -> EncodedPrompt:
@@ -65,7 +78,7 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
             return EncodedPrompt(state.session.encode(prompt), layout=state.layout.form,
                                  predictions=(rest[:state.positions],))
         # Prompt and suffix are cut to leave room for the new tokens.
-        room = max(state.max_prompt_tokens - (body.token_limit or DEFAULT_TOKENS), state.max_prompt_tokens // 2)
+        room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
         state.check_text(prompt, "prompt")
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
         return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
@@ -85,13 +98,17 @@ def sampling_of(state: State, body: GenerationRequest) -> Sampling:
     except ValueError as error:
         first = str(error).partition(" ")[0]
         raise ApiError(400, str(error), field if first in CONSTRAINTS and field else first) from error
-    if sampling.logprobs is not None and body.stream:
-        raise ApiError(400, "logprobs are not streamed here. Leave stream or logprobs out.", "logprobs")
     return sampling
 
 
 def chat(state: State, body: ChatRequest) -> EncodedPrompt:
     """Encodes messages with the model's chat template."""
+    text, ids = chat_text(state, body)
+    return EncodedPrompt(state.ids(text, "messages") if ids is None else ids)
+
+
+def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
+    """Writes messages with the model's chat template; ids: None if the text is to be encoded as usual."""
     tokenizer = state.need_template("messages")
     with client_errors("messages"):
         messages = [message.for_template() for message in body.messages]
@@ -99,12 +116,13 @@ def chat(state: State, body: ChatRequest) -> EncodedPrompt:
     if taken := RESERVED & set(kwargs):
         raise ApiError(400, f"chat_template_kwargs sets {min(taken)}, which the server sets itself. Leave it out.",
                        "chat_template_kwargs")
+    special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **kwargs)
+        return special.rendered(messages, lambda given: tokenizer.apply_chat_template(
+            given, add_generation_prompt=True, tokenize=False, **kwargs), "messages")
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ApiError(400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.",
                        "messages") from error
-    return EncodedPrompt(state.ids(text, "messages"))
 
 
 def prediction_ids(state: State, body: GenerationRequest) -> list[int]:

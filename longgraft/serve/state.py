@@ -12,9 +12,11 @@ from typing import Any
 from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.engine.session import Session
+from longgraft.engine.token_bytes import TokenBytes
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
+from longgraft.serve.special_tokens import SpecialTokens
 from longgraft.serve.worker import Worker
 
 
@@ -47,6 +49,10 @@ class State:
     def layout(self) -> PromptLayout:
         """Layout of fill-in-the-middle prompts.  Raises ValueError if the model has no tokenizer."""
         return PromptLayout(self.tokenizer, self.session.target.vocab_size)
+
+    def special_tokens(self, policy: str) -> SpecialTokens:
+        """Returns what encodes texts that spell special tokens; policy: allow, escape or refuse."""
+        return SpecialTokens(self.layout.coder, policy)
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -97,6 +103,11 @@ class State:
             raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt as text "
                                 "to /v1/completions.", param)
         return self.tokenizer
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """The bytes of each token."""
+        return TokenBytes(self.tokenizer)
 
     def text(self, ids: Sequence[int]) -> str:
         """Decodes ids, special tokens included; returns "" without a tokenizer."""

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longgraft.acceptance.shaping import TokenLogprob
 from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.jobs import End, Job
@@ -32,7 +31,6 @@ class Answer:
     text: str
     ids: list[int]
     end: End
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class JobSteps(Protocol):
@@ -65,50 +63,41 @@ class AnswerFormat(Protocol):
 
 
 @asynccontextmanager
-async def cancelled_on_disconnect(receive: Receive, running: JobSteps) -> AsyncIterator[None]:
-    """Cancels the job when its client disconnects, and at the end of the block."""
-    async def cancel_job() -> None:
+async def cancelled_on_disconnect(receive: Receive, *jobs: JobSteps) -> AsyncIterator[None]:
+    """Cancels the jobs when their client disconnects, and at the end of the block."""
+    def cancel() -> None:
+        for running in jobs:
+            running.cancel()
+
+    async def cancel_later() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        running.cancel()
+        cancel()
 
-    watching = asyncio.create_task(cancel_job())
+    watching = asyncio.create_task(cancel_later())
     try:
         yield
     finally:
         watching.cancel()
-        running.cancel()
+        cancel()
 
 
-async def whole_answer(request: Request, running: JobSteps, begun: Callable[[], object] = lambda: None) -> Answer:
-    """Returns the complete answer.  Raises ApiError if the session refuses the job.
-
-    begun: called at each step with new tokens, and so when the prompt has been read
-    """
-    text, ids, logprobs = [], list[int](), list[TokenLogprob]()
+async def whole_answer(request: Request, running: JobSteps) -> Answer:
+    """Returns the complete answer.  Raises ApiError if the session refuses the job."""
+    text, ids = [], list[int]()
     async with cancelled_on_disconnect(request.receive, running):
         with client_errors(constraint=running.job.constraint_field):
             async for step in running:
-                if step.tokens:
-                    begun()
                 text.append(step.text)
                 ids += step.tokens
-                logprobs += step.logprobs
     assert running.end is not None
-    return Answer("".join(text), ids, running.end, tuple(logprobs))
+    return Answer("".join(text), ids, running.end)
 
 
-async def whole_answers(request: Request, submit: Callable[[Job], JobSteps], jobs: Sequence[Job]) -> list[Answer]:
-    """Returns the answers of jobs with one prompt.
-
-    The other jobs start once the first has read the prompt, so that they find it in the prefix cache.
-    """
-    begun = asyncio.Event()
-    answers = [asyncio.ensure_future(whole_answer(request, submit(jobs[0]), begun.set))]
-    answers[0].add_done_callback(lambda _: begun.set())
+async def whole_answers(request: Request, jobs: Sequence[JobSteps]) -> list[Answer]:
+    """Returns the complete answers of several jobs."""
+    answers = [asyncio.ensure_future(whole_answer(request, running)) for running in jobs]
     try:
-        await begun.wait()
-        answers += [asyncio.ensure_future(whole_answer(request, submit(job))) for job in jobs[1:]]
         return list(await asyncio.gather(*answers))
     finally:
         for one in answers:
@@ -116,17 +105,21 @@ async def whole_answers(request: Request, submit: Callable[[Job], JobSteps], job
 
 
 class EventStream(Response):
-    """Server-sent events of one job.  beat: seconds without a chunk until a comment is sent; last: the last event"""
+    """Server-sent events of one job, or of several, mixed as they come.
+
+    beat: seconds without a chunk until a comment is sent; last: the last event; others: the other jobs
+    """
 
     media_type = EVENTS
 
-    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, last: str = DONE) -> None:
+    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, last: str = DONE,
+                 others: Sequence[tuple[JobSteps, AnswerFormat]] = ()) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.running, self.form, self.beat, self.last = running, form, beat, last
+        self.answers, self.beat, self.last = [(running, form), *others], beat, last
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
-        async with cancelled_on_disconnect(receive, self.running):
+        async with cancelled_on_disconnect(receive, *(running for running, _ in self.answers)):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self._events():
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
@@ -135,32 +128,59 @@ class EventStream(Response):
     async def _events(self) -> AsyncIterator[str]:
         """Yields all events.  An error after the first byte is an event, because the status has been sent."""
         try:
-            with client_errors(constraint=self.running.job.constraint_field):
-                async for event in self._parts():
+            with client_errors(constraint=self.answers[0][0].job.constraint_field):
+                async for event in mixed([parts(*answer, self.beat) for answer in self.answers]):
                     yield event
         except Exception as error:
             yield event_of(ApiError.of(error).body)
         if self.last:
             yield self.last
 
-    async def _parts(self) -> AsyncIterator[str]:
-        for part in self.form.opening_chunks():
-            yield event_of(part)
-        ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
-        async for step in self.running.steps(self.beat):
-            if step is not None:
-                read += step.read
-                ids += step.tokens
-                if step.text:
-                    yield event_of(self.form.text_chunk(step.text, ids[sent:]))
-                    sent, sent_at = len(ids), time.monotonic()
-                    continue
-            if time.monotonic() - sent_at >= self.beat:
-                yield f": {read} of {len(self.running.job.ids)} prompt tokens read\n\n"
-                sent_at = time.monotonic()
-        assert self.running.end is not None
-        for part in self.form.closing_chunks(ids, ids[sent:], self.running.end):
-            yield event_of(part)
+
+async def parts(running: JobSteps, form: AnswerFormat, beat: float) -> AsyncIterator[str]:
+    """Yields the events of one job's chunks, and comments."""
+    for part in form.opening_chunks():
+        yield event_of(part)
+    ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
+    async for step in running.steps(beat):
+        if step is not None:
+            read += step.read
+            ids += step.tokens
+            if step.text:
+                yield event_of(form.text_chunk(step.text, ids[sent:]))
+                sent, sent_at = len(ids), time.monotonic()
+                continue
+        if time.monotonic() - sent_at >= beat:
+            yield f": {read} of {len(running.job.ids)} prompt tokens read\n\n"
+            sent_at = time.monotonic()
+    assert running.end is not None
+    for part in form.closing_chunks(ids, ids[sent:], running.end):
+        yield event_of(part)
+
+
+async def mixed(sources: Sequence[AsyncIterator[str]]) -> AsyncIterator[str]:
+    """Yields what the sources yield, as it comes.  An exception of one of them ends all."""
+    events: asyncio.Queue[str | asyncio.Task[None]] = asyncio.Queue()
+
+    async def drain(source: AsyncIterator[str]) -> None:
+        async for event in source:
+            events.put_nowait(event)
+
+    tasks = [asyncio.create_task(drain(source)) for source in sources]
+    for task in tasks:
+        task.add_done_callback(events.put_nowait)
+    left = len(tasks)
+    try:
+        while left:
+            event = await events.get()
+            if isinstance(event, str):
+                yield event
+            else:
+                event.result()
+                left -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def event_of(value: Any) -> str:

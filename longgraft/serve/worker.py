@@ -67,6 +67,18 @@ class Worker:
         return self._sessions.filled(list(self._requests.values()))
 
     @property
+    def full(self) -> bool:
+        """True if the queue and all places are taken."""
+        running = len(self.jobs) + (self._beginning is not None)
+        places = 0 if self._no_place and running else self.max_running - running
+        return self.waiting >= self.limit + places
+
+    @property
+    def max_running(self) -> int:
+        """Most jobs that are decoded at once."""
+        return self._sessions.max_running
+
+    @property
     def idle(self) -> bool:
         return not (self._queue or self._beginning or self._requests)
 
@@ -94,9 +106,7 @@ class Worker:
                 raise Closing
             if self._died is not None:
                 raise self._died
-            running = len(self.jobs) + (self._beginning is not None)
-            places = 0 if self._no_place and running else self._sessions.max_running - running
-            if self.waiting >= self.limit + places:
+            if self.full:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -27,6 +28,8 @@ class Verifier:
     """Owns the target's cache for one request.
 
     regions: if they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are wanted
+    reads: called with the logits [n, V] of each prompt chunk, and the prompt's tokens [n or n - 1] after each of the
+        chunk's; None: only the last token's logits are computed
     """
 
     target: Target
@@ -34,6 +37,7 @@ class Verifier:
     rule: AcceptanceRule
     clock: Clock
     regions: Regions = EAGER
+    reads: Callable[[Tensor, Tensor], None] | None = None
 
     def read(self, chunk: Tensor, wants: Wants, following: int | None = None,
              ranked: Tensor | None = None) -> Observation:
@@ -45,15 +49,21 @@ class Verifier:
         tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
         wants = replace(wants, queries=max(wants.queries, wants.prompt_queries))
         with self.clock.part("verify"):
-            logits: Literal["last", "none"] = "last" if following is None else "none"
+            logits: Literal["all", "last", "none"] = "last" if following is None else "none"
+            if self.reads is not None:
+                logits = "all"
             report, = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
         self.cache.keep(path)
+        if self.reads is not None:
+            self.reads(report.logits, torch.cat([chunk[1:], torch.tensor([] if following is None else [following],
+                                                                         dtype=torch.int64)]))
         if following is None:
             with self.clock.part("accept"):
                 last = ProposalTree.root_only(int(chunk[-1]))
-                _, following = self.rule(last, report.logits, torch.tensor([self.cache.position]))
-        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True,
-                           ranked=ranked, cache=self.cache if wants.cache else None, queries=report.queries)
+                _, following = self.rule(last, report.logits[-1:], torch.tensor([self.cache.position]))
+        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True, ranked=ranked,
+                           cache=self.cache if wants.cache else None,
+                           queries={layer: rows[:, -wants.queries:] for layer, rows in report.queries.items()})
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
         """Verifies a tree, commits its accepted path and returns the target's observation."""

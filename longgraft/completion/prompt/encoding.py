@@ -6,6 +6,7 @@ The ids of a text do not depend on the text before it, so a changed prompt keeps
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -25,7 +26,8 @@ class PartEncoder:
         """markers: spellings of further tokens that text must not be encoded as"""
         self._tokenizer = tokenizer
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-        spellings = sorted(filter(None, special.union(markers)), key=len, reverse=True)
+        # A character cannot be cut in two.
+        spellings = sorted((one for one in special.union(markers) if len(one) > 1), key=len, reverse=True)
         self._marker = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
         whole, bare = tokenizer("a")["input_ids"], self._plain("a")
         self.begin: tuple[int, ...] = tuple(whole[:next(
@@ -38,10 +40,27 @@ class PartEncoder:
         return self._kept(text) if len(text) <= LONGEST else self.encode(text)
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Returns the ids of a text after a line end; markers are cut in two, so that neither half is a special
-        token."""
+        """Returns the ids of a text after a line end, without special tokens."""
+        return tuple(token for piece in self.pieces(text) for token in self._after_newline(piece))
+
+    def joined(self, pieces: Sequence[str]) -> list[int]:
+        """Returns the ids of a text that is given in pieces, across which no token is found.
+
+        The pieces themselves are encoded with their special tokens.
+        """
+        first, *others = pieces
+        return [*self._plain(first), *(token for piece in others for token in self._after_newline(piece))]
+
+    def marked(self, text: str) -> str | None:
+        """Returns the first special token that the text spells; None if it spells none."""
+        found = self._marker.search(text)
+        return None if found is None else found[0]
+
+    def pieces(self, text: str) -> list[str]:
+        """Returns the text in pieces that spell no special token: each is cut in two, until none is left."""
         cuts = [0, *(match.start() + len(match[0]) // 2 for match in self._marker.finditer(text)), len(text)]
-        return tuple(token for start, end in pairwise(cuts) for token in self._after_newline(text[start:end]))
+        parts = [text[start:end] for start, end in pairwise(cuts)]
+        return parts if len(parts) == 1 else [piece for part in parts for piece in self.pieces(part)]
 
     def _after_newline(self, text: str) -> list[int]:
         """Returns the ids after a line end: some tokenizers put a space before every text, except there."""

@@ -1,4 +1,4 @@
-"""Answers of /infill, in the fields of llama.cpp's server."""
+"""Answers of /infill and /completion, in the fields of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from longgraft.completion.prompt.layout import CompletionPrompt
-from longgraft.engine.stats import Stats
+from longgraft.serve.formats.request_figures import timings
 from longgraft.serve.infill_stops import TrimmedJob
 from longgraft.serve.jobs import End
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit", "time": "limit", "cut": "limit", "cancelled": "none"}
-MILLI = 1000.0
 
 
 class InfillFields(Protocol):
@@ -76,24 +75,13 @@ class LlamaCppFormat:
             "generation_settings": self._settings(), "prompt": self.prompt,
             "has_new_line": "\n" in text, "truncated": bool(laid.unused), "stop_type": STOPS[end.reason],
             "stopping_word": word, "tokens_cached": stats.reused_tokens, "layout": laid.form,
-            "timings": timings(stats, new, self.running.drafted)}
+            "timings": timings(stats, new)}
 
     def _settings(self) -> dict[str, Any]:
         job = self.running.job
         return job.sampling.described | {"n_predict": self.body.new_tokens if self.body.new_tokens is not None else -1,
                         "max_tokens": job.max_new_tokens, "stop": list(job.stop), "stream": bool(self.body.stream),
                         "n_indent": self.body.n_indent or 0, "t_max_predict_ms": self.body.t_max_predict_ms or 0}
-
-
-def timings(stats: Stats, new: int, drafted: int) -> dict[str, float]:
-    """Returns tokens and milliseconds of prompt and answer, as llama.cpp counts them; cache_n: reused prompt tokens"""
-    read = stats.prompt_tokens - stats.reused_tokens
-    found: dict[str, float] = {"cache_n": stats.reused_tokens}
-    for name, tokens, seconds in (("prompt", read, stats.prefill_seconds), ("predicted", new, stats.decode_seconds)):
-        found |= {f"{name}_n": tokens, f"{name}_ms": MILLI * seconds,
-                  f"{name}_per_token_ms": MILLI * seconds / tokens if tokens else 0.0,
-                  f"{name}_per_second": tokens / seconds if seconds else 0.0}
-    return found | {"draft_n": drafted, "draft_n_accepted": sum(stats.accepted_per_step)}
 
 
 def _at(value: Any, path: str) -> Any:

@@ -6,16 +6,16 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.acceptance.shaping import TokenLogprob
 from longgraft.engine.predicted_output import accepted
+from longgraft.serve.formats.logprobs import Fields, LogprobSeries, chat_logprobs, completion_logprobs
+from longgraft.serve.formats.request_figures import metrics, timings
 from longgraft.serve.jobs import End
 from longgraft.serve.streaming import Answer
+from longgraft.serve.turns import Turn
 
-Spelt = Callable[[Sequence[int]], str]
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop",
            "cancelled": "stop"}
 
@@ -36,24 +36,7 @@ class Kind:
     delta: Callable[[str], dict[str, Any]]
     opening: dict[str, Any] | None
     last: dict[str, Any]
-    logprobs: Callable[[Sequence[TokenLogprob], Spelt], dict[str, Any]]
-
-
-def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[str, Any]:
-    """Returns log-probabilities for /v1/completions, as columns; offsets are in characters of the answer."""
-    texts = [spelt([one.token]) for one in tokens]
-    return {"tokens": texts, "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [{spelt([token]): value for token, value in one.top} for one in tokens],
-            "text_offset": [0, *accumulate(map(len, texts[:-1]))]}
-
-
-def chat_logprobs(tokens: Sequence[TokenLogprob], spelt: Spelt) -> dict[str, Any]:
-    """Returns log-probabilities for /v1/chat/completions, one row per token."""
-    def row(token: int, value: float) -> dict[str, Any]:
-        text = spelt([token])
-        return {"token": text, "logprob": value, "bytes": list(text.encode())}
-    return {"content": [row(one.token, one.logprob) | {"top_logprobs": [row(*pair) for pair in one.top]}
-                        for one in tokens], "refusal": None}
+    logprobs: Fields
 
 
 COMPLETION = Kind("cmpl", "text_completion", "text_completion", lambda text: {"text": text},
@@ -64,68 +47,104 @@ CHAT = Kind("chatcmpl", "chat.completion", "chat.completion.chunk",
             chat_logprobs)
 
 
+class Usage:
+    """The token counts of all answers of a request; a prompt counts once, with its first answer."""
+
+    def __init__(self, answers: int = 1) -> None:
+        """answers: number of answers"""
+        self.fields: dict[str, Any] = {}
+        self._left = answers
+
+    def add(self, found: dict[str, Any], first: bool) -> bool:
+        """Adds an answer's counts, and returns True if it was the last answer.  first: the first of its prompt"""
+        if not first:
+            found = found | {"prompt_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0},
+                             "total_tokens": found["completion_tokens"]}
+        self.fields, self._left = _sum(self.fields, found) if self.fields else found, self._left - 1
+        return not self._left
+
+
+def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {name: _sum(value, other[name]) if isinstance(value, dict) else value + other[name]
+            for name, value in one.items()}
+
+
 @dataclass(frozen=True)
 class OpenAIFormat:
-    """The response and the chunks of one request.
+    """The response and the chunks of one answer of a request.
 
-    predicted: token ids of the prediction; echo: text before the answer's; layout: layout of a prompt with a suffix;
-    with_ids: each choice has its token ids; spelt: decodes token ids; with_usage: the stream ends with a usage chunk
+    turn: the answer's job; predicted: token ids of the prediction; echo: text before the answer's; layout: layout of a
+    prompt with a suffix; with_ids: each choice has its token ids; logprobs: those that are still to be given;
+    with_usage: the stream ends with a usage chunk; index: the answer's place in the request; usage: the counts of all
     """
 
     kind: Kind
     model: str
+    turn: Turn
     sampling: Sampling = field(default_factory=Sampling)
     predicted: Sequence[int] = ()
     echo: str = ""
     layout: str = ""
     with_ids: bool = False
     with_usage: bool = False
-    spelt: Spelt = lambda ids: ""
+    logprobs: LogprobSeries = field(default_factory=LogprobSeries)
+    index: int = 0
+    usage: Usage = field(default_factory=Usage)
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def response(self, answers: Sequence[Answer]) -> dict[str, Any]:
-        """Returns the whole response.  Tokens are counted over all answers; the other costs are the first answer's."""
+    def response(self, answers: Sequence[Answer], others: Sequence[OpenAIFormat] = ()) -> dict[str, Any]:
+        """Returns the whole response.  Tokens are counted over all answers; the other costs are the first answer's.
+
+        others: the formats of the other answers
+        """
         choices = []
-        for index, answer in enumerate(answers):
-            choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
-            given = self.kind.logprobs(answer.logprobs, self.spelt) if answer.logprobs else None
-            choices.append(choice | {"index": index, "logprobs": given})
-        tokens = usage(answers[0].end, answers[0].ids, self.predicted)
-        for answer in answers[1:]:
-            more = usage(answer.end, answer.ids, self.predicted)
-            tokens["total_tokens"] += more["completion_tokens"]
-            tokens["completion_tokens"] += more["completion_tokens"]
-            for name, count in more["completion_tokens_details"].items():
-                tokens["completion_tokens_details"][name] += count
-        return self._object(self.kind.name, choices) | {"usage": tokens, "longgraft": self._cost(answers[0].end)}
+        for form, answer in zip([self, *others], answers, strict=True):
+            message = form.kind.message(form.echo + answer.text)
+            choices.append(form._choice(message, answer.ids, REASONS[answer.end.reason]))
+            form._count(answer.end, answer.ids)
+        return self._object(self.kind.name, choices) | {"usage": self.usage.fields,
+                                                        **self._figures(answers[0].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """Yields the role, and then the echoed prompt."""
         if self.kind.opening is not None:
             yield self._chunk(self.kind.opening)
-        if self.echo:
+        if self.echo and not self._held:
             yield self._chunk(self.kind.delta(self.echo))
 
     def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
         """Returns a chunk of text, often of several tokens."""
-        return self._chunk(self.kind.delta(text), ids)
+        return self._chunk(self.kind.delta(self._held + text), ids)
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
-        yield self._chunk(self.kind.last, rest, REASONS[end.reason]) | {"longgraft": self._cost(end)}
-        if self.with_usage:
-            yield self._object(self.kind.chunk_name, []) | {"usage": usage(end, ids, self.predicted)}
+        fields = self.kind.delta(self._held) if self._held else self.kind.last
+        yield self._chunk(fields, rest, REASONS[end.reason]) | self._figures(end)
+        if self._count(end, ids) and self.with_usage:
+            yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
 
-    def _cost(self, end: End) -> dict[str, Any]:
-        return cost(end) | {"sampling": self.sampling.described} | ({"layout": self.layout} if self.layout else {})
+    def _count(self, end: End, ids: Sequence[int]) -> bool:
+        return self.usage.add(usage(end, ids, self.predicted), self.turn.leader is self.turn)
+
+    @property
+    def _held(self) -> str:
+        """The echo, until it is sent with the log-probabilities of its tokens; "" if there are none."""
+        wanted = self.turn.leader.job.sampling.prompt_logprobs is not None
+        return self.echo if wanted and not self.logprobs.begun else ""
+
+    def _figures(self, end: End) -> dict[str, Any]:
+        """Returns the costs of an answer, in the fields of this server, of llama.cpp and of vLLM."""
+        own = cost(end) | {"sampling": self.sampling.described} | ({"layout": self.layout} if self.layout else {})
+        return {"longgraft": own, "timings": timings(end.stats, end.stats.new_tokens), "metrics": metrics(end.stats)}
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
         made = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
         return made | {"usage": None} if self.with_usage else made
 
     def _choice(self, fields: dict[str, Any], ids: Sequence[int], reason: str | None) -> dict[str, Any]:
-        choice = {"index": 0, **fields, "logprobs": None, "finish_reason": reason}
+        given = self.logprobs.part(self.turn.leader.prompt_logprobs, self.turn.logprobs, len(ids))
+        choice = {"index": self.index, **fields, "logprobs": given, "finish_reason": reason}
         return choice | {"token_ids": list(ids)} if self.with_ids else choice
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
@@ -20,6 +20,7 @@ from longgraft.serve.formats.logit_fields import LogitFields
 
 CHOICES = 16        # most answers of a request
 STOPS = 64          # most stop strings: each is searched for in every piece of text
+PROMPTS = 256       # most prompts of a request
 MESSAGES = 4096     # most messages of a chat, and parts of a message; clients send far fewer
 DEFAULT_TOKENS = 16     # tokens of a completion without max_tokens: OpenAI's default
 # Values of unsupported fields that change nothing, besides null.
@@ -29,7 +30,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "dynatemp_range": (0,), "min_tokens": (0,), "use_beam_search": (False,), "length_penalty": (1,),
     "truncate_prompt_tokens": (), "tools": ([],),
     "functions": ([],), "audio": (), "modalities": (["text"],), "continue_final_message": (False,),
-    "add_generation_prompt": (True,)}
+    "add_generation_prompt": (True,), "echo": (False,), "chat_template": (), "documents": ([],), "bad_words": ([],),
+    "allowed_token_ids": (), "include_stop_str_in_output": (False,), "skip_special_tokens": (True,),
+    "top_n_sigma": (0, -1), "adaptive_target": (0, -1), "stop_regex": ([], ""), "logits_processors": ([],),
+    "custom_logit_processor": ()}
 # Without fail_fast every item of a list has its own error, and 1 MiB of items takes seconds and 1 GB.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
@@ -119,7 +123,7 @@ class GenerationRequest(LogitFields):
         None, description=f"Up to {STOPS} strings; the text ends before them")
     stop_token_ids: TokenIds | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = Field(
-        1, description="Number of answers, drawn with the seed and the ones after it; not streamed")
+        1, description="Number of answers to each prompt, drawn with the seed and the ones after it")
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -129,6 +133,8 @@ class GenerationRequest(LogitFields):
     return_token_ids: bool | None = False
     speculative: Speculative | None = Field(None, description="Limits what the server proposes")
     longgraft: Own | None = None
+    special_tokens_in_content: Literal["allow", "escape", "refuse"] | None = Field(
+        None, description="What to do with special tokens that the texts spell")
 
     def check_supported(self) -> None:
         """Raises Unsupported if a known field asks for something that is not supported."""
@@ -136,8 +142,6 @@ class GenerationRequest(LogitFields):
             if value is not None and name in NEUTRAL and not any(_same(value, one) for one in NEUTRAL[name]):
                 may = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise Unsupported(name, f"{name} is not supported here. Leave it out{f' (or {may})' if may else ''}.")
-        if self.stream and (self.n or 1) > 1:
-            raise Unsupported("n", "Several answers are not streamed. Leave out stream, or n.")
 
     def sampling(self, default: Sampling) -> Sampling:
         """Returns the sampling, which is greedy at temperature 0 whatever the other fields are.
@@ -189,26 +193,43 @@ class GenerationRequest(LogitFields):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-def one_prompt(prompt: Any) -> Any:
-    """Returns a prompt, or the only prompt of a list; raises ValueError if the list has several."""
-    if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], str | list)):
-        if len(prompt) != 1:
-            raise ValueError(f"{len(prompt):,} prompts were given; one request answers one. Send them one by one.")
-        return prompt[0]
+def at_most(prompt: Any) -> Any:
+    """Returns a prompt or a list of prompts; raises ValueError if they are too many."""
+    if several(prompt) and len(prompt) > PROMPTS:
+        raise ValueError(f"{len(prompt):,} prompts were given, and a request may have {PROMPTS}. Send them in parts.")
     return prompt
+
+
+def several(prompt: Any) -> bool:
+    """Returns True for a list of prompts."""
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
 class CompletionRequest(GenerationRequest):
     """A request to /v1/completions."""
 
-    prompt: Annotated[str | TokenIds, BeforeValidator(one_prompt)] = Field(
-        description="Text or token ids, or a list of one of them")
+    prompt: Annotated[str | TokenIds | Annotated[list[str], Field(fail_fast=True)]
+                      | Annotated[list[TokenIds], Field(fail_fast=True)], AfterValidator(at_most)] = Field(
+        description=f"Text or token ids, or a list of up to {PROMPTS} of them")
     suffix: str | None = Field(None, description="Text after the completion")
     echo: bool | None = False
-    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, and of so many most probable ones")
+    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, with echo also of the prompt's, "
+                                 "and of so many most probable ones")
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0: the prompt is only read")
 
     def logit_options(self) -> dict[str, Any]:
-        return super().logit_options() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        wanted = {} if self.logprobs is None else {"logprobs": self.logprobs}
+        return super().logit_options() | wanted | ({"prompt_logprobs": self.logprobs} if wanted and self.echo else {})
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """All prompts."""
+        return cast("list[str | list[int]]", self.prompt if several(self.prompt) else [self.prompt])
+
+    @property
+    def new_tokens(self) -> int:
+        """Most new tokens."""
+        return DEFAULT_TOKENS if self.token_limit is None else self.token_limit
 
 
 class ChatRequest(GenerationRequest):

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.completion.snippets import Cursor, Snippet
-from longgraft.serve.formats.errors import client_errors
+from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
-from longgraft.serve.formats.request_fields import GenerationRequest
+from longgraft.serve.formats.llamacpp_fields import PIECES, LlamaCppRequest
 from longgraft.serve.infill_stops import InfillStop, TrimmedJob
 from longgraft.serve.jobs import Job
 from longgraft.serve.prompts import prediction_ids, sampling_of, speculation_of
@@ -30,7 +30,6 @@ from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
 
 PROJECT = "myproject"       # llama.cpp's name of the repository, for layouts that name it
 NAME = "filename"           # llama.cpp's name of the file at the cursor
-PIECES = 256                # most pieces of other text; llama.vim sends 16
 CHARACTERS = 16             # most characters of a token: pieces beyond this many for each prompt token do not fit
 
 
@@ -43,7 +42,7 @@ class Extra(BaseModel):
     filename: str | None = None
 
 
-class InfillRequest(GenerationRequest):
+class InfillRequest(LlamaCppRequest):
     """A request to /infill.  prompt: text between the prefix and the answer that is already typed"""
 
     input_prefix: str
@@ -51,15 +50,6 @@ class InfillRequest(GenerationRequest):
     input_extra: Annotated[list[Extra], Field(max_length=PIECES, fail_fast=True)] | None = Field(
         None, description=f"Other text, the most useful last; {PIECES} pieces at most")
     prompt: str | None = None
-    n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: the "
-                                                           "prompt is only read, so that the next is read faster")
-    n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(
-        None, description="Least indentation of each new line")
-    t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="Time from the first token after "
-                                           "which the answer ends with its line; 0: no limit")
-    response_fields: Annotated[list[str], Field(max_length=PIECES, fail_fast=True)] | None = Field(
-        None, description="Paths such as timings/prompt_n; none: all")
-    return_tokens: bool | None = False
 
     @property
     def cursor(self) -> Cursor:
@@ -71,18 +61,6 @@ class InfillRequest(GenerationRequest):
         extra = [one for one in self.input_extra or () if one.text]
         return [Snippet(one.filename or "tmp", one.text, worth=float(n)) for n, one in enumerate(extra)][::-1]
 
-    @property
-    def new_tokens(self) -> int | None:
-        """Most new tokens; None: as many as are allowed."""
-        limit = self.token_limit if self.n_predict is None else self.n_predict
-        return None if limit is None or limit < 0 else limit
-
-    @property
-    def seconds(self) -> float | None:
-        """Time after which the answer ends with its line; None: no limit."""
-        limit = self.t_max_predict_ms or 0.0
-        return limit / 1000 if limit > 0 else None
-
 
 def router(state: State) -> APIRouter:
     routes, prompts = APIRouter(route_class=BodyRoute), Prompts(state)
@@ -91,15 +69,21 @@ def router(state: State) -> APIRouter:
     async def infill(body: InfillRequest, request: BodyRequest) -> Response:
         """Fills in the text between a prefix and a suffix, for llama.vim and similar plugins."""
         check_request(state, body)
-        laid, job, prompt = await request.run(prompts.job_of, body, constrained=body.constrained)
-        stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
-        running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
-        form = LlamaCppFormat(state, body, laid, prompt, running)
-        if body.stream:
-            return EventStream(running, form, state.options.beat, last="")
-        return JSONResponse(form.response(await whole_answer(request, running)))
+        return await answered(state, request, body, *await request.run(prompts.job_of, body,
+                                                                       constrained=body.constrained))
 
     return routes
+
+
+async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, job: Job,
+                   prompt: str) -> Response:
+    """Answers a request in llama.cpp's fields.  prompt: the prompt as text, if the response has it"""
+    stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
+    running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
+    form = LlamaCppFormat(state, body, laid, prompt, running)
+    if body.stream:
+        return EventStream(running, form, state.options.beat, last="")
+    return JSONResponse(form.response(await whole_answer(request, running)))
 
 
 class Prompts:
@@ -113,10 +97,14 @@ class Prompts:
         """Returns the layout of the prompt, the job, and the prompt as text if the response has it."""
         state = self.state
         state.need_tokenizer("input_prefix")
-        for name in ("input_prefix", "input_suffix", "prompt"):
-            state.check_text(getattr(body, name) or "", name)
-        for piece in body.pieces:
-            state.check_text(piece.path + piece.text, "input_extra")
+        if body.special_tokens_in_content == "allow":
+            raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. Set "
+                           "special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
+        special = state.special_tokens(body.special_tokens_in_content or "escape")
+        texts = [(name, getattr(body, name) or "") for name in ("input_prefix", "input_suffix", "prompt")]
+        for name, text in (*texts, *(("input_extra", piece.path + piece.text) for piece in body.pieces)):
+            state.check_text(text, name)
+            special.check(text, name)
         limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
         answer = min(limit, state.options.max_answer_tokens, state.positions // 2)
         most = min(state.max_prompt_tokens, state.positions - 1 - answer)

@@ -22,10 +22,10 @@ from longgraft.comparison.with_plain import plain_session
 from longgraft.engine.decoder import Step
 from longgraft.engine.repetition import loops
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, GenerationRequest
+from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, GenerationRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.serve.jobs import Job, Running
-from longgraft.serve.prompts import EncodedPrompt
+from longgraft.serve.prompts import EncodedPrompt, chat, plain_prompt
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request, job_of
 from longgraft.serve.state import State
@@ -51,10 +51,12 @@ def router(state: State) -> APIRouter:
         state.need_tokenizer("prompt")
         if body.chat:
             state.need_template("chat")
-        text: Any = [{"role": "user", "content": body.prompt}] if body.chat else body.prompt
-        with client_errors("prompt"):
-            ids = state.session.encode(text)
-        return job_of(state, body, EncodedPrompt(ids), body.token_limit or DEFAULT_TOKENS)
+            prompt = chat(state, ChatRequest.model_validate({
+                "messages": [{"role": "user", "content": body.prompt}],
+                "special_tokens_in_content": body.special_tokens_in_content}))
+        else:
+            prompt = EncodedPrompt(plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow"))
+        return job_of(state, body, prompt, body.token_limit or DEFAULT_TOKENS)
 
     @routes.head("/")
     @routes.get("/")

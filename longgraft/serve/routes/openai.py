@@ -10,33 +10,29 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat
-from longgraft.serve.formats.request_fields import (
-    DEFAULT_TOKENS,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Unsupported,
-)
+from longgraft.serve.formats.logprobs import LogprobSeries
+from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, GenerationRequest, Unsupported
 from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import EncodedPrompt, chat, completion, prediction_ids, sampling_of, speculation_of
+from longgraft.serve.prompts import EncodedPrompt, chat, completions, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answers
+from longgraft.serve.turns import turns_of
 
 
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     @routes.post("/v1/completions", response_model=None, responses=JSON_OR_EVENTS)
-    async def completions(body: CompletionRequest, request: BodyRequest) -> Response:
+    async def complete(body: CompletionRequest, request: BodyRequest) -> Response:
         """Continues a prompt, or fills in the text before a suffix."""
-        return await _answer(state, request, body, COMPLETION, completion, body.token_limit or DEFAULT_TOKENS)
+        return await _answer(state, request, body, COMPLETION, completions, body.new_tokens)
 
     @routes.post("/v1/chat/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: BodyRequest) -> Response:
         """Answers a chat with its next message."""
-        return await _answer(state, request, body, CHAT, chat, body.token_limit)
+        return await _answer(state, request, body, CHAT, lambda *given: [chat(*given)], body.token_limit)
 
     return routes
 
@@ -73,18 +69,25 @@ def several(job: Job, count: int) -> list[Job]:
 
 
 async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
-                  encode: Callable[[State, Any], EncodedPrompt], limit: int | None) -> Response:
-    """Answers a request, whole or as a stream.  encode: makes the prompt from the request fields"""
-    def prepare() -> tuple[EncodedPrompt, Job, Sequence[int]]:
-        prompt = encode(state, body)
-        job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
+                  encode: Callable[[State, Any], Sequence[EncodedPrompt]], limit: int | None) -> Response:
+    """Answers a request, whole or as a stream.  encode: makes the prompts from the request fields"""
+    def prepare() -> tuple[Sequence[EncodedPrompt], list[Job], Sequence[int]]:
+        prompts, expected = encode(state, body), prediction_ids(state, body)
         # The request's own prediction comes last, because retrievers prefer the last text.
-        return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
+        return prompts, [replace(job_of(state, body, prompt, None if limit is None else max(1, limit)), prediction=[
+            text for text in (*prompt.predictions, expected) if text]) for prompt in prompts], expected
 
     check_request(state, body)
-    prompt, job, expected = await request.run(prepare, constrained=body.constrained)
-    form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
-                        bool(body.return_token_ids), body.with_usage_chunk, state.text)
+    prompts, jobs, expected = await request.run(prepare, constrained=body.constrained)
+    answers = body.n or 1
+    turns = turns_of(state.worker, [several(job, answers) for job in jobs], only_reads=limit == 0)
+    turns[0].submit()       # raises here if it is refused
+    shared = OpenAIFormat(kind, state.name, turns[0], predicted=expected, with_ids=bool(body.return_token_ids),
+                          with_usage=body.with_usage_chunk, usage=Usage(len(turns)))
+    forms = [replace(shared, turn=turn, sampling=turn.job.sampling, echo=prompt.echo, layout=prompt.layout, index=index,
+                     logprobs=LogprobSeries(kind.logprobs, state.token_bytes, prompt.echo))
+             for index, turn in enumerate(turns) for prompt in [prompts[index // answers]]]
     if body.stream:
-        return EventStream(state.worker.submit(job), form, state.options.beat)
-    return JSONResponse(form.response(await whole_answers(request, state.worker.submit, several(job, body.n or 1))))
+        return EventStream(turns[0], forms[0], state.options.beat,
+                           others=list(zip(turns[1:], forms[1:], strict=True)))
+    return JSONResponse(forms[0].response(await whole_answers(request, turns), forms[1:]))

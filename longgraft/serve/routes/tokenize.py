@@ -1,17 +1,18 @@
-"""/tokenize and /detokenize of llama.cpp's server."""
+"""/tokenize and /detokenize of llama.cpp's server and of vLLM's, and vLLM's /tokenizer_info."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.formats.request_fields import TokenIds
+from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Message, TokenIds
+from longgraft.serve.prompts import chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
@@ -21,16 +22,31 @@ JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {
 
 
 class TokenizeRequest(BaseModel):
-    """A request to /tokenize.
-
-    add_special: add the tokens that the tokenizer puts around a prompt; with_pieces: return the text of each token
-    """
+    """A request to /tokenize: llama.cpp's content, or vLLM's prompt or messages."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    content: str
-    add_special: bool | None = False
-    with_pieces: bool | None = False
+    content: str | None = Field(None, description="llama.cpp's name of the text")
+    prompt: str | None = Field(None, description="vLLM's name of the text")
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)] | None = Field(
+        None, description="vLLM's: a chat, written with the model's template")
+    add_special: bool | None = Field(False, description="Add the tokens that the tokenizer puts around a prompt")
+    add_special_tokens: bool | None = Field(True, description="vLLM's, for a prompt")
+    parse_special: bool | None = Field(True, description="Find special tokens in the text; otherwise they are text")
+    with_pieces: bool | None = Field(False, description="llama.cpp's: give the text of each token, or its bytes")
+    return_token_strs: bool | None = Field(False, description="vLLM's: give the vocabulary's spelling of each token")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
+    special_tokens_in_content: Literal["allow", "escape", "refuse"] | None = Field(
+        None, description="What to do with special tokens that the messages spell")
+
+    @property
+    def field(self) -> str:
+        """The name of the field that is encoded; ApiError unless there is one."""
+        given = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ApiError(400, f"{' and '.join(given) or 'Nothing'} was given. Give one of content, prompt and "
+                                "messages.", given[1] if given else "content")
+        return given[0]
 
 
 class DetokenizeRequest(BaseModel):
@@ -42,13 +58,29 @@ class DetokenizeRequest(BaseModel):
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
+    def ids_of(body: TokenizeRequest) -> list[int]:
+        if (name := body.field) == "messages":
+            return chat(state, ChatRequest.model_validate({field: getattr(body, field) for field in (
+                "messages", "chat_template_kwargs", "special_tokens_in_content")})).ids
+        text: str = getattr(body, name)
+        if len(text) > MOST_CHARACTERS:
+            raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at once. Send "
+                                "it in parts.", name)
+        state.need_tokenizer(name)
+        special = bool(body.add_special if name == "content" else body.add_special_tokens)
+        if body.parse_special is False and (bare := state.special_tokens("escape").encode(text, name)) is not None:
+            return [*(state.layout.coder.begin if special else ()), *bare]
+        return state.ids(text, name, special)
+
     def tokens_of(body: TokenizeRequest) -> Iterator[str]:
-        if len(body.content) > MOST_CHARACTERS:
-            raise ApiError(400, f"content has {len(body.content):,} characters, and {MOST_CHARACTERS:,} are taken at "
-                                "once. Send it in parts.", "content")
-        ids = state.ids(body.content, "content", bool(body.add_special))
-        return _json_parts(ids, {one: json.dumps({"id": one, "piece": state.text([one])} if body.with_pieces else one,
-                                                 separators=(",", ":")) for one in set(ids)})
+        ids, more = ids_of(body), ""
+        if body.field != "content":
+            named = state.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
+            more = f',"count":{len(ids)},"max_model_len":{state.positions},"token_strs":{json.dumps(named)}'
+        elif body.with_pieces:
+            spelt = {one: piece(state.token_bytes(one)) for one in set(ids)}
+            return _json_parts(ids, {one: _json({"id": one, "piece": text}) for one, text in spelt.items()})
+        return _json_parts(ids, {one: str(one) for one in set(ids)}, more)
 
     def text_of(body: DetokenizeRequest) -> str:
         state.need_tokenizer("tokens")
@@ -62,19 +94,41 @@ def router(state: State) -> APIRouter:
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, request: BodyRequest) -> dict[str, str]:
-        """Converts token ids to text."""
-        return {"content": await request.run(text_of, body)}
+        """Converts token ids to text: content for llama.cpp's clients, prompt for vLLM's."""
+        text = await request.run(text_of, body)
+        return {"content": text, "prompt": text}
+
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        """Describes the tokenizer, for clients that use it over the network."""
+        tokenizer = state.need_tokenizer("tokenizer")
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+        return {"tokenizer_class": type(tokenizer).__name__, "model_max_length": state.positions} | {
+            name: getattr(tokenizer, name, None) for name in names}
 
     return routes
 
 
-def _json_parts(ids: Sequence[int], items: Mapping[int, str]) -> Iterator[str]:
+def piece(spelt: bytes) -> str | list[int]:
+    """Returns a token's text; a part of a character is given by its bytes, as in llama.cpp."""
+    try:
+        return spelt.decode()
+    except UnicodeDecodeError:
+        return list(spelt)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _json_parts(ids: Sequence[int], items: Mapping[int, str], more: str = "") -> Iterator[str]:
     """Yields the answer in parts; writing millions of tokens at once would hold up all other requests.
 
     Args:
         items: The JSON of each token.
+        more: The JSON of further fields.
     """
     yield '{"tokens":['
     for start in range(0, len(ids), PART):
         yield "," * (start > 0) + ",".join(map(items.__getitem__, ids[start:start + PART]))
-    yield "]}"
+    yield f"]{more}}}"

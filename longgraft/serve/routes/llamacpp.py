@@ -1,0 +1,80 @@
+"""/completion, /props, /slots and /apply-template of llama.cpp's server, as far as its editors and pages use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from longgraft.completion.prompt.layout import CompletionPrompt
+from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.formats.llamacpp_fields import LlamaCppCompletionRequest
+from longgraft.serve.formats.request_fields import ChatRequest
+from longgraft.serve.jobs import Job
+from longgraft.serve.prompts import EncodedPrompt, chat_text, plain_prompt
+from longgraft.serve.request_body import BodyRequest, BodyRoute
+from longgraft.serve.routes.infill import answered
+from longgraft.serve.routes.openai import check_request, job_of
+from longgraft.serve.state import State
+from longgraft.serve.streaming import JSON_OR_EVENTS
+
+
+class Template(BaseModel):
+    """The text of a chat."""
+
+    prompt: str
+
+
+def router(state: State) -> APIRouter:
+    routes = APIRouter(route_class=BodyRoute)
+
+    def prepare(body: LlamaCppCompletionRequest) -> tuple[CompletionPrompt, Job, str]:
+        ids = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
+        limit = None if body.new_tokens is None else max(1, body.new_tokens)
+        laid = CompletionPrompt(tuple(ids), "left-to-right", (), (), (), len(ids), 0)
+        return laid, job_of(state, body, EncodedPrompt(ids), limit), state.text(ids)
+
+    @routes.post("/completions", response_model=None, include_in_schema=False)
+    @routes.post("/completion", response_model=None, responses=JSON_OR_EVENTS)
+    async def completion(body: LlamaCppCompletionRequest, request: BodyRequest) -> Response:
+        """Continues a prompt."""
+        check_request(state, body)
+        return await answered(state, request, body, *await request.run(prepare, body, constrained=body.constrained))
+
+    @routes.post("/apply-template")
+    async def apply_template(body: ChatRequest, request: BodyRequest) -> Template:
+        """Returns the text that the model's chat template makes of messages."""
+        return Template(prompt=(await request.run(chat_text, state, body))[0])
+
+    @routes.get("/props")
+    async def props() -> dict[str, Any]:
+        """Describes the model and the server."""
+        tokenizer = state.tokenizer
+        return {"default_generation_settings": slot(state, 0) | {"params": params(state)},
+                "total_slots": state.worker.max_running, "model_alias": state.name, "model_path": state.name,
+                "modalities": {"vision": False, "audio": False}, "build_info": "longgraft",
+                "chat_template": getattr(tokenizer, "chat_template", None) or "",
+                "bos_token": getattr(tokenizer, "bos_token", None) or "",
+                "eos_token": getattr(tokenizer, "eos_token", None) or ""}
+
+    @routes.get("/slots")
+    async def slots(fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
+        """Describes the places for requests, without their texts."""
+        if fail_on_no_slot and len(state.worker.jobs) >= state.worker.max_running:
+            raise ApiError(503, "All places are taken. Try again later.", code="no_slot_available")
+        return [slot(state, number) for number in range(state.worker.max_running)]
+
+    return routes
+
+
+def slot(state: State, number: int) -> dict[str, Any]:
+    """Describes one place.  Requests have no places of their own; the first places are shown as taken."""
+    return {"id": number, "n_ctx": state.positions, "speculative": state.session.engine.budget > 1,
+            "is_processing": number < len(state.worker.jobs)}
+
+
+def params(state: State) -> dict[str, Any]:
+    """Returns the sampling of requests that set none."""
+    return state.default_sampling.described | {"n_predict": -1, "max_tokens": state.options.max_answer_tokens}

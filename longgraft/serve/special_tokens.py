@@ -1,0 +1,82 @@
+"""Special tokens that the text of a request spells, such as <|im_end|>: allowed, encoded as text, or refused.
+
+The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for /v1/completions may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from longgraft.completion.prompt.encoding import PartEncoder
+from longgraft.serve.formats.errors import ApiError
+
+# Characters that Unicode leaves to private use; one that the texts do not contain marks the cuts.
+MARKS = tuple(map(chr, range(0xF8FF, 0xE000, -1)))
+T = TypeVar("T")
+
+
+class SpecialTokens:
+    """Encodes texts of a request by one policy."""
+
+    def __init__(self, coder: PartEncoder, policy: str) -> None:
+        """policy: allow, escape or refuse"""
+        self._coder, self._policy = coder, policy
+
+    def check(self, value: Any, param: str) -> None:
+        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse it."""
+        if self._policy != "refuse":
+            return
+        if found := next(filter(None, map(self._coder.marked, texts_of(value))), None):
+            raise ApiError(400, f"{param} spells the special token {found}. Leave it out, or set "
+                                "special_tokens_in_content to escape.", param)
+
+    def encode(self, text: str, param: str) -> list[int] | None:
+        """Returns the ids of a text, encoded as ordinary text; None if its special tokens are allowed, or it has none.
+
+        Raises:
+            ApiError: they are refused.
+        """
+        self.check(text, param)
+        if self._policy != "escape" or self._coder.marked(text) is None:
+            return None
+        return self._coder.joined(self._coder.pieces(text))
+
+    def rendered(self, value: T, render: Callable[[T], str], param: str) -> tuple[str, list[int] | None]:
+        """Renders a JSON value, and encodes the special tokens within its texts as ordinary text.
+
+        Args:
+            value: The messages of a chat.
+            render: Makes one text of them, with special tokens of its own.
+            param: The field, for errors.
+
+        Returns:
+            The text, and its ids; None if the whole text is to be encoded as usual.
+
+        Raises:
+            ApiError: special tokens are refused.
+        """
+        self.check(value, param)
+        texts = list(texts_of(value))
+        if self._policy != "escape" or not any(map(self._coder.marked, texts)):
+            return render(value), None
+        mark = next(one for one in MARKS if not any(one in text for text in texts))
+        parts = render(mapped(value, lambda text: mark.join(self._coder.pieces(text)))).split(mark)
+        return "".join(parts), self._coder.joined(parts)
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yields each text of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from texts_of(one)
+
+
+def mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Returns a JSON value with each of its texts changed; the keys stay."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(one, change) for key, one in value.items()}
+    return [mapped(one, change) for one in value] if isinstance(value, list) else value

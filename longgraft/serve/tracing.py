@@ -1,0 +1,111 @@
+"""OpenTelemetry traces: one span per answer, sent to a collector over OTLP/HTTP (extra otel).
+
+The attributes have the names of OpenTelemetry's conventions for generative models, and beside them vLLM's.  A span
+belongs to the trace that the request's headers traceparent and tracestate name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from longgraft.engine.decoder import Step
+from longgraft.serve.jobs import TRACE, End, Running
+
+HEADERS = ("traceparent", "tracestate")
+NANO = 1_000_000_000
+
+
+class Tracing:
+    """A watcher that makes a span of each job when it has ended."""
+
+    def __init__(self, exporter: Any, model: str) -> None:
+        """exporter: an OpenTelemetry span exporter; model: the model's name"""
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        self._provider = TracerProvider(resource=Resource.create({"service.name": "longgraft"}), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer, self._model = self._provider.get_tracer("longgraft"), model
+        self._first: WeakKeyDictionary[Running, float] = WeakKeyDictionary()       # time of the first token
+
+    def stepped(self, running: Running, step: Step, seconds: float) -> None:
+        """Takes note of the first token's time."""
+        if step.tokens:
+            self._first.setdefault(running, time.monotonic())
+
+    def ended(self, running: Running, end: End | None) -> None:
+        """Records a span.  It is sent later, by a thread of its own."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        now, over = time.time_ns(), time.monotonic()
+        since = now - int(NANO * (over - running.since))
+        parent = TraceContextTextMapPropagator().extract(running.trace)
+        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, self._attributes(running, end, over),
+                                       start_time=since)
+        if (first := self._first.get(running)) is not None:
+            span.add_event("first token", timestamp=now - int(NANO * (over - first)))
+        if end is None:
+            span.set_status(Status(StatusCode.ERROR, "decoding failed"))
+        span.end(now)
+
+    def close(self) -> None:
+        """Sends the spans that are left."""
+        self._provider.shutdown()
+
+    def _attributes(self, running: Running, end: End | None, over: float) -> dict[str, Any]:
+        job, sampling = running.job, running.job.sampling
+        found: dict[str, Any] = {
+            "gen_ai.operation.name": "text_completion", "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model, "gen_ai.request.max_tokens": job.max_new_tokens,
+            "gen_ai.request.temperature": float(sampling.temperature), "gen_ai.request.top_p": float(sampling.top_p),
+            "gen_ai.latency.time_in_queue": running.queued, "gen_ai.latency.e2e": over - running.since}
+        if (first := self._first.get(running)) is not None:
+            found["gen_ai.latency.time_to_first_token"] = first - running.since
+        if end is None:
+            return found
+        stats = end.stats
+        return found | {
+            "gen_ai.response.finish_reasons": (end.reason,),
+            "gen_ai.usage.input_tokens": stats.prompt_tokens, "gen_ai.usage.prompt_tokens": stats.prompt_tokens,
+            "gen_ai.usage.output_tokens": stats.new_tokens, "gen_ai.usage.completion_tokens": stats.new_tokens,
+            "gen_ai.latency.time_in_model_prefill": stats.prefill_seconds,
+            "gen_ai.latency.time_in_model_decode": stats.decode_seconds,
+            "longgraft.reused_tokens": stats.reused_tokens, "longgraft.steps": stats.steps, "longgraft.mat": stats.mat}
+
+
+def over_http(endpoint: str, model: str) -> Tracing:
+    """Returns what sends traces to a collector; raises ValueError if the packages are not installed.
+
+    Args:
+        endpoint: The collector's address; without a path, /v1/traces is added.
+        model: The model's name.
+    """
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ValueError(f"Traces need {error.name}. Install it with: pip install longgraft[otel]") from error
+    path = endpoint.partition("://")[2].partition("/")[2]
+    return Tracing(OTLPSpanExporter(endpoint=endpoint if path else endpoint.rstrip("/") + "/v1/traces"), model)
+
+
+class TraceHeaders:
+    """Middleware that keeps the trace headers of a request for the jobs that it submits."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            TRACE.set(trace_of(scope["headers"]))
+        await self.app(scope, receive, send)
+
+
+def trace_of(headers: Any) -> Mapping[str, str]:
+    """Returns the headers that name a trace.  headers: pairs of bytes"""
+    named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
+    return {name: value for name, value in named if name in HEADERS}
