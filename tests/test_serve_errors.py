@@ -92,8 +92,8 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, mes
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "template refuses these messages: no such role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "'image_url'"),
     ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half a character"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages", "calls tools"),
-    ({"messages": HELLO, "tools": [{}]}, "tools", "tools is not supported"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", "is missing"),
+    ({"messages": HELLO, "tools": [{}]}, "tools[0].function", "is missing"),
     ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs", "top_logprobs was given without logprobs"),
     ({"messages": HELLO, "chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "tokenize"),
 ])

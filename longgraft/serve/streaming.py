@@ -57,8 +57,8 @@ class AnswerFormat(Protocol):
     def opening_chunks(self) -> Iterator[Any]:
         """Yields the chunks that come before the first step."""
 
-    def text_chunk(self, text: str, ids: list[int]) -> Any:
-        """Returns the chunk of new text.  ids: the tokens since the last chunk"""
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[Any]:
+        """Yields the chunks of new text.  ids: the tokens since the last chunk"""
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
         """Yields the last chunks.  ids: tokens of the whole answer; rest: those that no chunk contained"""
@@ -115,15 +115,39 @@ async def whole_answers(request: Request, submit: Callable[[Job], JobSteps], job
             one.cancel()
 
 
+@dataclass(frozen=True)
+class EventForm:
+    """The form of an API's events.
+
+    last:   text after the last event
+    named:  events have the name that their field `type` has
+    """
+
+    last: str = DONE
+    named: bool = False
+
+    def event(self, value: Any) -> str:
+        """Returns the text of an event."""
+        return f"event: {value['type']}\n{event_of(value)}" if self.named else event_of(value)
+
+    def error(self, error: ApiError) -> str:
+        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
+        body = error.body
+        return self.event(body | {"sequence_number": 0} | body["error"] | {"type": "error"} if self.named else body)
+
+
+OPENAI_EVENTS, NAMED_EVENTS, ONLY_DATA = EventForm(), EventForm("", named=True), EventForm("")
+
+
 class EventStream(Response):
-    """Server-sent events of one job.  beat: seconds without a chunk until a comment is sent; last: the last event"""
+    """Server-sent events of one job.  beat: seconds without a chunk until a comment is sent"""
 
     media_type = EVENTS
 
-    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, last: str = DONE) -> None:
+    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, events: EventForm = OPENAI_EVENTS) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.running, self.form, self.beat, self.last = running, form, beat, last
+        self.running, self.form, self.beat, self.events = running, form, beat, events
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
         async with cancelled_on_disconnect(receive, self.running):
@@ -139,20 +163,21 @@ class EventStream(Response):
                 async for event in self._parts():
                     yield event
         except Exception as error:
-            yield event_of(ApiError.of(error).body)
-        if self.last:
-            yield self.last
+            yield self.events.error(ApiError.of(error))
+        if self.events.last:
+            yield self.events.last
 
     async def _parts(self) -> AsyncIterator[str]:
         for part in self.form.opening_chunks():
-            yield event_of(part)
+            yield self.events.event(part)
         ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
         async for step in self.running.steps(self.beat):
             if step is not None:
                 read += step.read
                 ids += step.tokens
                 if step.text:
-                    yield event_of(self.form.text_chunk(step.text, ids[sent:]))
+                    for part in self.form.text_chunks(step.text, ids[sent:]):
+                        yield self.events.event(part)
                     sent, sent_at = len(ids), time.monotonic()
                     continue
             if time.monotonic() - sent_at >= self.beat:
@@ -160,7 +185,7 @@ class EventStream(Response):
                 sent_at = time.monotonic()
         assert self.running.end is not None
         for part in self.form.closing_chunks(ids, ids[sent:], self.running.end):
-            yield event_of(part)
+            yield self.events.event(part)
 
 
 def event_of(value: Any) -> str:

@@ -14,10 +14,12 @@ from longgraft.acceptance.shaping import TokenLogprob
 from longgraft.engine.predicted_output import accepted
 from longgraft.serve.jobs import End
 from longgraft.serve.streaming import Answer
+from longgraft.serve.tools.reader import CallReader, Piece
 
 Spelt = Callable[[Sequence[int]], str]
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop",
            "cancelled": "stop"}
+SHOWN = 16      # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class OpenAIFormat:
     """The response and the chunks of one request.
 
     predicted: token ids of the prediction; echo: text before the answer's; layout: layout of a prompt with a suffix;
-    with_ids: each choice has its token ids; spelt: decodes token ids; with_usage: the stream ends with a usage chunk
+    with_ids: each choice has its token ids; spelt: decodes token ids; with_usage: the stream ends with a usage chunk;
+    calls: reads tool calls in the answer; prompt: token ids
     """
 
     kind: Kind
@@ -81,6 +84,8 @@ class OpenAIFormat:
     with_ids: bool = False
     with_usage: bool = False
     spelt: Spelt = lambda ids: ""
+    calls: CallReader = field(default_factory=CallReader)
+    prompt: Sequence[int] = ()
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -88,7 +93,12 @@ class OpenAIFormat:
         """Returns the whole response.  Tokens are counted over all answers; the other costs are the first answer's."""
         choices = []
         for index, answer in enumerate(answers):
-            choice = self._choice(self.kind.message(self.echo + answer.text), answer.ids, REASONS[answer.end.reason])
+            turn = self.calls.whole(answer.text)
+            fields = self.kind.message(self.echo + turn.text)
+            if turn.calls:
+                fields["message"] |= {"content": turn.text or None,
+                                      "tool_calls": [called(call.name, call.arguments) for call in turn.calls]}
+            choice = self._choice(fields, answer.ids, reason(answer.end, bool(turn.calls)))
             given = self.kind.logprobs(answer.logprobs, self.spelt) if answer.logprobs else None
             choices.append(choice | {"index": index, "logprobs": given})
         tokens = usage(answers[0].end, answers[0].ids, self.predicted)
@@ -107,18 +117,32 @@ class OpenAIFormat:
         if self.echo:
             yield self._chunk(self.kind.delta(self.echo))
 
-    def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Returns a chunk of text, often of several tokens."""
-        return self._chunk(self.kind.delta(text), ids)
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
+        """Yields chunks of text and of tool calls, often of several tokens."""
+        deltas = list(map(self._delta, self.calls.push(text)))
+        if not deltas and self.with_ids:
+            deltas = [{"delta": {}}]
+        for number, delta in enumerate(deltas):
+            yield self._chunk(delta, () if number else ids)
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
-        yield self._chunk(self.kind.last, rest, REASONS[end.reason]) | {"longgraft": self._cost(end)}
+        for piece in self.calls.finish():
+            yield self._chunk(self._delta(piece))
+        last = self._chunk(self.kind.last, rest, reason(end, self.calls.calls > 0))
+        yield last | {"longgraft": self._cost(end)}
         if self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": usage(end, ids, self.predicted)}
 
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        """Returns the fields of a chunk's choice."""
+        if piece.text:
+            return self.kind.delta(piece.text)
+        return {"delta": {"tool_calls": [{"index": piece.call} | called(piece.name, piece.arguments)]}}
+
     def _cost(self, end: End) -> dict[str, Any]:
-        return cost(end) | {"sampling": self.sampling.described} | ({"layout": self.layout} if self.layout else {})
+        found = cost(end, self.prompt, self.spelt) | {"sampling": self.sampling.described}
+        return found | ({"layout": self.layout} if self.layout else {})
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
         made = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
@@ -133,6 +157,20 @@ class OpenAIFormat:
                 "choices": choices}
 
 
+def called(name: str, arguments: str) -> dict[str, Any]:
+    """Returns a tool call, or a part of its arguments if it has no name."""
+    if not name:
+        return {"function": {"arguments": arguments}}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+            "function": {"name": name, "arguments": arguments}}
+
+
+def reason(end: End, calls: bool) -> str:
+    """Returns OpenAI's finish reason.  calls: the answer calls tools"""
+    found = REASONS[end.reason]
+    return "tool_calls" if calls and found == "stop" else found
+
+
 def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:
     """Returns token counts, with the reused prompt tokens and the predicted tokens that the answer repeated."""
     stats = end.stats
@@ -144,11 +182,16 @@ def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, A
                                           "rejected_prediction_tokens": others}}
 
 
-def cost(end: End) -> dict[str, Any]:
-    """Returns seconds, steps, and accepted tokens by origin."""
-    stats = end.stats
+def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
+    """Returns seconds, steps, accepted tokens by origin, and where the prompt first differs from a kept one.
+
+    prompt: its token ids; spelt: decodes token ids
+    """
+    stats, at = end.stats, end.stats.first_difference
+    differs = None if at is None else {"token": at, "before": spelt(prompt[max(0, at - SHOWN):at]),
+                                       "after": spelt(prompt[at:at + SHOWN])}
     return {"finish_reason": end.reason, "queued_seconds": end.queued, "prefill_seconds": stats.prefill_seconds,
             "decode_seconds": stats.decode_seconds, "decode_tokens_per_second": stats.decode_tokens_per_second,
-            "reused_tokens": stats.reused_tokens, "steps": stats.steps, "mat": stats.mat,
+            "reused_tokens": stats.reused_tokens, "first_difference": differs, "steps": stats.steps, "mat": stats.mat,
             "tokens_per_step": stats.tokens_per_step, "accepted_by_origin": dict(stats.accepted_by_origin),
             "kinds": dict(stats.kinds)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -41,7 +41,11 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-def check_request(state: State, body: GenerationRequest) -> None:
+class Checked(Protocol):
+    def check_supported(self) -> None: ...
+
+
+def check_request(state: State, body: Checked) -> None:
     """Raises an error for everything that can be refused before the prompt is encoded."""
     try:
         body.check_supported()
@@ -52,7 +56,7 @@ def check_request(state: State, body: GenerationRequest) -> None:
 
 def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
     """Returns the worker's job.  limit: most new tokens; None: as many as are allowed"""
-    sampling = sampling_of(state, body)
+    sampling = sampling_of(state, body, prompt.tool_calls)
     with client_errors("stop"):
         stop = (*body.stops(), *prompt.stop)
     if stop:
@@ -61,7 +65,17 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               seconds=state.options.max_seconds, constraint_field=next(iter(body.constraints()), None))
+               seconds=state.options.max_seconds,
+               constraint_field="tools" if prompt.tool_calls else next(iter(body.constraints()), None))
+
+
+def prepared(state: State, body: Any, encode: Callable[[State, Any], EncodedPrompt], limit: int | None
+             ) -> tuple[EncodedPrompt, Job, Sequence[int]]:
+    """Returns the prompt, the job and the ids of the prediction.  encode: makes the prompt from the request fields"""
+    prompt = encode(state, body)
+    job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
+    # The request's own prediction comes last, because retrievers prefer the last text.
+    return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
 
 
 def several(job: Job, count: int) -> list[Job]:
@@ -75,16 +89,10 @@ def several(job: Job, count: int) -> list[Job]:
 async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
                   encode: Callable[[State, Any], EncodedPrompt], limit: int | None) -> Response:
     """Answers a request, whole or as a stream.  encode: makes the prompt from the request fields"""
-    def prepare() -> tuple[EncodedPrompt, Job, Sequence[int]]:
-        prompt = encode(state, body)
-        job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
-        # The request's own prediction comes last, because retrievers prefer the last text.
-        return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
-
     check_request(state, body)
-    prompt, job, expected = await request.run(prepare, constrained=body.constrained)
+    prompt, job, expected = await request.run(prepared, state, body, encode, limit, constrained=body.constrained)
     form = OpenAIFormat(kind, state.name, job.sampling, expected, prompt.echo, prompt.layout,
-                        bool(body.return_token_ids), body.with_usage_chunk, state.text)
+                        bool(body.return_token_ids), body.with_usage_chunk, state.text, prompt.calls, job.ids)
     if body.stream:
         return EventStream(state.worker.submit(job), form, state.options.beat)
     return JSONResponse(form.response(await whole_answers(request, state.worker.submit, several(job, body.n or 1))))
