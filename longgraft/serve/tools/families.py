@@ -14,8 +14,8 @@ class Family:
     mark, begin, end: stand for an added token if the tokenizer has one of this text
     mark_optional:    calls may lack the mark
     arguments:        the name of the second key
-    tags:             texts that begin the calls; a reader does not see special tokens
-    only_first:       the tags count only where the answer begins
+    tags:             texts that begin the calls anywhere; a reader does not see special tokens
+    bare:             a call is an object with which the answer begins; a reader accepts this in every family
     many:             an answer may have several calls
     in_template:      the chat template writes tools, calls and results
     short_ids:        the template wants ids of nine letters and digits
@@ -31,15 +31,14 @@ class Family:
     after: str = ""
     arguments: str = "arguments"
     mark_optional: bool = False
-    only_first: bool = False
+    bare: bool = False
     many: bool = True
     in_template: bool = True
     short_ids: bool = False
 
 
 HERMES = Family("hermes", ("<tool_call>",), begin="<tool_call>", end="</tool_call>", between="\n")
-LLAMA = Family("llama", ('{"name"',), mark="<|python_tag|>", mark_optional=True, arguments="parameters",
-               only_first=True, many=False)
+LLAMA = Family("llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True, many=False)
 MISTRAL = Family("mistral", ("[TOOL_CALLS]", '[{"name"'), mark="[TOOL_CALLS]", before="[", between=", ", after="]",
                  short_ids=True)
 # For templates that write no tools, or write calls in a form that is not known here.

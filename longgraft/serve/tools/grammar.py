@@ -70,13 +70,13 @@ def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], tex
     anything = r"/(.|\n)*/"
     first = family.begin or (family.mark if family.mark not in added else "") or family.before + '{"name"'
     tag = r"(.|\n)*".join(("", _regex(first), ""))
-    if family.only_first:
+    if family.bare:
         tag = r"\s*\{\s*" + _regex('"name"') + r"(.|\n)*"
     if not text:
         rules.append(f"start: {calls}")
     elif not tools:
         rules.append("start: TEXT")
-    elif family.only_first or family.mark:
+    elif family.bare or family.mark:
         rules.append(f"start: TEXT | {calls}")
     elif family.begin in added:
         rules.append(f"start: TEXT ({calls})?")

@@ -12,6 +12,10 @@ from longgraft.serve.tools.families import Family
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 BETWEEN = " \t\r\n,;[]"     # characters between calls
+FENCE = "```"
+# Beginnings of answers, without blanks, that are read as calls: some models leave the tags of their family out.
+BARE = ('{"name":', '```json{"name":', '```{"name":')
+MOST_BLANKS = 64        # characters at the beginning of an answer that are compared with these
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class Turn:
 class CallReader:
     """Finds the calls of known tools in a growing text.  Everything else is text, also what only resembles a call.
 
+    Calls follow a tag of the family, or are the object with which the answer begins.
+
     family: None if no call is looked for; names: those of the tools
     """
 
@@ -73,6 +79,7 @@ class CallReader:
         self.calls = 0          # calls that have begun
         self._held = ""         # text that is not decided yet
         self._in_calls = self._called = self._begun = False     # behind a tag; behind a call; behind other text
+        self._bare = False      # the answer begins with an object
         self._before = ""       # text from the tag to the present object: shown if that is no call
         self._object: _Object | None = None
 
@@ -115,22 +122,25 @@ class CallReader:
     def _find_tag(self, family: Family) -> str | None:
         """Returns text before a possible tag; None if more text is needed."""
         text = self._held
-        first = family.only_first and not self._begun
-        may = not family.only_first or first
-        places = [(at, tag) for tag in family.tags if may and (at := text.find(tag)) >= 0
-                  and not (family.only_first and text[:at].strip())]
+        if not self._begun:
+            start = re.sub(r"\s+", "", text[:MOST_BLANKS])
+            if start.startswith(BARE):
+                self._in_calls = self._bare = True
+                self._before, self._held = text[:text.index("{")], text[text.index("{"):]
+                return ""
+            if any(bare.startswith(start) for bare in BARE) and len(text) < MOST_BLANKS:
+                return None
+        places = [(at, tag) for tag in family.tags if (at := text.find(tag)) >= 0]
         if places:
             at, tag = min(places)
-            self._in_calls, self._before = True, text[len(text[:at].rstrip()):at]
-            # A tag that is not the beginning of an object belongs to no call.
-            self._held = text[at:] if tag.strip(BETWEEN).startswith("{") else text[at + len(tag):]
-            self._before += text[at:len(text) - len(self._held)]
-            return text[:at].rstrip()
-        held = max((_overlap(text, tag) for tag in family.tags), default=0) if may else 0
+            blank = len(text[:at].rstrip())
+            # A tag with the beginning of an object is part of the call.
+            after = text.index("{", at) if "{" in tag else at + len(tag)
+            self._in_calls, self._before, self._held = True, text[blank:after], text[after:]
+            return text[:blank]
+        held = max((_overlap(text, tag) for tag in family.tags), default=0)
         shown = text[:len(text) - held].rstrip()
-        if first and not shown:
-            return None
-        self._begun = True
+        self._begun |= bool(shown)
         self._held = text[len(shown):]
         return shown or None
 
@@ -139,8 +149,8 @@ class CallReader:
         text = self._held.lstrip(BETWEEN)
         self._before += self._held[:len(self._held) - len(text)]
         self._held = text
-        for mark in filter(None, (family.end, *family.tags)):
-            if not mark.startswith("{") and text.startswith(mark):
+        for mark in filter(None, (family.end, *family.tags, FENCE * self._bare)):
+            if "{" not in mark and text.startswith(mark):
                 self._held = text[len(mark):]
                 self._before = "" if mark == family.end and self._called else self._before + mark
                 return ""
