@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.prefill.cell_tokens import CellTokens
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.devices import sent
@@ -71,6 +72,7 @@ class Prefixes:
         self.bytes = 0
         self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # least recently used first
         self._pinned: dict[bytes, Cell] = {}
+        self._tokens = CellTokens()
         self._ends: dict[bytes, list[tuple[list[int], Cell]]] = {}     # key before -> its short cells (tokens, rows)
 
     def __len__(self) -> int:
@@ -97,6 +99,22 @@ class Prefixes:
                 if (n := _common(tokens, ids[at:most]))]
         return [*found, max(ends, key=lambda cell: cell.tokens)] if ends else found
 
+    def first_difference(self, keys: Sequence[bytes], ids: Sequence[int]) -> int | None:
+        """Returns the place of the first token in which a prompt differs from the kept one that it follows longest.
+
+        None if it differs from none: it continues a kept prompt, is the beginning of one, or nothing is kept.  The last
+        tokens of a prompt, which fill no cell, are not kept.  keys: of the prompt's whole cells
+        """
+        known = next((n for n, key in enumerate(keys) if not self._has(key)), len(keys))
+        before, at = keys[known - 1] if known else b"", known * self.cell
+        rest = ids[at:at + self.cell]
+        ends = [tokens for tokens, _ in self._ends.get(before, ())]
+        others = [*self._tokens.after(before), *ends]
+        # If several have as many equal tokens, one that ends there comes first: the prompt continues it.
+        equal, left = max(((n := _common(other, rest), n - min(len(other), len(rest))) for other in others),
+                          default=(0, 0))
+        return at + equal if left else None
+
     def lacks(self, keys: Sequence[bytes]) -> bool:
         """Tells if the cell of the last of these keys, which begin at a prompt's beginning, should be stored.
 
@@ -115,6 +133,7 @@ class Prefixes:
             if (cell := self._cells.pop(key, None)) is not None:
                 self.bytes -= cell.bytes
             self._pinned.setdefault(key, rows.part(start, start + self.cell))
+            self._tokens.add(keys[start // self.cell - 1] if start else b"", key, ids[start:start + self.cell])
         if whole < len(ids):
             ends = self._ends.setdefault(keys[-1] if keys else b"", [])
             last = list(ids[whole:])
@@ -127,16 +146,24 @@ class Prefixes:
             if key in self._cells:
                 self._cells.move_to_end(key)
 
-    def put(self, keys: Sequence[bytes], cell: Cell) -> None:
-        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell itself."""
+    def put(self, keys: Sequence[bytes], cell: Cell, tokens: Sequence[int]) -> None:
+        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell itself.
+
+        tokens: the cell's
+        """
         self.bytes += cell.bytes
         self._cells[keys[-1]] = cell
+        self._tokens.add(keys[-2] if len(keys) > 1 else b"", keys[-1], tokens)
         self.use(keys)
         while self.bytes > self.most:
-            self.bytes -= self._cells.popitem(last=False)[1].bytes
+            key, evicted = self._cells.popitem(last=False)
+            self.bytes -= evicted.bytes
+            self._tokens.remove(key)
 
     def clear(self) -> None:
         """Drops all cells that are not pinned."""
+        for key in self._cells:
+            self._tokens.remove(key)
         self._cells.clear()
         self.bytes = 0
 
@@ -146,6 +173,7 @@ class PrefixReader:
     """Recalls the known prefix of one prompt, and stores its new cells.
 
     cache: the target's; memories: the method's, in order; all are empty at first
+    first_difference: as in `Prefixes.first_difference`, when the prompt arrived
     """
 
     prefixes: Prefixes
@@ -153,9 +181,11 @@ class PrefixReader:
     cache: KVCache
     memories: Sequence[Memory]
     keys: Sequence[bytes] = field(init=False)
+    first_difference: int | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.keys = self.prefixes.keys(self.ids)
+        self.first_difference = self.prefixes.first_difference(self.keys, self.ids)
         self._caches = caches(self.cache, self.memories)
         self._wants = reported(self.memories)
         self._reports: Rows = {}        # of the tokens after the last whole cell
@@ -196,13 +226,14 @@ class PrefixReader:
         if not self.prefixes.most:
             return
         self._reports = joined([self._reports, rows_of(seen, self._wants)])
-        cell, end = self.prefixes.cell, self.cache.length
-        if self.cache.stateful and (end + 1) % cell == 0:
-            self._states[end // cell] = dict(self.cache.states)
-        for number in range((end - len(seen.tree)) // cell, end // cell):
+        cell, length = self.prefixes.cell, self.cache.length
+        if self.cache.stateful and (length + 1) % cell == 0:
+            self._states[length // cell] = dict(self.cache.states)
+        for number in range((length - len(seen.tree)) // cell, length // cell):
             taken, self._reports = _split(self._reports, cell)
             if self.prefixes.lacks(self.keys[:number + 1]):
-                self.prefixes.put(self.keys[:number + 1], self._cell(number, taken))
+                start, end = number * cell, (number + 1) * cell
+                self.prefixes.put(self.keys[:number + 1], self._cell(number, taken), self.ids[start:end])
 
     def _cell(self, number: int, reports: Rows) -> Cell:
         start, end = number * self.prefixes.cell, (number + 1) * self.prefixes.cell

@@ -21,6 +21,21 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # tools, messages and responses
+    Mutation("a required call may be text", "_with_calls", "not body.must_call, body.many_calls", "True, body.many_calls", "test_tools.py::test_a_required_call_is_answered_as_openai_answers_it"),
+    Mutation("text may look like a call", "grammar:grammar", 'rules.append(f"TEXT: {anything} & ~/{tag}/")', 'rules.append(f"TEXT: {anything}")', "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
+    Mutation("an answer calls without end", "grammar:grammar", "{{0,{MOST_CALLS - 1}}}", "*", "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
+    Mutation("an unknown tool is called", "CallReader._read_object", "if name in self.names:", "if name:", "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split"),
+    Mutation("the beginning of a tag is shown", "CallReader._find_tag", "text[:len(text) - held].rstrip()", "text.rstrip()", "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split"),
+    Mutation("a brace in a string ends the arguments", "_Object.take", "self._in_string = True", "pass", "test_tools.py::test_an_answer_is_read_as_text_and_calls_wherever_it_is_split"),
+    Mutation("a chat with calls stops like any other", "openai_answers:reason", 'return "tool_calls" if calls and found == "stop" else found', "return found", "test_tools.py::test_a_required_call_is_answered_as_openai_answers_it"),
+    Mutation("the fixed parts of a call are not proposed", "Shaping.fitted", "while waiting and len(tree) < budget", "while False and len(tree) < budget", "test_tools.py::test_a_required_call_is_answered_as_openai_answers_it"),
+    Mutation("results of tools come after the user's text", "messages_fields:_other", 'rest = [block for block in content if block.type != "tool_result"]\n    for block in content:', 'rest = [block for block in content if block.type != "tool_result"]\n    for block in ():', "test_agents.py::test_calls_and_results_are_the_same_conversation_in_all_apis"),
+    Mutation("a message's usage counts cached tokens twice", "messages_answers:usage", "stats.prompt_tokens - stats.reused_tokens", "stats.prompt_tokens", "test_agents.py::test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs"),
+    Mutation("blocks of a message stay open", "Blocks._events", "yield from self._close()\n", "pass\n", "test_agents.py::test_the_events_of_a_message_build_the_whole_one"),
+    Mutation("events of a response have no order", "ResponsesFormat._event", "self._sent += 1", "self._sent = 1", "test_agents.py::test_the_events_of_a_response_build_the_whole_one"),
+    Mutation("the first difference is that of any kept prompt", "Prefixes.first_difference", "at + equal if left else None", "at if left else None", "test_prefixes.py::test_the_first_difference_is_that_to_the_prompt_that_is_followed_longest"),
+    Mutation("evicted cells are compared with", "Prefixes.put", "self._tokens.remove(key)", "pass", "test_prefixes.py::test_evicted_cells_differ_from_nothing"),
     # layers that carry a state, latents and sinks; quantised weights
     Mutation("a quantised weight is asked for one sum", "parts", 'not hasattr(tensor, "__tensor_flatten__")', "True", "test_weights.py::test_quantised_weights_decode_and_are_checked_by_their_parts"),
     Mutation("packed integers are taken for a gate's dtype", "gate_of", "(dtype := dtype_of(module)) not in DTYPES", "(dtype := dtype_of(module)) is None", "test_fused.py::test_a_product_of_packed_integers_is_left_alone"),

@@ -150,7 +150,7 @@ def test_a_cell_without_the_one_before_it_is_not_kept():
     keys = prefixes.keys(BEGINS)
     assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [True, False, False]
     for n in (1, 2):
-        prefixes.put(keys[:n], cell)
+        prefixes.put(keys[:n], cell, BEGINS[(n - 1) * CELL:n * CELL])
     assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3, 4)] == [False, False, True, False]
     prefixes.clear()
     prefixes.pin(BEGINS[:CELL], cell)
@@ -166,9 +166,9 @@ def numbered(n: int) -> Cell:
 def test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token():
     prefixes, keys, other = Prefixes(2 ** 30, CELL), Prefixes(0, CELL).keys(BEGINS), toy_prompt(CELL, seed=4)
     for seed in (4, 5):
-        prefixes.put(prefixes.keys(toy_prompt(CELL, seed=seed)), numbered(CELL))
+        prefixes.put(prefixes.keys(kept := toy_prompt(CELL, seed=seed)), numbered(CELL), kept)
     room = prefixes.bytes
-    prefixes.put(keys[:1], numbered(CELL))
+    prefixes.put(keys[:1], numbered(CELL), BEGINS[:CELL])
     for end in (40, 40, 36, 2 * CELL):
         prefixes.pin(BEGINS[:end], numbered(end))
         assert (prefixes.bytes, len(prefixes)) == (room, 2)
@@ -224,3 +224,40 @@ def test_a_request_that_fails_while_recalling_leaves_no_partial_state(monkeypatc
     assert request.finish_reason == "cancelled" and len(session.engine.prefixes) == cells
     monkeypatch.undo()
     assert alike(session, bare, PROMPTS[1:4]) == [63, 0, 31]
+
+
+def test_the_first_difference_is_that_to_the_prompt_that_is_followed_longest():
+    prefixes = Prefixes(2 ** 30, CELL)
+
+    def first(ids):
+        return prefixes.first_difference(prefixes.keys(ids), ids)
+
+    def put(ids):
+        keys = prefixes.keys(ids)
+        for n in range(1, len(keys) + 1):
+            if prefixes.lacks(keys[:n]):
+                prefixes.put(keys[:n], numbered(CELL), ids[(n - 1) * CELL:n * CELL])
+    assert first(BEGINS) is None        # nothing is kept
+    put(BEGINS)
+    assert [first(BEGINS), first(BEGINS[:CELL + 3]), first([*BEGINS, 1, 2])] == [None] * 3
+    for place in (0, 5, CELL - 1, CELL, CELL + 7):
+        changed = [*BEGINS]
+        changed[place] += 1
+        assert first(changed) == place
+    near = [*BEGINS[:5], BEGINS[5] + 1, *BEGINS[6:]]
+    put(near)
+    assert first([*near[:9], near[9] + 1, *near[10:]]) == 9
+    prefixes.pin(BEGINS[:CELL + 4], numbered(CELL + 4))
+    continued = [*BEGINS[:CELL + 4], BEGINS[CELL + 4] + 1, *BEGINS[CELL + 5:]]
+    assert first(continued) is None
+    prefixes.clear()
+    assert first(near) == 5 and first([BEGINS[0] + 1] * 40) == 0
+
+
+def test_evicted_cells_differ_from_nothing():
+    cell = numbered(CELL)
+    prefixes, other = Prefixes(cell.bytes, CELL), [token + 1 for token in BEGINS]
+    for ids in (BEGINS, other):
+        prefixes.put(prefixes.keys(ids)[:1], cell, ids[:CELL])
+    assert prefixes.first_difference(prefixes.keys(other), other) is None
+    assert prefixes.first_difference(prefixes.keys(BEGINS), BEGINS) == 0

@@ -31,14 +31,15 @@ NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not install
 LIMITS: Any = {"step_max_items": 30_000, "initial_lexer_fuel": 300_000, "step_lexer_fuel": 100_000,
                "max_grammar_size": 100_000, "verbose_errors": False}
 # Parser items at one place of the text. In an ambiguous grammar, which a schema never is, their work grows cubically.
-MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500}
+# A grammar of tool calls is made of schemas, and has an item for each tool.
+MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500, "tool_calls": 4000}
 MOST_OPTIONAL = 480     # properties of one object: llguidance makes four items of each, and a few more
 FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looked at by then is not proposed
 FEW = 4             # texts among which a choice is proposed as a whole
 MOST_READ = 64      # tokens that may come next, for their texts to be compared
 END = "<|an answer's end|>"
 # Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for each token.
-MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15}
+MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15, "tool_calls": 2 ** 20}
 # CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
 CONVERT_SECONDS = 2
 # Runs in a process of its own, which the system ends after these seconds.
@@ -153,7 +154,7 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
     """Returns the constraint of one answer.
 
     Args:
-        name: json_schema, regex (Rust's syntax) or grammar (Lark or GBNF).
+        name: json_schema, regex (Rust's syntax), grammar (Lark or GBNF) or tool_calls (Lark with checked schemas).
         text: the schema, expression or grammar.
         tokenizer: the target's tokenizer.
         vocab_size: number of the target's logits.
@@ -186,7 +187,7 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
 
     def compiled() -> Any:
         source = (_of_schema(text) if name == "json_schema" else LLMatcher.grammar_from_regex(text) if name == "regex"
-                  else LLMatcher.grammar_from_lark(_as_lark(text)))
+                  else LLMatcher.grammar_from_lark(text if name == "tool_calls" else _as_lark(text)))
         limits = LLParserLimits(max_items_in_row=MOST_ITEMS[name], **LIMITS)
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
@@ -202,13 +203,19 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
 
 
 def _of_schema(text: str) -> str:
-    """Convert a JSON schema; ValueError where an object has too many optional properties, wherever it is nested."""
+    """Convert a JSON schema."""
     from llguidance import LLMatcher
 
     try:
-        waiting = [json.loads(text)]
+        check_schema(json.loads(text))
     except RecursionError as error:
         raise ValueError("it nests too deeply") from error
+    return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
+
+
+def check_schema(schema: Any) -> None:
+    """Raise ValueError where an object of a schema has too many optional properties, wherever it is nested."""
+    waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
@@ -220,7 +227,6 @@ def _of_schema(text: str) -> str:
                     raise ValueError(f"an object has {optional:,} optional properties, and {MOST_OPTIONAL} are allowed")
         elif isinstance(part, list):
             waiting += part
-    return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
 
 
 def _as_lark(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from longgraft.acceptance.constraints import MOST_TEXT
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
 
-CONSTRAINTS = ("json_schema", "regex", "grammar")
+CONSTRAINTS = ("json_schema", "regex", "grammar", "tool_calls")
 MOST_LOGPROBS = 20      # OpenAI's limit
 MOST_BIAS = 1e9         # -1e9 forbids a token, and its sum with a logit stays finite in float32
 MOST_REPETITION = 1e3   # largest repetition penalty; the smallest is its reciprocal
@@ -24,9 +24,10 @@ class LogitOptions:
 
     Attributes:
         json_schema: text or a mapping; the answer is one line, spaced like Python's json.dumps output.  At most one of
-            json_schema, regex and grammar may be given.
+            json_schema, regex, grammar and tool_calls may be given.
         regex: an expression in Rust's syntax that the whole answer must match.
         grammar: a grammar in Lark or GBNF syntax.
+        tool_calls: a grammar of text and tool calls in Lark syntax, as `longgraft.serve.tools` makes it.
         logit_bias: token id -> number that is added to its logit, from -1e9 (forbids the token) to 1e9.
         repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens in the prompt or
             the answer (as in transformers); 1 turns it off.
@@ -44,6 +45,7 @@ class LogitOptions:
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
+    tool_calls: str | None = None
     logit_bias: Mapping[int, float] | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -152,8 +154,8 @@ class Sampling(LogitOptions):
 
     @property
     def described(self) -> dict[str, Any]:
-        """All that an answer depends on but a recording, for JSON."""
-        return self.drawn | self.shaped
+        """All that an answer depends on but a recording and the grammar of tool calls, for JSON."""
+        return self.drawn | {name: value for name, value in self.shaped.items() if name != "tool_calls"}
 
     def _check_replay(self, replay: Sequence[int], given: list[str]) -> None:
         if given:

@@ -62,9 +62,11 @@ class Request:
     def stats(self) -> Stats:
         """Costs and acceptance so far."""
         return self.decoder.tally.stats(
-            prompt_tokens=len(self._ids), reused_tokens=self._reused, prefill_seconds=self._prefill_seconds,
-            decode_seconds=sum(self._seconds.values()), seconds_by_part=dict(self._seconds),
-            forwards=dict(self._forwards), peak_memory_bytes=self._peak)
+            prompt_tokens=len(self._ids), reused_tokens=self._reused,
+            first_difference=None if self.reader is None else self.reader.first_difference,
+            prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._seconds.values()),
+            seconds_by_part=dict(self._seconds), forwards=dict(self._forwards),
+            peak_memory_bytes=self._peak)
 
     @property
     def unread(self) -> int:

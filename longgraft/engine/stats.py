@@ -37,6 +37,8 @@ class Stats:
         peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last began.
         reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
         proposed_by_depth: Number of proposed nodes at each depth of the trees, from depth 1.
+        first_difference: Place of the first token in which the prompt differs from the kept prompt that it follows
+            longest; None if it continues a kept prompt, or if none is kept.
     """
 
     prompt_tokens: int = 0
@@ -54,6 +56,7 @@ class Stats:
     peak_memory_bytes: int = 0
     reused_tokens: int = 0
     proposed_by_depth: tuple[int, ...] = ()
+    first_difference: int | None = None
 
     @property
     def steps(self) -> int:
@@ -79,7 +82,7 @@ class Stats:
         return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON."""
+        """Returns plain values for JSON, without what depends on other requests."""
         return {
             "prompt_tokens": self.prompt_tokens, "reused_tokens": self.reused_tokens, "new_tokens": self.new_tokens,
             "steps": self.steps,

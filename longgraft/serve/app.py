@@ -15,12 +15,12 @@ from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install_handlers
 from longgraft.serve.formats.request_fields import default_sampling
 from longgraft.serve.options import Serving
-from longgraft.serve.routes import infill, live_page, llamacpp, metrics, models, openai, tokenize
+from longgraft.serve.routes import infill, live_page, llamacpp, messages, metrics, models, openai, responses, tokenize
 from longgraft.serve.state import State
 from longgraft.serve.tracing import TraceHeaders, over_http
 from longgraft.serve.worker import Worker
 
-ROUTERS = (models, openai, infill, llamacpp, tokenize, live_page, metrics)
+ROUTERS = (models, openai, responses, messages, infill, llamacpp, tokenize, live_page, metrics)
 
 
 def make_app(session: Session, options: Serving | None = None) -> FastAPI:

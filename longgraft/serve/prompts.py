@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -13,6 +14,10 @@ from longgraft.completion.snippets import Cursor
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, GenerationRequest
 from longgraft.serve.state import State
+from longgraft.serve.tools.families import Family, family_of
+from longgraft.serve.tools.grammar import grammar
+from longgraft.serve.tools.reader import CallReader
+from longgraft.serve.tools.rendering import rendered
 
 # Arguments of a chat template that the server sets itself.
 RESERVED = {"messages", "conversation", "tokenize", "return_dict", "return_tensors", "add_generation_prompt",
@@ -27,6 +32,8 @@ class EncodedPrompt:
     echo:        the prompt as text, if the request has `echo`
     layout:      layout of a prompt with a suffix: fim or left-to-right
     predictions: token ids of texts that the prompt does not show and the answer may repeat
+    calls:       reads tool calls in the answer
+    tool_calls:  the grammar that the answer must follow for its tool calls
     """
 
     ids: list[int]
@@ -35,6 +42,8 @@ class EncodedPrompt:
     echo: str = ""
     layout: str = ""
     predictions: tuple[Sequence[int], ...] = ()
+    calls: CallReader = field(default_factory=CallReader)
+    tool_calls: str | None = None
 
 
 def completions(state: State, body: CompletionRequest) -> list[EncodedPrompt]:
@@ -84,27 +93,43 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
         return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
 
 
-def sampling_of(state: State, body: GenerationRequest) -> Sampling:
+def sampling_of(state: State, body: GenerationRequest, tool_calls: str | None = None) -> Sampling:
     """Returns the request's sampling, after checking that the session supports it.
 
     Raises ApiError about the wrong field, whose name is the first word of the error.
+
+    tool_calls: the grammar of the answer's tool calls
     """
-    field = ""
+    about = ""
     try:
         sampling = body.sampling(state.default_sampling)
-        field = next(iter(body.constraints()), "")
+        about = next(iter(body.constraints()), "")
+        if tool_calls is not None:
+            if about:
+                raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one out, or set "
+                                 "tool_choice to none.")
+            sampling, about = replace(sampling, tool_calls=tool_calls), "tools"
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
-        first = str(error).partition(" ")[0]
-        raise ApiError(400, str(error), field if first in CONSTRAINTS and field else first) from error
+        first, _, rest = str(error).partition(" ")
+        message = f"tools {rest}" if first == "tool_calls" else str(error)
+        raise ApiError(400, message, about if first in CONSTRAINTS and about else first) from error
     return sampling
 
 
 def chat(state: State, body: ChatRequest) -> EncodedPrompt:
-    """Encodes messages with the model's chat template."""
+    """Encodes messages with the model's chat template, and prepares for the calls that the answer may have."""
     text, ids = chat_text(state, body)
-    return EncodedPrompt(state.ids(text, "messages") if ids is None else ids)
+    tokenizer = state.need_template("messages")
+    family = family_of(tokenizer.get_chat_template(tools=shown_tools(body) or None))
+    return _with_calls(EncodedPrompt(state.ids(text, "messages") if ids is None else ids), body, family,
+                       tokenizer.get_added_vocab())
+
+
+def shown_tools(body: ChatRequest) -> list[dict[str, Any]]:
+    """Returns the tools that a chat template shows."""
+    return [tool.for_template() for tool in body.tools or ()]
 
 
 def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
@@ -116,13 +141,32 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
     if taken := RESERVED & set(kwargs):
         raise ApiError(400, f"chat_template_kwargs sets {min(taken)}, which the server sets itself. Leave it out.",
                        "chat_template_kwargs")
+    shown = shown_tools(body)
+    messages, more = rendered(family_of(tokenizer.get_chat_template(tools=shown or None)), messages, shown)
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
     try:
         return special.rendered(messages, lambda given: tokenizer.apply_chat_template(
-            given, add_generation_prompt=True, tokenize=False, **kwargs), "messages")
+            given, add_generation_prompt=True, tokenize=False, **more, **kwargs), "messages")
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ApiError(400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.",
                        "messages") from error
+
+
+def _with_calls(prompt: EncodedPrompt, body: ChatRequest, family: Family, added: Mapping[str, int]) -> EncodedPrompt:
+    """Adds the reader and the grammar of the tool calls that the answer may have.
+
+    added: ids of the tokenizer's added tokens
+    """
+    with client_errors("tool_choice"):
+        tools = body.callable_tools()
+    if not body.tools or (not tools and body.constraints()):
+        return prompt
+    reader = CallReader(family if tools else None, [tool.name for tool in tools])
+    if not body.must_call and find_spec("llguidance") is None:
+        return replace(prompt, calls=reader)        # calls are read as the model writes them
+    with client_errors("tools"):
+        rules = grammar(family, tools, added, not body.must_call, body.many_calls)
+    return replace(prompt, calls=reader, tool_calls=rules)
 
 
 def prediction_ids(state: State, body: GenerationRequest) -> list[int]:

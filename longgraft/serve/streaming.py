@@ -55,8 +55,8 @@ class AnswerFormat(Protocol):
     def opening_chunks(self) -> Iterator[Any]:
         """Yields the chunks that come before the first step."""
 
-    def text_chunk(self, text: str, ids: list[int]) -> Any:
-        """Returns the chunk of new text.  ids: the tokens since the last chunk"""
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[Any]:
+        """Yields the chunks of new text.  ids: the tokens since the last chunk"""
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
         """Yields the last chunks.  ids: tokens of the whole answer; rest: those that no chunk contained"""
@@ -104,19 +104,43 @@ async def whole_answers(request: Request, jobs: Sequence[JobSteps]) -> list[Answ
             one.cancel()
 
 
+@dataclass(frozen=True)
+class EventForm:
+    """The form of an API's events.
+
+    last:   text after the last event
+    named:  events have the name that their field `type` has
+    """
+
+    last: str = DONE
+    named: bool = False
+
+    def event(self, value: Any) -> str:
+        """Returns the text of an event."""
+        return f"event: {value['type']}\n{event_of(value)}" if self.named else event_of(value)
+
+    def error(self, error: ApiError) -> str:
+        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
+        body = error.body
+        return self.event(body | {"sequence_number": 0} | body["error"] | {"type": "error"} if self.named else body)
+
+
+OPENAI_EVENTS, NAMED_EVENTS, ONLY_DATA = EventForm(), EventForm("", named=True), EventForm("")
+
+
 class EventStream(Response):
     """Server-sent events of one job, or of several, mixed as they come.
 
-    beat: seconds without a chunk until a comment is sent; last: the last event; others: the other jobs
+    beat: seconds without a chunk until a comment is sent; others: the other jobs
     """
 
     media_type = EVENTS
 
-    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, last: str = DONE,
+    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, events: EventForm = OPENAI_EVENTS,
                  others: Sequence[tuple[JobSteps, AnswerFormat]] = ()) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.answers, self.beat, self.last = [(running, form), *others], beat, last
+        self.answers, self.beat, self.events = [(running, form), *others], beat, events
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
         async with cancelled_on_disconnect(receive, *(running for running, _ in self.answers)):
@@ -129,25 +153,26 @@ class EventStream(Response):
         """Yields all events.  An error after the first byte is an event, because the status has been sent."""
         try:
             with client_errors(constraint=self.answers[0][0].job.constraint_field):
-                async for event in mixed([parts(*answer, self.beat) for answer in self.answers]):
+                async for event in mixed([parts(*answer, self.beat, self.events) for answer in self.answers]):
                     yield event
         except Exception as error:
-            yield event_of(ApiError.of(error).body)
-        if self.last:
-            yield self.last
+            yield self.events.error(ApiError.of(error))
+        if self.events.last:
+            yield self.events.last
 
 
-async def parts(running: JobSteps, form: AnswerFormat, beat: float) -> AsyncIterator[str]:
+async def parts(running: JobSteps, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
     """Yields the events of one job's chunks, and comments."""
     for part in form.opening_chunks():
-        yield event_of(part)
+        yield events.event(part)
     ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
     async for step in running.steps(beat):
         if step is not None:
             read += step.read
             ids += step.tokens
             if step.text:
-                yield event_of(form.text_chunk(step.text, ids[sent:]))
+                for part in form.text_chunks(step.text, ids[sent:]):
+                    yield events.event(part)
                 sent, sent_at = len(ids), time.monotonic()
                 continue
         if time.monotonic() - sent_at >= beat:
@@ -155,7 +180,7 @@ async def parts(running: JobSteps, form: AnswerFormat, beat: float) -> AsyncIter
             sent_at = time.monotonic()
     assert running.end is not None
     for part in form.closing_chunks(ids, ids[sent:], running.end):
-        yield event_of(part)
+        yield events.event(part)
 
 
 async def mixed(sources: Sequence[AsyncIterator[str]]) -> AsyncIterator[str]:

@@ -92,7 +92,7 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _answer_exception(request: Request, error: Exception) -> JSONResponse:
-    return ApiError.of(error).response()
+    return _response(request, ApiError.of(error))
 
 
 def _answer_http_exception(request: Request, error: Any) -> JSONResponse:
@@ -101,9 +101,16 @@ def _answer_http_exception(request: Request, error: Any) -> JSONResponse:
              "allowed": (error.headers or {}).get("Allow", "others")}
     sentence = SENTENCES.get(error.status_code)
     message = sentence.format(**facts) if sentence else f"{str(error.detail).rstrip('.')}."
-    return ApiError(error.status_code, message, headers=error.headers).response()
+    return _response(request, ApiError(error.status_code, message, headers=error.headers))
 
 
 def _answer_invalid_body(request: Request, error: Any) -> JSONResponse:
     """Answers FastAPI's own validation error: the body is empty, or of another type."""
-    return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.").response()
+    message = "The body must be a JSON object, sent with Content-Type: application/json."
+    return _response(request, ApiError(400, message))
+
+
+def _response(request: Request, error: ApiError) -> JSONResponse:
+    """Returns the response; Anthropic's API has a further field, and the same names of errors."""
+    more = {"type": "error"} if request.url.path.startswith("/v1/messages") else {}
+    return JSONResponse(error.body | more, error.status_code, error.headers)

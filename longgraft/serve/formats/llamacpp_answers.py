@@ -49,9 +49,9 @@ class LlamaCppFormat:
         """Returns no chunks."""
         return iter(())
 
-    def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Returns a chunk of text, often of several tokens."""
-        return {"index": 0, "content": "" if self._only_reads else text, "tokens": [] if self._only_reads else ids,
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
+        """Yields a chunk of text, often of several tokens."""
+        yield {"index": 0, "content": "" if self._only_reads else text, "tokens": [] if self._only_reads else ids,
                 "stop": False, "id_slot": 0, "tokens_evaluated": len(self.laid.ids)}
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:

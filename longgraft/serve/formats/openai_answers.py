@@ -14,10 +14,14 @@ from longgraft.serve.formats.logprobs import Fields, LogprobSeries, chat_logprob
 from longgraft.serve.formats.request_figures import metrics, timings
 from longgraft.serve.jobs import End
 from longgraft.serve.streaming import Answer
+from longgraft.serve.tools.reader import CallReader, Piece
 from longgraft.serve.turns import Turn
+
+Spelt = Callable[[Sequence[int]], str]
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop",
            "cancelled": "stop"}
+SHOWN = 16      # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class OpenAIFormat:
 
     turn: the answer's job; predicted: token ids of the prediction; echo: text before the answer's; layout: layout of a
     prompt with a suffix; with_ids: each choice has its token ids; logprobs: those that are still to be given;
-    with_usage: the stream ends with a usage chunk; index: the answer's place in the request; usage: the counts of all
+    with_usage: the stream ends with a usage chunk; index: the answer's place in the request; usage: the counts of all;
+    calls: reads tool calls in the answer; spelt: decodes token ids
     """
 
     kind: Kind
@@ -90,6 +95,8 @@ class OpenAIFormat:
     logprobs: LogprobSeries = field(default_factory=LogprobSeries)
     index: int = 0
     usage: Usage = field(default_factory=Usage)
+    calls: CallReader = field(default_factory=CallReader)
+    spelt: Spelt = lambda ids: ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -100,8 +107,12 @@ class OpenAIFormat:
         """
         choices = []
         for form, answer in zip([self, *others], answers, strict=True):
-            message = form.kind.message(form.echo + answer.text)
-            choices.append(form._choice(message, answer.ids, REASONS[answer.end.reason]))
+            turn = form.calls.whole(answer.text)
+            fields = form.kind.message(form.echo + turn.text)
+            if turn.calls:
+                fields["message"] |= {"content": turn.text or None,
+                                      "tool_calls": [called(call.name, call.arguments) for call in turn.calls]}
+            choices.append(form._choice(fields, answer.ids, reason(answer.end, bool(turn.calls))))
             form._count(answer.end, answer.ids)
         return self._object(self.kind.name, choices) | {"usage": self.usage.fields,
                                                         **self._figures(answers[0].end)}
@@ -113,16 +124,28 @@ class OpenAIFormat:
         if self.echo and not self._held:
             yield self._chunk(self.kind.delta(self.echo))
 
-    def text_chunk(self, text: str, ids: list[int]) -> dict[str, Any]:
-        """Returns a chunk of text, often of several tokens."""
-        return self._chunk(self.kind.delta(self._held + text), ids)
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
+        """Yields chunks of text and of tool calls, often of several tokens."""
+        deltas = list(map(self._delta, self.calls.push(self._held + text)))
+        if not deltas and (self.with_ids or self.turn.job.sampling.logprobs is not None):
+            deltas = [{"delta": {}}]
+        for number, delta in enumerate(deltas):
+            yield self._chunk(delta, () if number else ids)
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
+        for piece in self.calls.finish():
+            yield self._chunk(self._delta(piece))
         fields = self.kind.delta(self._held) if self._held else self.kind.last
-        yield self._chunk(fields, rest, REASONS[end.reason]) | self._figures(end)
+        yield self._chunk(fields, rest, reason(end, self.calls.calls > 0)) | self._figures(end)
         if self._count(end, ids) and self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        """Returns the fields of a chunk's choice."""
+        if piece.text:
+            return self.kind.delta(piece.text)
+        return {"delta": {"tool_calls": [{"index": piece.call} | called(piece.name, piece.arguments)]}}
 
     def _count(self, end: End, ids: Sequence[int]) -> bool:
         return self.usage.add(usage(end, ids, self.predicted), self.turn.leader is self.turn)
@@ -135,7 +158,8 @@ class OpenAIFormat:
 
     def _figures(self, end: End) -> dict[str, Any]:
         """Returns the costs of an answer, in the fields of this server, of llama.cpp and of vLLM."""
-        own = cost(end) | {"sampling": self.sampling.described} | ({"layout": self.layout} if self.layout else {})
+        own = cost(end, self.turn.job.ids, self.spelt) | {"sampling": self.sampling.described}
+        own |= {"layout": self.layout} if self.layout else {}
         return {"longgraft": own, "timings": timings(end.stats, end.stats.new_tokens), "metrics": metrics(end.stats)}
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
@@ -152,6 +176,20 @@ class OpenAIFormat:
                 "choices": choices}
 
 
+def called(name: str, arguments: str) -> dict[str, Any]:
+    """Returns a tool call, or a part of its arguments if it has no name."""
+    if not name:
+        return {"function": {"arguments": arguments}}
+    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
+            "function": {"name": name, "arguments": arguments}}
+
+
+def reason(end: End, calls: bool) -> str:
+    """Returns OpenAI's finish reason.  calls: the answer calls tools"""
+    found = REASONS[end.reason]
+    return "tool_calls" if calls and found == "stop" else found
+
+
 def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:
     """Returns token counts, with the reused prompt tokens and the predicted tokens that the answer repeated."""
     stats = end.stats
@@ -163,11 +201,16 @@ def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, A
                                           "rejected_prediction_tokens": others}}
 
 
-def cost(end: End) -> dict[str, Any]:
-    """Returns seconds, steps, and accepted tokens by origin."""
-    stats = end.stats
+def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
+    """Returns seconds, steps, accepted tokens by origin, and where the prompt first differs from a kept one.
+
+    prompt: its token ids; spelt: decodes token ids
+    """
+    stats, at = end.stats, end.stats.first_difference
+    differs = None if at is None else {"token": at, "before": spelt(prompt[max(0, at - SHOWN):at]),
+                                       "after": spelt(prompt[at:at + SHOWN])}
     return {"finish_reason": end.reason, "queued_seconds": end.queued, "prefill_seconds": stats.prefill_seconds,
             "decode_seconds": stats.decode_seconds, "decode_tokens_per_second": stats.decode_tokens_per_second,
-            "reused_tokens": stats.reused_tokens, "steps": stats.steps, "mat": stats.mat,
+            "reused_tokens": stats.reused_tokens, "first_difference": differs, "steps": stats.steps, "mat": stats.mat,
             "tokens_per_step": stats.tokens_per_step, "accepted_by_origin": dict(stats.accepted_by_origin),
             "kinds": dict(stats.kinds)}

@@ -17,6 +17,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
 from longgraft.serve.formats.logit_fields import LogitFields
+from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
 
 CHOICES = 16        # most answers of a request
 STOPS = 64          # most stop strings: each is searched for in every piece of text
@@ -63,14 +64,20 @@ class Message(BaseModel):
 
     role: str
     content: str | ContentParts | None = None
-    tool_calls: list[Any] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MESSAGES)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
 
-    def for_template(self) -> dict[str, str]:
+    def for_template(self) -> dict[str, Any]:
         """Returns the message for a chat template; raises ValueError for content other than text."""
-        if self.tool_calls:
-            raise ValueError("A message calls tools, which this server does not support. Leave tool_calls out.")
         # Templates do not know developer, OpenAI's newer name of the role system.
-        return {"role": "system" if self.role == "developer" else self.role, "content": text_of(self.content)}
+        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role,
+                                 "content": text_of(self.content)}
+        if self.tool_calls:
+            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.role == "tool":
+            found |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return found
 
 
 class Prediction(BaseModel):
@@ -232,13 +239,18 @@ class CompletionRequest(GenerationRequest):
         return DEFAULT_TOKENS if self.token_limit is None else self.token_limit
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(GenerationRequest, ToolFields):
     """A request to /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
     logprobs: bool | None = Field(None, description="Log-probabilities of the tokens")
     top_logprobs: int | None = Field(None, description="And of so many most probable ones; needs logprobs")
+
+    @property
+    def constrained(self) -> bool:
+        """True if there may be a constraint to compile; tools have one."""
+        return super().constrained or bool(self.tools)
 
     def logit_options(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:

@@ -26,7 +26,7 @@ from longgraft.serve.prompts import prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
-from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answer
+from longgraft.serve.streaming import JSON_OR_EVENTS, ONLY_DATA, EventStream, whole_answer
 
 PROJECT = "myproject"       # llama.cpp's name of the repository, for layouts that name it
 NAME = "filename"           # llama.cpp's name of the file at the cursor
@@ -82,7 +82,7 @@ async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, la
     running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
     form = LlamaCppFormat(state, body, laid, prompt, running)
     if body.stream:
-        return EventStream(running, form, state.options.beat, last="")
+        return EventStream(running, form, state.options.beat, ONLY_DATA)
     return JSONResponse(form.response(await whole_answer(request, running)))
 
 

@@ -22,6 +22,8 @@ REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "ti
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
+PLACES = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0)        # limits of buckets in tokens
+
 
 def router(state: State) -> APIRouter:
     routes, counts = APIRouter(), RequestMetrics(state)
@@ -53,6 +55,9 @@ class RequestMetrics:
         self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked up among earlier "
                                      "prompts.")
         self.hits = self._counter("prefix_cache_hits", "Tokens of prompts that were found there and not read again.")
+        self.differs = self._histogram("prefix_cache_first_difference_tokens", "Place of the first token in which a "
+                                       "prompt differs from the kept prompt that it follows longest; prompts that "
+                                       "continue a kept one are left out.", PLACES)
         self.first = self._histogram("time_to_first_token_seconds", "Time from a request's arrival to its first token.",
                                      LONG)
         self.between = self._histogram("inter_token_latency_seconds", "Time from one token to the next; the tokens of "
@@ -103,6 +108,8 @@ class RequestMetrics:
         if self._prefixes is not None:
             self.queried.inc(end.stats.prompt_tokens)
             self.hits.inc(end.stats.reused_tokens)
+            if (place := end.stats.first_difference) is not None:
+                self.differs.observe(place)
 
     def _counter(self, name: str, about: str) -> Counter:
         return Counter(self._prefix + name, about, ("model_name",), registry=self.registry).labels(self._name)

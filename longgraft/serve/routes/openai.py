@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
@@ -37,7 +37,11 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-def check_request(state: State, body: GenerationRequest) -> None:
+class Checked(Protocol):
+    def check_supported(self) -> None: ...
+
+
+def check_request(state: State, body: Checked) -> None:
     """Raises an error for everything that can be refused before the prompt is encoded."""
     try:
         body.check_supported()
@@ -48,7 +52,7 @@ def check_request(state: State, body: GenerationRequest) -> None:
 
 def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
     """Returns the worker's job.  limit: most new tokens; None: as many as are allowed"""
-    sampling = sampling_of(state, body)
+    sampling = sampling_of(state, body, prompt.tool_calls)
     with client_errors("stop"):
         stop = (*body.stops(), *prompt.stop)
     if stop:
@@ -57,7 +61,16 @@ def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               seconds=state.options.max_seconds, constraint_field=next(iter(body.constraints()), None))
+               seconds=state.options.max_seconds,
+               constraint_field="tools" if prompt.tool_calls else next(iter(body.constraints()), None))
+
+
+def prepared(state: State, body: Any, prompt: EncodedPrompt, limit: int | None
+             ) -> tuple[EncodedPrompt, Job, Sequence[int]]:
+    """Returns the prompt, the job and the ids of the prediction."""
+    job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
+    # The request's own prediction comes last, because retrievers prefer the last text.
+    return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
 
 
 def several(job: Job, count: int) -> list[Job]:
@@ -71,22 +84,20 @@ def several(job: Job, count: int) -> list[Job]:
 async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
                   encode: Callable[[State, Any], Sequence[EncodedPrompt]], limit: int | None) -> Response:
     """Answers a request, whole or as a stream.  encode: makes the prompts from the request fields"""
-    def prepare() -> tuple[Sequence[EncodedPrompt], list[Job], Sequence[int]]:
-        prompts, expected = encode(state, body), prediction_ids(state, body)
-        # The request's own prediction comes last, because retrievers prefer the last text.
-        return prompts, [replace(job_of(state, body, prompt, None if limit is None else max(1, limit)), prediction=[
-            text for text in (*prompt.predictions, expected) if text]) for prompt in prompts], expected
+    def prepare() -> list[tuple[EncodedPrompt, Job, Sequence[int]]]:
+        least = None if limit is None else max(1, limit)
+        return [prepared(state, body, prompt, least) for prompt in encode(state, body)]
 
     check_request(state, body)
-    prompts, jobs, expected = await request.run(prepare, constrained=body.constrained)
+    found = await request.run(prepare, constrained=body.constrained)
     answers = body.n or 1
-    turns = turns_of(state.worker, [several(job, answers) for job in jobs], only_reads=limit == 0)
+    turns = turns_of(state.worker, [several(job, answers) for _, job, _ in found], only_reads=limit == 0)
     turns[0].submit()       # raises here if it is refused
-    shared = OpenAIFormat(kind, state.name, turns[0], predicted=expected, with_ids=bool(body.return_token_ids),
-                          with_usage=body.with_usage_chunk, usage=Usage(len(turns)))
+    shared = OpenAIFormat(kind, state.name, turns[0], predicted=found[0][2], with_ids=bool(body.return_token_ids),
+                          with_usage=body.with_usage_chunk, usage=Usage(len(turns)), spelt=state.text)
     forms = [replace(shared, turn=turn, sampling=turn.job.sampling, echo=prompt.echo, layout=prompt.layout, index=index,
-                     logprobs=LogprobSeries(kind.logprobs, state.token_bytes, prompt.echo))
-             for index, turn in enumerate(turns) for prompt in [prompts[index // answers]]]
+                     logprobs=LogprobSeries(kind.logprobs, state.token_bytes, prompt.echo), calls=prompt.calls.again())
+             for index, turn in enumerate(turns) for prompt, _, _ in [found[index // answers]]]
     if body.stream:
         return EventStream(turns[0], forms[0], state.options.beat,
                            others=list(zip(turns[1:], forms[1:], strict=True)))

@@ -1,0 +1,60 @@
+"""Groups the pieces of an answer into blocks, as the APIs stream them: a text or a tool call each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from longgraft.serve.tools.reader import CallReader, Piece
+
+Event = tuple[Literal["open", "more", "close"], "Block", str]
+
+
+@dataclass
+class Block:
+    """A text, or the call of a tool with its arguments as JSON text.  name: the tool's; "": a text"""
+
+    index: int
+    name: str = ""
+    text: str = ""
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:24])
+
+
+class Blocks:
+    """The blocks of one answer.  blocks: those that have begun"""
+
+    def __init__(self, reader: CallReader) -> None:
+        self.blocks: list[Block] = []
+        self._reader, self._open = reader.again(), False
+
+    @property
+    def called(self) -> bool:
+        """True if a block is a call."""
+        return any(block.name for block in self.blocks)
+
+    def push(self, text: str) -> Iterator[Event]:
+        """Takes new text, and yields what begins, grows and ends with it.  The text of an event is the new one."""
+        return self._events(self._reader.push(text))
+
+    def finish(self) -> Iterator[Event]:
+        """Yields the last events."""
+        yield from self._events(self._reader.finish())
+        yield from self._close()
+
+    def _events(self, pieces: Sequence[Piece]) -> Iterator[Event]:
+        for piece in pieces:
+            if piece.name or (piece.text and not (self._open and not self.blocks[-1].name)):
+                yield from self._close()
+                self.blocks.append(Block(len(self.blocks), piece.name))
+                self._open = True
+                yield "open", self.blocks[-1], ""
+            if more := piece.text or piece.arguments:
+                self.blocks[-1].text += more
+                yield "more", self.blocks[-1], more
+
+    def _close(self) -> Iterator[Event]:
+        if self._open:
+            self._open = False
+            yield "close", self.blocks[-1], ""

@@ -1,0 +1,100 @@
+"""Answers in the fields of Anthropic's /v1/messages, whole or as events."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from longgraft.serve.formats.blocks import Block, Blocks, Event
+from longgraft.serve.formats.openai_answers import cost
+from longgraft.serve.jobs import End, Job
+from longgraft.serve.state import State
+from longgraft.serve.streaming import Answer
+from longgraft.serve.tools.reader import CallReader
+
+REASONS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "time": "max_tokens",
+           "cut": "end_turn", "cancelled": "end_turn"}
+TAIL = 64       # tokens at the end of an answer among which its stop string is
+
+
+class MessagesFormat:
+    """The response or the events of one request."""
+
+    def __init__(self, state: State, job: Job, calls: CallReader) -> None:
+        """calls: reads tool calls"""
+        self.model, self.job, self._text = state.name, job, state.text
+        self.blocks = Blocks(calls)
+        self.id = f"msg_{uuid.uuid4().hex[:24]}"
+
+    def response(self, answer: Answer) -> dict[str, Any]:
+        """Returns the whole response.  A call whose arguments were cut off is left out."""
+        for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
+            pass
+        content = [found for block in self.blocks.blocks if (found := _whole(block)) is not None]
+        return (self._message(content) | self._stop(answer.ids, answer.end)
+                | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)})
+
+    def opening_chunks(self) -> Iterator[dict[str, Any]]:
+        """Yields the event that begins a message; the tokens that were cached are known only at the end."""
+        begun = self._message([]) | {"stop_reason": None, "stop_sequence": None, "usage": {
+            "input_tokens": len(self.job.ids), "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+            "output_tokens": 0}}
+        yield {"type": "message_start", "message": begun}
+
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
+        """Yields the events of new text."""
+        return map(_event, self.blocks.push(text))
+
+    def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
+        """Yields the last events of the content, the reason with the usage, and the end."""
+        yield from map(_event, self.blocks.finish())
+        yield {"type": "message_delta", "delta": self._stop(ids, end), "usage": usage(end),
+               "longgraft": self._cost(end)}
+        yield {"type": "message_stop"}
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content}
+
+    def _stop(self, ids: Sequence[int], end: End) -> dict[str, Any]:
+        tail = self._text(ids[-TAIL:]) if end.reason == "stop" else ""
+        reason = REASONS[end.reason]
+        if self.blocks.called and reason == "end_turn":
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": next((stop for stop in self.job.stop if stop in tail), None)}
+
+    def _cost(self, end: End) -> dict[str, Any]:
+        return cost(end, self.job.ids, self._text) | {"sampling": self.job.sampling.described}
+
+
+def usage(end: End) -> dict[str, Any]:
+    """Returns token counts; input_tokens are those that were read, without the reused ones."""
+    stats = end.stats
+    return {"input_tokens": stats.prompt_tokens - stats.reused_tokens, "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": stats.reused_tokens, "output_tokens": stats.new_tokens}
+
+
+def _whole(block: Block) -> dict[str, Any] | None:
+    """Returns a block; None for a call whose arguments were cut off."""
+    if not block.name:
+        return {"type": "text", "text": block.text}
+    try:
+        return _tool_use(block) | {"input": json.loads(block.text)}
+    except ValueError:
+        return None
+
+
+def _event(event: Event) -> dict[str, Any]:
+    kind, block, text = event
+    if kind == "open":
+        begun = _tool_use(block) if block.name else {"type": "text", "text": ""}
+        return {"type": "content_block_start", "index": block.index, "content_block": begun}
+    if kind == "close":
+        return {"type": "content_block_stop", "index": block.index}
+    delta = {"type": "input_json_delta", "partial_json": text} if block.name else {"type": "text_delta", "text": text}
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}
+
+
+def _tool_use(block: Block) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": {}}

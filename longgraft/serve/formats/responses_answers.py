@@ -1,0 +1,118 @@
+"""Answers in the fields of OpenAI's /v1/responses, whole or as events."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+from longgraft.serve.formats.blocks import Block, Blocks, Event
+from longgraft.serve.formats.openai_answers import REASONS, cost
+from longgraft.serve.formats.responses_fields import ResponsesRequest
+from longgraft.serve.jobs import End, Job
+from longgraft.serve.state import State
+from longgraft.serve.streaming import Answer
+from longgraft.serve.tools.reader import CallReader
+
+Fields = dict[str, Any]
+ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "tools", "metadata")     # fields of the request
+
+
+class ResponsesFormat:
+    """The response or the events of one request."""
+
+    def __init__(self, state: State, body: ResponsesRequest, job: Job, calls: CallReader) -> None:
+        """calls: reads tool calls"""
+        self.model, self.body, self.job, self._spelt = state.name, body, job, state.text
+        self.blocks = Blocks(calls)
+        self.id, self.created = f"resp_{uuid.uuid4().hex[:24]}", int(time.time())
+        self._sent = 0
+
+    def response(self, answer: Answer) -> Fields:
+        """Returns the whole response."""
+        for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
+            pass
+        return self._ended(answer.end)
+
+    def opening_chunks(self) -> Iterator[Fields]:
+        """Yields the events that begin a response."""
+        for name in ("created", "in_progress"):
+            yield self._event(f"response.{name}", {"response": self._response("in_progress")})
+
+    def text_chunks(self, text: str, ids: list[int]) -> Iterator[Fields]:
+        """Yields the events of new text."""
+        for event in self.blocks.push(text):
+            yield from self._events(event)
+
+    def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Fields]:
+        """Yields the last events of the output, and the whole response."""
+        for event in self.blocks.finish():
+            yield from self._events(event)
+        ended = self._ended(end)
+        yield self._event(f"response.{ended['status']}", {"response": ended})
+
+    def _events(self, event: Event) -> Iterator[Fields]:
+        kind, block, new = event
+        place = {"output_index": block.index, "item_id": _id(block)}
+        part = place | {"content_index": 0}
+        name = "response.function_call_arguments" if block.name else "response.output_text"
+        if kind == "open":
+            yield self._event("response.output_item.added", {"output_index": block.index, "item": _item(block, False)})
+            if not block.name:
+                yield self._event("response.content_part.added", part | {"part": _text("")})
+        elif kind == "more":
+            yield self._event(f"{name}.delta", (place if block.name else part | {"logprobs": []}) | {"delta": new})
+        else:
+            if block.name:
+                yield self._event(f"{name}.done", place | {"name": block.name, "arguments": block.text})
+            else:
+                yield self._event(f"{name}.done", part | {"text": block.text, "logprobs": []})
+                yield self._event("response.content_part.done", part | {"part": _text(block.text)})
+            yield self._event("response.output_item.done", {"output_index": block.index, "item": _item(block)})
+
+    def _event(self, kind: str, fields: Fields) -> Fields:
+        self._sent += 1
+        return {"type": kind, "sequence_number": self._sent - 1, **fields}
+
+    def _response(self, status: str) -> Fields:
+        """Returns the fields that every response has, before its output."""
+        body, sampling = self.body, self.job.sampling
+        asked = body.model_dump(include=set(ECHOED))
+        choice = body.tool_choice or "auto"
+        form = body.text and body.text.format
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
+            "incomplete_details": None, "model": self.model, "output": [], "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None}, "store": False, "temperature": sampling.temperature,
+            "top_p": sampling.top_p, "truncation": "disabled", "usage": None,
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "text": {"format": form.model_dump(exclude_none=True) if form else {"type": "text"}}} | asked | {
+            "tools": asked["tools"] or []}
+
+    def _ended(self, end: End) -> Fields:
+        cut, stats = REASONS[end.reason] == "length", end.stats
+        tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
+                  "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
+                  "total_tokens": stats.prompt_tokens + stats.new_tokens}
+        return self._response("incomplete" if cut else "completed") | {
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": [_item(block) for block in self.blocks.blocks], "usage": tokens,
+            "longgraft": cost(end, self.job.ids, self._spelt) | {"sampling": self.job.sampling.described}}
+
+
+def _id(block: Block) -> str:
+    return f"{'fc' if block.name else 'msg'}_{block.id}"
+
+
+def _item(block: Block, done: bool = True) -> Fields:
+    """Returns an item of the output, before its content if it is not done."""
+    same = {"id": _id(block), "status": "completed" if done else "in_progress"}
+    if block.name:
+        return same | {"type": "function_call", "call_id": f"call_{block.id}", "name": block.name,
+                       "arguments": block.text}
+    return same | {"type": "message", "role": "assistant", "content": [_text(block.text)] if done else []}
+
+
+def _text(text: str) -> Fields:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -1,0 +1,164 @@
+"""Request fields of OpenAI's /v1/responses, and their chat in the form of /v1/chat/completions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
+from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
+
+TEXTS = ("input_text", "output_text", "text", "refusal")
+STORED = ("previous_response_id", "conversation", "background", "prompt")   # need answers that a server stores
+
+
+class TextPart(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MESSAGES)]
+
+
+class Item(BaseModel):
+    """An item of the input: a message, a call of a function, or its output."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str = "message"
+    role: str = ""
+    content: Content | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: Content | None = None
+
+
+class ResponsesTool(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedTool(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True, serialize_by_alias=True)
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+
+
+class TextOptions(BaseModel):
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    format: TextFormat | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """A request to /v1/responses.  Nothing is stored, so each request brings the whole conversation."""
+
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    model: str | None = Field(None, description="Any name, because there is one model")
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
+    instructions: str | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = True
+    text: TextOptions | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    metadata: dict[str, Any] | None = None
+    seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
+    speculative: Speculative | None = None
+    longgraft: Own | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """True if there may be a constraint to compile."""
+        return bool(self.tools or (self.text and self.text.format))
+
+    def check_supported(self) -> None:
+        """Raises Unsupported for fields that need stored answers."""
+        for name in STORED:
+            if (self.model_extra or {}).get(name):
+                raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the whole "
+                                        "conversation as input.")
+
+    def chat(self) -> ChatRequest:
+        """Returns the chat; raises ValueError for content that the model cannot read."""
+        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if isinstance(self.input, str):
+            messages.append({"role": "user", "content": self.input})
+        else:
+            messages += _messages(self.input)
+        asked = self.tool_choice
+        choice = {"type": "function", "function": {"name": asked.name}} if isinstance(asked, NamedTool) else asked
+        same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
+        return ChatRequest.model_validate({
+            "messages": messages, "tools": [_tool(tool) for tool in self.tools or ()] or None, "tool_choice": choice,
+            "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
+            | {name: getattr(self, name) for name in same})
+
+    def _response_format(self) -> dict[str, Any] | None:
+        form = self.text and self.text.format
+        if not form or form.type == "text":
+            return None
+        schema = {"json_schema": {"schema": form.json_schema}} if form.json_schema is not None else {}
+        return {"type": form.type} | schema
+
+
+def text_of(content: Content | None) -> str:
+    """Returns the text of a content's parts as lines; raises ValueError for other parts."""
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.type not in TEXTS:
+            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
+                             "of type input_text.")
+    return "\n".join(part.text or part.refusal or "" for part in content)
+
+
+def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Returns messages; calls that follow a message of the assistant, or one another, are one message."""
+    found: list[dict[str, Any]] = []
+    for item in items:
+        if item.type == "message":
+            found.append({"role": item.role, "content": text_of(item.content)})
+        elif item.type == "function_call":
+            if not found or found[-1]["role"] != "assistant":
+                found.append({"role": "assistant", "content": ""})
+            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            found[-1].setdefault("tool_calls", []).append(call)
+        elif item.type == "function_call_output":
+            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+        elif item.type != "reasoning":      # an earlier model's, which this one cannot read
+            raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. Send "
+                             "messages, function_call and function_call_output.")
+    return found
+
+
+def _tool(tool: ResponsesTool) -> dict[str, Any]:
+    if tool.type != "function" or tool.name is None:
+        raise ValueError(f"A tool is of type {tool.type}, which runs on OpenAI's servers. Give functions with a name "
+                         "and parameters.")
+    return {"type": "function", "function": {"name": tool.name, "description": tool.description,
+                                             "parameters": tool.parameters, "strict": tool.strict}}

@@ -1,0 +1,1 @@
+"""Tool calls: how model families write them, grammars of answers with calls, and a reader of such answers."""

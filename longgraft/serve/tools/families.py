@@ -1,0 +1,59 @@
+"""The ways in which model families write tool calls, recognised by the chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Family:
+    """The text of tool calls: `mark`, `before`, the calls with `between` in between, and `after`.
+
+    A call is `begin`, a JSON object with the keys `name` and `arguments`, and `end`.
+
+    mark, begin, end: stand for an added token if the tokenizer has one of this text
+    mark_optional:    calls may lack the mark
+    arguments:        the name of the second key
+    tags:             texts that begin the calls anywhere; a reader does not see special tokens
+    bare:             a call is an object with which the answer begins; a reader accepts this in every family
+    many:             an answer may have several calls
+    in_template:      the chat template writes tools, calls and results
+    short_ids:        the template wants ids of nine letters and digits
+    """
+
+    name: str
+    tags: tuple[str, ...]
+    mark: str = ""
+    before: str = ""
+    begin: str = ""
+    end: str = ""
+    between: str = ""
+    after: str = ""
+    arguments: str = "arguments"
+    mark_optional: bool = False
+    bare: bool = False
+    many: bool = True
+    in_template: bool = True
+    short_ids: bool = False
+
+
+HERMES = Family("hermes", ("<tool_call>",), begin="<tool_call>", end="</tool_call>", between="\n")
+LLAMA = Family("llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True, many=False)
+MISTRAL = Family("mistral", ("[TOOL_CALLS]", '[{"name"'), mark="[TOOL_CALLS]", before="[", between=", ", after="]",
+                 short_ids=True)
+# For templates that write no tools, or write calls in a form that is not known here.
+DESCRIBED = replace(HERMES, name="described", in_template=False)
+
+
+def family_of(template: str) -> Family:
+    """Returns the family of a chat template, by the words with which it writes calls."""
+    if "tools" not in template:
+        return DESCRIBED
+    if "<tool_call>" in template and "arguments" in template and not any(
+            other in template for other in ("<function=", "<arg_key>")):
+        return HERMES
+    if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
+        return MISTRAL
+    if "parameters" in template and "ipython" in template:
+        return LLAMA
+    return DESCRIBED

@@ -1,0 +1,195 @@
+"""/v1/messages and /v1/responses, as the official clients send and read them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from jsonschema import validate
+from toys.served import asking
+from toys.sessions import repeatable
+from toys.tools import CITY, tool_session, tool_tokenizer
+
+from longgraft.engine.session import Session
+from longgraft.prefill.prefixes import Prefixes
+
+MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
+ASKED = [{"role": "user", "content": "Hi"}]
+CLAUDE_TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": CITY}]
+OPENAI_TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}]
+CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}]
+
+
+def post(path, session=None, status=200, **body):
+    async def ask(http):
+        response = await http.post(path, json=body)
+        assert response.status_code == status, response.text
+        return response.json()
+    return asking(ask, session or tool_session())
+
+
+def events(path, session=None, **body) -> list[dict]:
+    """Returns the events of a stream, and checks that each has the name of its type."""
+    async def ask(http):
+        return (await http.post(path, json=body | {"stream": True})).text
+    found = []
+    for event in asking(ask, session or tool_session()).split("\n\n"):
+        if event and not event.startswith(":"):
+            name, data = event.split("\n")
+            found.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+def message(session=None, **body):
+    return post(MESSAGES, session, **({"messages": ASKED, "max_tokens": 200} | body))
+
+
+def test_a_message_is_the_chat_of_openais_api():
+    chat = post(CHAT, messages=[{"role": "system", "content": "S\nT"}, *ASKED], max_tokens=12)
+    system = [{"type": "text", "text": "S", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "T"}]
+    answer = message(system=system, max_tokens=12, thinking={"type": "enabled", "budget_tokens": 1024})
+    assert answer["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
+    assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "max_tokens")
+    assert answer["usage"] == {"input_tokens": chat["usage"]["prompt_tokens"], "cache_creation_input_tokens": 0,
+                               "cache_read_input_tokens": 0, "output_tokens": 12}
+    counted = post(f"{MESSAGES}/count_tokens", messages=ASKED, system=system, tools=CLAUDE_TOOLS)
+    longer = post(CHAT, messages=[{"role": "system", "content": "S\nT"}, *ASKED], tools=CHAT_TOOLS, max_tokens=1)
+    assert counted == {"input_tokens": longer["usage"]["prompt_tokens"]}
+
+
+def test_a_stop_sequence_is_named():
+    text = message(max_tokens=30)["content"][0]["text"]
+    answer = message(max_tokens=30, stop_sequences=["never said", text[6:9]])
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", text[6:9])
+
+
+def test_a_message_calls_tools():
+    answer = message(tools=CLAUDE_TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": True})
+    block, = answer["content"]
+    assert (block["type"], block["name"], answer["stop_reason"]) == ("tool_use", "weather", "tool_use")
+    assert block["id"].startswith("toolu_")
+    validate(block["input"], CITY)
+    named = message(tools=CLAUDE_TOOLS, tool_choice={"type": "tool", "name": "weather"})
+    assert named["content"][0]["input"] == block["input"]
+    cut = message(tools=CLAUDE_TOOLS, tool_choice={"type": "any"}, max_tokens=60)
+    assert (cut["stop_reason"], cut["content"]) == ("max_tokens", [])
+
+
+def test_the_events_of_a_message_build_the_whole_one():
+    bias = {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "any"}, "temperature": 1.3, "seed": 8}
+    for asked in ({"max_tokens": 40}, bias):
+        whole = message(**asked)
+        start, *parts, delta, stop = events(MESSAGES, **({"messages": ASKED, "max_tokens": 200} | asked))
+        assert (start["type"], stop["type"]) == ("message_start", "message_stop")
+        assert start["message"]["content"] == [] and start["message"]["usage"]["input_tokens"] > 0
+        blocks = []
+        for part in parts:
+            if part["type"] == "content_block_start":
+                assert part["index"] == len(blocks)
+                blocks.append(part["content_block"] | {"json": ""})
+            elif part["type"] == "content_block_delta":
+                more = part["delta"]
+                if more["type"] == "text_delta":
+                    blocks[part["index"]]["text"] += more["text"]
+                else:
+                    blocks[part["index"]]["json"] += more["partial_json"]
+        assert [part["index"] for part in parts if part["type"] == "content_block_stop"] == [*range(len(blocks))]
+        for block in blocks:
+            if text := block.pop("json"):
+                block["input"] = json.loads(text)
+        assert [block | {"id": ""} for block in blocks] == [block | {"id": ""} for block in whole["content"]]
+        assert delta["usage"] == whole["usage"] and delta["delta"]["stop_reason"] == whole["stop_reason"]
+
+
+def test_calls_and_results_are_the_same_conversation_in_all_apis():
+    claude = [*ASKED, {"role": "assistant", "content": [
+        {"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [
+            {"type": "text", "text": "cold"}]}, {"type": "text", "text": "and?"}]}]
+    items = [*ASKED, {"type": "reasoning", "summary": []},
+             {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+             {"type": "function_call", "call_id": "t1", "name": "weather", "arguments": '{"city":"Oslo"}'},
+             {"type": "function_call_output", "call_id": "t1", "output": "cold"},
+             {"role": "user", "content": [{"type": "input_text", "text": "and?"}]}]
+    call = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    chat = [*ASKED, {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "t1", "content": "cold"}, {"role": "user", "content": "and?"}]
+    wanted = post(CHAT, messages=chat, tools=CHAT_TOOLS, max_tokens=9)
+    text, tokens = wanted["choices"][0]["message"]["content"], wanted["usage"]["prompt_tokens"]
+    found = message(messages=claude, tools=CLAUDE_TOOLS, max_tokens=9)
+    assert (found["content"][0]["text"], found["usage"]["input_tokens"]) == (text, tokens)
+    found = post(RESPONSES, input=items, tools=OPENAI_TOOLS, max_output_tokens=9)
+    assert (found["output"][0]["content"][0]["text"], found["usage"]["input_tokens"]) == (text, tokens)
+
+
+def test_a_response_is_the_chat_of_the_older_api():
+    chat = post(CHAT, messages=[{"role": "system", "content": "S"}, *ASKED], max_tokens=12)
+    answer = post(RESPONSES, input="Hi", instructions="S", max_output_tokens=12, store=True)
+    item, = answer["output"]
+    assert item["content"][0]["text"] == chat["choices"][0]["message"]["content"] and item["type"] == "message"
+    assert (answer["object"], answer["status"]) == ("response", "incomplete")
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"} and answer["store"] is False
+    assert answer["usage"]["total_tokens"] == chat["usage"]["total_tokens"]
+    schema = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+    formed = post(RESPONSES, input="Hi", text={"format": {"type": "json_schema", "name": "n", "schema": schema}})
+    assert formed["output"][0]["content"][0]["text"] == '{"a": "x"}' and formed["status"] == "completed"
+    assert formed["text"]["format"]["schema"] == schema
+
+
+def test_the_events_of_a_response_build_the_whole_one():
+    called = {"tools": OPENAI_TOOLS, "tool_choice": {"type": "function", "name": "weather"}}
+    for asked in ({"max_output_tokens": 40}, called):
+        whole = post(RESPONSES, input="Hi", **asked)
+        found = events(RESPONSES, input="Hi", **asked)
+        assert [event["sequence_number"] for event in found] == [*range(len(found))]
+        assert [event["type"] for event in found[:2]] == ["response.created", "response.in_progress"]
+        last = found[-1]
+        assert last["type"] == f"response.{whole['status']}" and last["response"]["usage"] == whole["usage"]
+        for n, item in enumerate(whole["output"]):
+            own = [event for event in found if event.get("output_index") == n]
+            deltas = "".join(event["delta"] for event in own if event["type"].endswith(".delta"))
+            ended = own[-1]["item"]
+            if item["type"] == "message":
+                assert deltas == item["content"][0]["text"] and ended["content"] == item["content"]
+            else:
+                assert deltas == item["arguments"] == ended["arguments"]
+                validate(json.loads(deltas), CITY)
+            assert own[0]["item"]["id"] == ended["id"]
+
+
+@pytest.mark.parametrize(("path", "body", "param", "part"), [
+    (MESSAGES, {"messages": ASKED}, "max_tokens", "missing"),
+    (MESSAGES, {"messages": [*ASKED, {"role": "assistant", "content": "a"}], "max_tokens": 9}, "messages", "continued"),
+    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9}, "messages", "image"),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "messages",
+     "input_schema"),
+    (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
+    (RESPONSES, {"input": [{"type": "item_reference"}]}, "input", "item_reference"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}]}, "input", "web_search"),
+])
+def test_unsupported_content_is_refused_by_the_field(path, body, param, part):
+    answer = post(path, status=400, **body)
+    assert answer["error"]["param"] == param and part in answer["error"]["message"]
+    assert answer.get("type") == ("error" if path == MESSAGES else None)
+
+
+def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs():
+    session = Session(repeatable("pld", prefixes=Prefixes(2 ** 30, 16)).engine, tool_tokenizer())
+
+    async def ask(http):
+        found = []
+        for hour in "778":
+            text = f"At {hour} oclock: " + "tell me more about it. " * 4
+            body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+            found.append((await http.post(MESSAGES, json=body)).json())
+        return found, (await http.get("/metrics")).text
+    (first, same, other), metrics = asking(ask, session)
+    assert first["usage"]["cache_read_input_tokens"] == 0 and first["longgraft"]["first_difference"] is None
+    usage = same["usage"]
+    assert usage["cache_read_input_tokens"] > 80 and same["longgraft"]["first_difference"] is None
+    assert usage["cache_read_input_tokens"] + usage["input_tokens"] == first["usage"]["input_tokens"]
+    assert other["longgraft"]["first_difference"] == {"token": 5, "before": "u:At ", "after": "8 oclock: tell m"}
+    assert other["usage"]["cache_read_input_tokens"] == 0
+    assert 'longgraft:prefix_cache_first_difference_tokens_sum{model_name="llama"} 5.0' in metrics

@@ -1,0 +1,231 @@
+"""Tools in chats: calls that follow their schemas, and answers that are read as text and calls."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from jsonschema import validate
+from toys.served import asking
+from toys.tools import CITY, STOP, TEMPLATES, TOOLS, WEATHER, tool_session, tool_tokenizer
+
+from longgraft.acceptance.constraints import constraint
+from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
+from longgraft.serve.tools.grammar import MOST_CALLS, Tool, grammar
+from longgraft.serve.tools.reader import Call, CallReader, Turn
+from longgraft.serve.tools.rendering import rendered
+
+CHAT = "/v1/chat/completions"
+ASKED = [{"role": "user", "content": "Hi"}]
+FAMILIES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "described": DESCRIBED}
+LOOKS_LIKE_A_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+
+
+def post(session=None, status=200, **body):
+    async def ask(http):
+        response = await http.post(CHAT, json={"messages": ASKED, "max_tokens": 200} | body)
+        assert response.status_code == status, response.text
+        return response.json()
+    return asking(ask, session or tool_session())
+
+
+def streamed(session=None, **body) -> list[dict]:
+    async def ask(http):
+        return (await http.post(CHAT, json={"messages": ASKED, "max_tokens": 200, "stream": True} | body)).text
+    *lines, done, _ = asking(ask, session or tool_session()).split("\n\n")
+    assert done == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
+
+
+def allows(rules: str, text: str, tokenizer=None) -> bool:
+    """Tells if a grammar allows this whole answer."""
+    tokenizer = tokenizer or tool_tokenizer()
+    follows = constraint("tool_calls", rules, tokenizer, 96, [tokenizer.eos_token_id])
+    return follows.accepted(ids := [*tokenizer.encode(text), tokenizer.eos_token_id]) == len(ids) and all(
+        follows.allowed()[token] and follows.advance(token) is None for token in ids)
+
+
+@pytest.mark.parametrize(("family", "text", "shown", "calls"), [
+    (HERMES, 'Hello.\n<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}\\""}}}\n</tool_call>\n<tool_call>\n'
+             '{"name": "g", "arguments": {}}\n</tool_call>', "Hello.", [("f", '{"a": {"b": "}\\""}}'), ("g", "{}")]),
+    (HERMES, "text with < and <tool and {\n\n a line  \n", "text with < and <tool and {\n\n a line  \n", []),
+    (HERMES, LOOKS_LIKE_A_CALL, LOOKS_LIKE_A_CALL, []),
+    (HERMES, "<tool_call>\nnothing</tool_call> more", "<tool_call>\nnothing</tool_call> more", []),
+    (HERMES, '<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
+    (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": "cut', "x", [("f", '{"a": "cut')]),
+    (HERMES, 'x <tool_call>\n{"name": "f', 'x <tool_call>\n{"name": "f', []),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nmore', "\nmore", [("f", "{}")]),
+    (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
+    (HERMES, '{"name": "f", "arguments": {}} Done.', " Done.", [("f", "{}")]),
+    (HERMES, '```json\n{"name": "a package"}\n```', '```json\n{"name": "a package"}\n```', []),
+    (HERMES, " \n ", " \n ", []),
+    (LLAMA, '{"name": "f", "parameters": {"a": [1, {}]}}', "", [("f", '{"a": [1, {}]}')]),
+    (LLAMA, 'See {"name": "f", "parameters": {}}', 'See {"name": "f", "parameters": {}}', []),
+    (LLAMA, '{"name": "a package", "version": {}}', '{"name": "a package", "version": {}}', []),
+    (MISTRAL, ' [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefghi"}]', "",
+     [("f", '{"a": 1}'), ("g", "{}")]),
+    (MISTRAL, 'an array [{"n": 1}] is', 'an array [{"n": 1}] is', []),
+])
+def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
+    reader = CallReader(family, ["f", "g"])
+    wanted = Turn(shown, [Call(*call) for call in calls])
+    assert reader.whole(text) == wanted
+    pieces = [piece for char in text for piece in reader.push(char)] + reader.finish()
+    assert Turn.of(pieces) == wanted and reader.calls == len(calls)
+
+
+def test_arguments_are_passed_on_as_they_arrive():
+    reader = CallReader(HERMES, ["f"])
+    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    assert [piece.arguments for piece in reader.push('"b')] == ['"b']
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_recognised_by_its_template(family):
+    assert family_of(TEMPLATES[family]) is FAMILIES[family]
+    assert family_of("{{ tools }} <tool_call>\n<function=name> arguments") is DESCRIBED
+
+
+CALLS = {
+    "hermes": ('<tool_call>\n{"name": "weather", "arguments": ', "}\n</tool_call>", "\n"),
+    "described": ('<tool_call>\n{"name": "weather", "arguments": ', "}\n</tool_call>", "\n"),
+    "llama": ('{"name": "weather", "parameters": ', "}", None),
+    "mistral": ('{"name": "weather", "arguments": ', "}", ", "),
+}
+
+
+@pytest.mark.parametrize("tags", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_grammar_allows_text_and_calls_that_follow_their_schemas(family, tags):
+    tokenizer = tool_tokenizer(family, tags)
+    tools = [Tool("weather", CITY), Tool("stop")]
+
+    def rules(tools=tools, **more):
+        return grammar(FAMILIES[family], tools, tokenizer.get_added_vocab(), **more)
+
+    def call(arguments, count=1):
+        begin, end, between = CALLS[family]
+        calls = (between or "").join([begin + arguments + end] * count)
+        return f"[TOOL_CALLS][{calls}]" if family == "mistral" else calls
+    good, bad = '{"city": "Rome", "days": 3}', '{"city": "Rome", "days": 10}'
+    free, must, none = rules(), rules(text=False), rules([])
+    assert [allows(one, call(good), tokenizer) for one in (free, must, none)] == [True, True, False]
+    assert [allows(one, "Hello.", tokenizer) for one in (free, must, none)] == [True, False, True]
+    assert not any(allows(one, call(bad), tokenizer) for one in (free, must))
+    if FAMILIES[family].many:
+        assert allows(must, call(good, MOST_CALLS), tokenizer)
+        assert not allows(must, call(good, MOST_CALLS + 1), tokenizer)
+        assert not allows(rules(many=False), call(good, 2), tokenizer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_required_calls_are_valid_and_have_the_ids_of_plain_decoding(family):
+    session, plain = tool_session(family), tool_session(family, "ar")
+    names = ["weather", "stop"]
+    rules = grammar(FAMILIES[family], [Tool("weather", CITY), Tool("stop")], session.tokenizer.get_added_vocab(),
+                    text=False, many=False)
+    found, wanted = (one.generate("Hi", 300, tool_calls=rules) for one in (session, plain))
+    assert found.token_ids == wanted.token_ids and found.stats.steps < wanted.stats.steps
+    turn = CallReader(FAMILIES[family], names).whole(found.text)
+    assert found.finish_reason == "eos" and turn.calls and not turn.text
+    for call in turn.calls:
+        validate(call.values, CITY if call.name == "weather" else {"maxProperties": 0})
+
+
+def test_a_required_call_is_answered_as_openai_answers_it():
+    answer = post(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    choice = answer["choices"][0]
+    call, = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert call["id"].startswith("call_") and call["type"] == "function"
+    assert "tool_calls" not in answer["longgraft"]["sampling"]
+    assert answer["longgraft"]["accepted_by_origin"]["forced"] > 20
+    named = post(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
+    call, = named["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "weather"
+    validate(json.loads(call["function"]["arguments"]), CITY)
+
+
+def test_a_stream_has_the_calls_of_the_whole_answer():
+    asked = dict(tools=TOOLS, tool_choice="required", return_token_ids=True, temperature=1.2, seed=3)
+    whole, parts = post(**asked)["choices"][0], [chunk["choices"][0] for chunk in streamed(**asked)]
+    names, arguments, ids = dict[int, str](), dict[int, str](), set()
+    for part in parts:
+        for call in part["delta"].get("tool_calls", ()):
+            if "id" in call:
+                ids.add(call["id"])
+                names[call["index"]] = call["function"]["name"]
+            arguments[call["index"]] = arguments.get(call["index"], "") + call["function"]["arguments"]
+    wanted = [(call["function"]["name"], call["function"]["arguments"]) for call in whole["message"]["tool_calls"]]
+    assert [(names[n], arguments[n]) for n in sorted(names)] == wanted and len(ids) == len(wanted)
+    assert parts[-1]["finish_reason"] == whole["finish_reason"] and len(parts) > 4
+    assert [token for part in parts for token in part["token_ids"]] == whole["token_ids"]
+
+
+def test_a_model_chooses_between_text_and_calls():
+    tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
+    called = post(tools=TOOLS, logit_bias={tag: 100.0}, parallel_tool_calls=False)["choices"][0]
+    assert called["message"]["tool_calls"] and called["finish_reason"] == "tool_calls"
+    written = post(tools=TOOLS, logit_bias={tag: -100.0}, max_tokens=12)["choices"][0]
+    assert "tool_calls" not in written["message"] and written["finish_reason"] == "length"
+    none = post(tools=TOOLS, tool_choice="none", logit_bias={tag: 100.0}, max_tokens=12)["choices"][0]
+    assert none["message"]["content"] == written["message"]["content"] and "tool_calls" not in none["message"]
+
+
+def test_calls_and_results_of_earlier_turns_are_written_by_the_template():
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}}
+    turns = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": "call_1", "content": "cold"}]
+    text = ('T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+            "t:cold\na:")
+    session = tool_session()
+    rules = grammar(HERMES, [Tool("weather", CITY), Tool("stop")], session.tokenizer.get_added_vocab())
+    wanted = session.generate(text, 12, tool_calls=rules)
+    found = post(messages=turns, tools=TOOLS, max_tokens=12, return_token_ids=True)
+    assert found["choices"][0]["token_ids"] == wanted.token_ids
+    assert found["usage"]["prompt_tokens"] == len(session.encode(text))
+
+
+def test_tools_are_described_to_models_whose_template_has_none():
+    function = {"name": "weather", "arguments": {"city": "Oslo"}}
+    turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
+             {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]},
+             {"role": "tool", "tool_call_id": "1", "content": "cold"}, {"role": "user", "content": "and?"}]
+    made, more = rendered(DESCRIBED, turns, [WEATHER])
+    system, _, call, result = made
+    assert not more and [one["role"] for one in made] == ["system", "user", "assistant", "user"]
+    assert system["content"].startswith("Be kind.\n\n") and json.dumps(WEATHER) in system["content"]
+    assert CallReader(DESCRIBED, ["weather"]).whole(call["content"]).calls == [Call("weather", '{"city": "Oslo"}')]
+    assert result["content"] == "<tool_response>\ncold\n</tool_response>\nand?"
+    untouched = [{"role": "user", "content": "Hi"}]
+    assert rendered(DESCRIBED, untouched, []) == (untouched, {})
+
+
+def test_ids_of_calls_are_short_where_the_template_wants_it():
+    turns = [{"role": "assistant", "content": "", "tool_calls": [{"id": "call_0123456789ab", "function": {}}]},
+             {"role": "tool", "tool_call_id": "call_0123456789ab", "content": "x"}]
+    made, _ = rendered(MISTRAL, turns, [])
+    assert made[0]["tool_calls"][0]["id"] == made[1]["tool_call_id"] == "3456789ab"
+
+
+@pytest.mark.parametrize(("body", "param", "part"), [
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
+    ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+    ({"tools": [STOP, STOP]}, "tool_choice", "same name"),
+    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "one of them"),
+    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+        "properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}}}]}, "tools", "format"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}]},
+     "messages", "no JSON object"),
+])
+def test_mistakes_are_refused_by_the_field(body, param, part):
+    error = post(status=400, **body)["error"]
+    assert error["param"] == param and part in error["message"]
+
+
+def test_a_schema_is_followed_as_far_as_possible_unless_the_tool_is_strict():
+    odd = {"properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}
+    tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
+    found = post(tools=[{"type": "function", "function": {"name": "f", "parameters": odd}}], logit_bias={tag: 100.0})
+    assert found["choices"][0]["message"]["tool_calls"]

@@ -1,0 +1,58 @@
+"""Toys for tests of tools: a tokenizer with a family's tags, short chat templates, and tools."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from longgraft.engine.session import Session
+from toys.sessions import toy_session
+
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1,
+        "maximum": 9}}, "required": ["city", "days"], "additionalProperties": False}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
+STOP = {"type": "function", "function": {"name": "stop"}}
+TOOLS = [WEATHER, STOP]
+
+_MESSAGES = ("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
+             "{% for c in m.tool_calls or [] %}CALL{% endfor %}{{ '\n' }}{% endfor %}"
+             "{% if add_generation_prompt %}a:{% endif %}")
+# Chat templates as short as possible, with the words that a family is recognised by.
+TEMPLATES = {
+    "hermes": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}" + _MESSAGES.replace(
+        "CALL", '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
+                "</tool_call>"),
+    "llama": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}{# ipython #}" + _MESSAGES.replace(
+        "CALL", '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'),
+    "mistral": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}" + _MESSAGES.replace(
+        "CALL", '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "id": "{{ c.id }}"}]'),
+    "described": _MESSAGES.replace("CALL", ""),
+}
+TAGS = ("<tool_call>", "</tool_call>")
+
+
+@cache
+def tool_tokenizer(family: str = "hermes", tags: bool = True) -> PreTrainedTokenizerFast:
+    """Returns a tokenizer of at most 96 tokens: a new line, most of ASCII, an end token and a family's tags.
+
+    tags: False: the tags are spelled with characters
+    """
+    letters = [chr(code) for code in range(33, 127) if chr(code) not in "~^`@#$%&"]
+    vocabulary = {piece: n for n, piece in enumerate([*letters, "\u0120", "\u010a"])}
+    made = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<end>"])
+    if tags and family == "mistral":
+        made.add_special_tokens(["[TOOL_CALLS]"])
+    elif tags:
+        made.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    assert made.get_vocab_size() <= 96
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", chat_template=TEMPLATES[family])
+
+
+def tool_session(family: str = "hermes", method: str = "pld", tags: bool = True) -> Session:
+    """Returns a toy session whose chat template is of this family."""
+    return Session(toy_session(method).engine, tool_tokenizer(family, tags))
