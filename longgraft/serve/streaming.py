@@ -153,7 +153,7 @@ class EventStream(Response):
         """Yields all events.  An error after the first byte is an event, because the status has been sent."""
         try:
             with client_errors(constraint=self.answers[0][0].job.constraint_field):
-                async for event in mixed([parts(*answer, self.beat, self.events) for answer in self.answers]):
+                async for event in mixed([events_of(*answer, self.beat, self.events) for answer in self.answers]):
                     yield event
         except Exception as error:
             yield self.events.error(ApiError.of(error))
@@ -161,7 +161,7 @@ class EventStream(Response):
             yield self.events.last
 
 
-async def parts(running: JobSteps, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
+async def events_of(running: JobSteps, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
     """Yields the events of one job's chunks, and comments."""
     for part in form.opening_chunks():
         yield events.event(part)
