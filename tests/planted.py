@@ -104,6 +104,7 @@ MUTATIONS = (
     Mutation("a dead end behind a stop string fails the answer", "Shaped.__call__", "if node:", "if False:", "test_constraints.py::test_an_answer_ends_at_a_stop_string_before_its_constraints_dead_end"),
     Mutation("a wrong schema is found in the decoding thread", "prompts:sampling_of", "        state.session.constraint(sampling, state.session.eos)\n", "", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
     Mutation("several answers share one seed", "openai:several", "drawn.seed + n", "drawn.seed", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),
+    Mutation("each of several answers reads the prompt", "Turn.steps", "await self.leader._read.wait()", "pass", "test_serve_openai.py::test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once"),
     # several requests at once
     Mutation("rows of another request are read", "_PackedLayer.update", "states.split(self.rows, dim=2)", "states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_requests_side_by_side_give_the_answers_of_each_alone"),
     Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, rows, key, value, layouts))", "list(map(attended, rows, key, value, [layouts[0]] * len(rows)))", "test_side_by_side.py::test_requests_side_by_side_give_the_answers_of_each_alone"),
@@ -464,7 +465,10 @@ MUTATIONS = (
     Mutation("a measured drafter copies the target's layers", "as_decoded", "network, {id(module): module for module in target.model.modules()})", "network)", "test_trainers.py::test_a_measured_network_shares_the_targets_layers_and_the_trained_one_is_unchanged"),
     Mutation("a diagnosed chain sees the target's row of the token that it is to draft behind", "_Chain.attend", "columns < (self.starts", "columns <= (self.starts", "test_diagnose.py::test_own_chains_have_the_probabilities_of_decoding"),
     # serving
+    Mutation("the queue is one longer than it may be", "Worker.full", "self.limit + places", "self.limit + 1 + places", "test_worker.py::test_a_full_queue_refuses_jobs_with_a_time_to_retry"),
     Mutation("a job that leaves the queue keeps its place", "Worker._remove", "            self._queue.remove(running)\n", "", "test_worker.py::test_a_job_that_is_cancelled_while_it_waits_is_never_begun"),
+    Mutation("decoding goes on for a client that is gone", "cancelled_on_disconnect", "        cancel()\n\n    watching", "        pass\n\n    watching", "test_serve_network.py::test_a_client_that_leaves_ends_its_decoding_with_the_step_that_runs"),
+    Mutation("tokens whose text was held back are not sent", "events_of", "form.text_chunks(step.text, ids[sent:])", "form.text_chunks(step.text, list(step.tokens))", "test_serve_openai.py::test_a_stream_sends_every_token_including_those_whose_text_was_held_back"),
     Mutation("the beginning of a key is a key", "Guard._check_key", 'if not hmac.compare_digest(given.encode("latin-1"), key.encode()):', "if not key.startswith(given):", "test_serve_errors.py::test_requests_without_the_api_key_are_refused"),
     Mutation("a page of another port is the server's own", "Guard._check_origin", '_split(origin, "Origin").netloc == host', '_split(origin, "Origin").hostname == _split(f\'//{host}\', \'Host\').hostname', "test_serve_errors.py::test_a_page_of_another_origin_is_refused_unless_it_was_allowed"),
     Mutation("only a body that says its length is measured", "Guard._limited.limited", "            if seen > self.options.max_body * MIB:", "            if False:", "test_serve_errors.py::test_a_body_beyond_the_limit_is_not_read"),
@@ -501,6 +505,7 @@ MUTATIONS = (
     Mutation("a tuned model is its base", "weights:sample", "[shapes, torch.cat(values).tolist()]", "[shapes, values[-1].tolist()]", "test_saved.py::test_files_of_other_weights_or_settings_are_refused"),
     Mutation("pinned cells are counted", "Prefixes.pin", "self.bytes -= cell.bytes\n            self._pinned", "pass\n            self._pinned", "test_saved.py::test_kept_cells_that_a_pinned_file_holds_are_not_counted"),
     # completion
+    Mutation("text that spells a token becomes one", "PartEncoder.encode", "self.pieces(text)", "[text]", "test_fim.py::test_text_that_spells_a_token_is_encoded_as_text"),
     Mutation("snippets stay behind one that has gone", "arrange", "takewhile(now.__contains__, map(place, before))", "filter(now.__contains__, map(place, before))", "test_stable_layout.py::test_new_pieces_are_put_behind_those_that_stay"),
     Mutation("a snippet of another worth is another snippet", "place", "return snippet.path, snippet.first_line, snippet.text", "return snippet.path, snippet.worth, snippet.text", "test_stable_layout.py::test_a_change_of_worth_moves_no_piece"),
     Mutation("the cut of a file moves with each line", "PromptLayout._tail", "{min(BLOCK, max(1, budget // PER_LINE)), 1}", "{1}", "test_stable_layout.py::test_a_cut_file_begins_at_the_same_line_for_many_lines"),
@@ -572,6 +577,8 @@ MUTATIONS = (
     Mutation("passes that want other reports are merged", "together", "results[index][0] is target and results[index][2] == wants", "results[index][0] is target", "test_side_by_side.py::test_only_passes_of_one_target_that_want_the_same_reports_are_merged"),
     Mutation("a request's own rows count as others'", "side_by_side:advance", "rows - request.rows", "rows", "test_side_by_side.py::test_each_request_knows_the_rows_of_all_others"),
     Mutation("a request counts itself among the others", "side_by_side:advance", "BatchLoad(len(requests) - 1,", "BatchLoad(len(requests),", "test_side_by_side.py::test_each_request_knows_the_rows_of_all_others"),
+    Mutation("a full queue takes one more job", "Worker.full", "self.waiting >= self.limit + places", "self.waiting > self.limit + places", "test_side_by_side.py::test_a_worker_takes_as_many_jobs_as_may_run_and_wait"),
+    Mutation("free places do not count", "Worker.full", "self.waiting >= self.limit + places", "self.waiting >= self.limit", "test_side_by_side.py::test_a_worker_takes_as_many_jobs_as_may_run_and_wait"),
     Mutation("the time to retry is that of one request at a time", "Worker._retry_after", " / max(1, len(self.jobs))", "", "test_side_by_side.py::test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run"),
     Mutation("the metrics need no key", "PUBLIC_PATHS", '"/live")', '"/live", "/metrics")', "test_serve_errors.py::test_every_path_but_the_public_ones_needs_the_api_key"),
     Mutation("expected and taken seconds of a draft are swapped", "Controller._draft", "self.costs.drafted(expected, took)", "self.costs.drafted(took, expected)", "test_controller.py::test_controller_learns_how_long_drafts_really_take"),
@@ -594,6 +601,7 @@ MUTATIONS = (
     Mutation("query heads are read at the rows' distance", "CpuKernels.attention", "q.stride(1), q.stride(2), k.stride(1)", "q.stride(2), q.stride(1), k.stride(1)", "test_kernels.py::test_attention_takes_queries_in_any_arrangement"),
     Mutation("an installed wheel with terms is used", "fetch:here", " and not entry.terms", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
     Mutation("an installed wheel is not checked", "fetch:here", " and sha256_of(path) == entry.sha256", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
+    Mutation("a job that begins does not count", "Worker.full", " + (self._beginning is not None)", "", "test_side_by_side.py::test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread"),
     Mutation("scales that are no numbers are decoded with", "_Filler.fill_product", "if not packed.scales.isfinite().all():", "if False:", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
     Mutation("a file without a tensor is decoded in blocks", "model_in_blocks", "if missing := sorted(", "if False and sorted(", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
     Mutation("a resumed run keeps the checkpoint's rates", "Trainer._take", "group[\"peak\"] = peak", "pass", "test_trainers.py::test_a_resumed_run_has_the_rates_of_its_recipe_and_not_of_the_checkpoint"),
