@@ -31,7 +31,6 @@ LINES = 256, 64             # lines that llama.vim sends before and after the cu
 CHARACTERS = 2400, 700      # most characters of the whole lines that Continue sends, about 1,024 tokens
 ENDS = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
         "<|file_sep|>", "<|im_start|>", "<|im_end|>"]
-FIRST = "first text, s"
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ def _summary(rows: list[Row]) -> Iterator[dict[str, Any]]:
                        "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
                        "of them read": round(statistics.median(row.read for row in here)),
                        "new tokens": round(statistics.median(row.new_tokens for row in here)),
-                       FIRST: f"{statistics.median(firsts):.2f}" if firsts else "",
+                       "first text, s": f"{statistics.median(firsts):.2f}" if firsts else "",
                        "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
                        "slowest": f"{max(row.seconds for row in here):.2f}"}
 

@@ -122,14 +122,14 @@ def chat(state: State, body: ChatRequest) -> EncodedPrompt:
     """Encodes messages with the model's chat template, and prepares for the calls that the answer may have."""
     text, ids = chat_text(state, body)
     tokenizer = state.need_template("messages")
-    family = family_of(tokenizer.get_chat_template(tools=shown_tools(body) or None))
-    return _with_calls(EncodedPrompt(state.ids(text, "messages") if ids is None else ids), body, family,
-                       tokenizer.get_added_vocab())
+    prompt = EncodedPrompt(state.ids(text, "messages") if ids is None else ids)
+    return _with_calls(prompt, body, _shown(tokenizer, body)[1], tokenizer.get_added_vocab())
 
 
-def shown_tools(body: ChatRequest) -> list[dict[str, Any]]:
-    """Returns the tools that a chat template shows."""
-    return [tool.for_template() for tool in body.tools or ()]
+def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Family]:
+    """Returns (the tools for the chat template, the way in which the model writes calls)."""
+    tools = [tool.for_template() for tool in body.tools or ()]
+    return tools, family_of(tokenizer.get_chat_template(tools=tools or None))
 
 
 def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
@@ -141,8 +141,8 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
     if taken := RESERVED & set(kwargs):
         raise ApiError(400, f"chat_template_kwargs sets {min(taken)}, which the server sets itself. Leave it out.",
                        "chat_template_kwargs")
-    shown = shown_tools(body)
-    messages, more = rendered(family_of(tokenizer.get_chat_template(tools=shown or None)), messages, shown)
+    tools, family = _shown(tokenizer, body)
+    messages, more = rendered(family, messages, tools)
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
     try:
         return special.rendered(messages, lambda given: tokenizer.apply_chat_template(

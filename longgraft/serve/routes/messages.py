@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from longgraft.serve.formats.errors import client_errors
 from longgraft.serve.formats.messages_answers import MessagesFormat
 from longgraft.serve.formats.messages_fields import CountTokensRequest, MessagesRequest
-from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import EncodedPrompt, chat
+from longgraft.serve.prompts import chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
-from longgraft.serve.routes.openai import prepared
+from longgraft.serve.routes.openai import prepared_chat
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, NAMED_EVENTS, EventStream, whole_answer
 
 
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
-
-    def prepare(body: MessagesRequest) -> tuple[EncodedPrompt, Job, Sequence[int]]:
-        with client_errors("messages"):
-            asked = body.chat()
-        return prepared(state, asked, chat(state, asked), asked.token_limit)
 
     def counted(body: CountTokensRequest) -> int:
         with client_errors("messages"):
@@ -35,7 +27,7 @@ def router(state: State) -> APIRouter:
     async def messages(body: MessagesRequest, request: BodyRequest) -> Response:
         """Answers a conversation with its next message."""
         state.worker.check()
-        prompt, job, _ = await request.run(prepare, body, constrained=bool(body.tools))
+        prompt, job = await request.run(prepared_chat, state, body, "messages", constrained=bool(body.tools))
         form = MessagesFormat(state, job, prompt.calls)
         running = state.worker.submit(job)
         if body.stream:

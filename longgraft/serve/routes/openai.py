@@ -41,6 +41,10 @@ class Checked(Protocol):
     def check_supported(self) -> None: ...
 
 
+class AsChat(Protocol):
+    def chat(self) -> ChatRequest: ...
+
+
 def check_request(state: State, body: Checked) -> None:
     """Raises an error for everything that can be refused before the prompt is encoded."""
     try:
@@ -71,6 +75,13 @@ def prepared(state: State, body: Any, prompt: EncodedPrompt, limit: int | None
     job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
     # The request's own prediction comes last, because retrievers prefer the last text.
     return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
+
+
+def prepared_chat(state: State, body: AsChat, param: str) -> tuple[EncodedPrompt, Job]:
+    """Does `prepared` for the chat that a request of another API stands for.  param: its field, for errors"""
+    with client_errors(param):
+        asked = body.chat()
+    return prepared(state, asked, chat(state, asked), asked.token_limit)[:2]
 
 
 def several(job: Job, count: int) -> list[Job]:

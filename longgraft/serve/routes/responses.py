@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from longgraft.serve.formats.errors import client_errors
 from longgraft.serve.formats.responses_answers import ResponsesFormat
 from longgraft.serve.formats.responses_fields import ResponsesRequest
-from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import EncodedPrompt, chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
-from longgraft.serve.routes.openai import check_request, prepared
+from longgraft.serve.routes.openai import check_request, prepared_chat
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, NAMED_EVENTS, EventStream, whole_answer
 
@@ -21,16 +16,11 @@ from longgraft.serve.streaming import JSON_OR_EVENTS, NAMED_EVENTS, EventStream,
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
-    def prepare(body: ResponsesRequest) -> tuple[EncodedPrompt, Job, Sequence[int]]:
-        with client_errors("input"):
-            asked = body.chat()
-        return prepared(state, asked, chat(state, asked), asked.token_limit)
-
     @routes.post("/v1/responses", response_model=None, responses=JSON_OR_EVENTS)
     async def responses(body: ResponsesRequest, request: BodyRequest) -> Response:
         """Answers a conversation, which the request brings whole."""
         check_request(state, body)
-        prompt, job, _ = await request.run(prepare, body, constrained=body.constrained)
+        prompt, job = await request.run(prepared_chat, state, body, "input", constrained=body.constrained)
         form, running = ResponsesFormat(state, body, job, prompt.calls), state.worker.submit(job)
         if body.stream:
             return EventStream(running, form, state.options.beat, NAMED_EVENTS)
