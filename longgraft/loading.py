@@ -6,16 +6,15 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
-from longgraft.budget.cost_model import LiveCosts
 from longgraft.config.settings import Budget, Settings
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
@@ -75,7 +74,18 @@ class Loaded:
             prefix: Prefix files.
             corpus: Name of the corpus for requests that name none.
         """
-        session = self._made(budget, chunk, Prefixes(int(prefixes * 2 ** 30)) if prefixes else None)
+        method, nodes = self.method, self.method.usual_budget(budget)
+        adaptive = method.chooses(budget)
+        if not adaptive and budget is None and self.target.device.type == "cpu":
+            nodes = min(nodes, CPU_BUDGET)
+        parts = self.parts
+        if adaptive:
+            known = parts.costs and parts.costs.copy()
+            parts = replace(parts, costs=known or costs_for(self.target, parts.head, self.costs, parts.regions))
+        engine = Engine(self._lane(parts, adaptive), nodes, chunk,
+                        Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
+                        lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive))
+        session = Session(engine, self.tokenizer, self._about(engine, adaptive), method.promise, str(method))
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
         if corpus is not None:
@@ -83,34 +93,27 @@ class Loaded:
             session.about += (f"corpus {corpus}: {len(session.corpus(corpus).tokens):,} tokens may be repeated",)
         return session
 
-    def _made(self, budget: Budget, chunk: int | None, prefixes: Prefixes | None, costs: LiveCosts | None = None
-              ) -> Session:
-        """Makes a session; costs: the costs of an earlier session; None: they are read or measured."""
-        method, nodes = self.method, self.method.usual_budget(budget)
-        # Each session has its own memories and clock, because two sessions may share one target.
-        parts = replace(self.parts, kept={}, clock=Clock(), regions=self.parts.regions.anew())
-        adaptive = method.chooses(budget)
-        if adaptive:
-            known = costs or parts.costs
-            costs = known.copy() if known else costs_for(self.target, parts.head, self.costs, parts.regions)
-            parts = replace(parts, costs=costs)
-        elif budget is None and self.target.device.type == "cpu":
-            nodes = min(nodes, CPU_BUDGET)
-        gates = f", {self._gates(nodes)}" if "thresholds" in method.takes else ""
+    def _lane(self, parts: Parts, adaptive: bool) -> Lane:
+        """Makes a lane with memories and a clock of its own, because several lanes may share one target."""
+        parts = replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew())
+        return Lane(self.target, build(self.method, parts, adaptive), parts.clock, parts.regions,
+                    verifies(self.method, parts))
+
+    def _about(self, engine: Engine, adaptive: bool) -> tuple[str, ...]:
+        """Returns what was chosen, as lines for people."""
+        target, nodes = self.target, engine.budget
+        gates = f", {self._gates(nodes)}" if "thresholds" in self.method.takes else ""
         spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
-        kernels = " with compiled kernels" if self.target.kernels else ", CUDA graphs" if parts.regions.fixed else ""
-        kernels += f" and {self.target.weights} weights" if self.target.weights != "float" else ""
-        kernels += f", cache in {str(self.target.cache_dtype)[6:]}" if self.target.cache_dtype else ""
-        about = (f"{self.target.name} on {self.target.device} in {str(self.target.dtype)[6:]}, attention "
-                 f"{self.target.attention}{kernels}, method {method}{PROMISES[method.promise]}, budget {spends}{gates}")
-        engine = Engine(self.target, build(method, parts, adaptive), parts.clock, nodes, chunk, parts.regions,
-                        verifies(method, parts), prefixes)
-        notes = self.notes
+        kernels = " with compiled kernels" if target.kernels else ", CUDA graphs" if engine.regions.fixed else ""
+        kernels += f" and {target.weights} weights" if target.weights != "float" else ""
+        kernels += f", cache in {str(target.cache_dtype)[6:]}" if target.cache_dtype else ""
+        about = (f"{target.name} on {target.device} in {str(target.dtype)[6:]}, attention {target.attention}{kernels}, "
+                 f"method {self.method}{PROMISES[self.method.promise]}, budget {spends}{gates}")
         reads = any(isinstance(memory, PartialMatching) for memory in engine.proposer.memories)
         if reads and isinstance(why := compiled(), NotBuilt):
-            notes = (*notes, f"what follows in the text is looked up in Python, 25 times as slowly: {why}")
-        return Session(engine, self.tokenizer, (*notes, about), method.promise, str(method),
-                       partial(self._made, budget, chunk, prefixes, costs))
+            slow = f"what follows in the text is looked up in Python, 25 times as slowly: {why}"
+            return (*self.notes, slow, about)
+        return (*self.notes, about)
 
     def _gates(self, nodes: int) -> str:
         """Describes the thresholds, and how this session differs from the one that they were calibrated for."""

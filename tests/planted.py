@@ -472,7 +472,7 @@ MUTATIONS = (
     Mutation("the beginning of a key is a key", "Guard._check_key", 'if not hmac.compare_digest(given.encode("latin-1"), key.encode()):', "if not key.startswith(given):", "test_serve_errors.py::test_requests_without_the_api_key_are_refused"),
     Mutation("a page of another port is the server's own", "Guard._check_origin", '_split(origin, "Origin").netloc == host', '_split(origin, "Origin").hostname == _split(f\'//{host}\', \'Host\').hostname', "test_serve_errors.py::test_a_page_of_another_origin_is_refused_unless_it_was_allowed"),
     Mutation("only a body that says its length is measured", "Guard._limited.limited", "            if seen > self.options.max_body * MIB:", "            if False:", "test_serve_errors.py::test_a_body_beyond_the_limit_is_not_read"),
-    Mutation("requested stop tokens are ignored", "GenerationRequest.eos", "*(self.stop_token_ids or ())", "", "test_serve_openai.py::test_a_stop_string_ends_the_text_before_it_and_a_stop_token_with_it"),
+    Mutation("requested stop tokens are ignored", "AnswerRequest.eos", "*(self.stop_token_ids or ())", "", "test_serve_openai.py::test_a_stop_string_ends_the_text_before_it_and_a_stop_token_with_it"),
     Mutation("true is 1", "request_fields:_same", "value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
     Mutation("shutdown waits for running answers", "Server.shutdown", "        self._worker.close()\n        await super", "        await super", "test_serve_network.py::test_a_server_that_is_closed_ends_its_answers_with_their_step"),
     # reading repositories

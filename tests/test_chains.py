@@ -17,6 +17,7 @@ from longgraft.acceptance.typical import Typical, typical
 from longgraft.drafters.draft_model_chain import DraftLength, DraftModelChain
 from longgraft.drafters.medusa import LastHidden, Medusa, official
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.memories.draft_model import DraftModelCache
 from longgraft.methods.find import METHODS, find
@@ -36,7 +37,7 @@ def self_drafting(coupled: bool, schedule: str = "constant", budget: int = 6, fa
     parts = toy_parts(family, **more)
     parts = type(parts)(parts.target, {SMALL.name: toy_target(family)}, choices=SpsChoices(schedule),
                         regions=parts.regions)
-    return Session(Engine(parts.target, chain(parts, coupled), parts.clock, budget, None, parts.regions), None)
+    return Session(Engine(Lane(parts.target, chain(parts, coupled), parts.clock, parts.regions), budget), None)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, WARPED], ids=["greedy", "sampled", "warped"])
@@ -179,7 +180,7 @@ def test_heads_read_the_state_that_the_root_was_drawn_from():
             block.weight.zero_()
             block.bias.zero_()
     parts = toy_parts()
-    session = Session(Engine(target, Medusa(memory, heads, target.logits), parts.clock, 4, None), None)
+    session = Session(Engine(Lane(target, Medusa(memory, heads, target.logits), parts.clock), 4), None)
     request = session.open(toy_prompt(60), 10, GREEDY, eos=())
     for step in request:
         root = (step.tokens or (None,))[-1]

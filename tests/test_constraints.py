@@ -27,6 +27,7 @@ from longgraft.acceptance.constraints import DeadEnd, constraint
 from longgraft.acceptance.sampling import LogitOptions, Sampling
 from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.engine.token_bytes import TokenBytes
@@ -107,11 +108,11 @@ def test_several_requests_have_constraints_of_their_own():
     made = [Sampling(**OPTIONS[options], **DRAWS[drawn]) for options in OPTIONS for drawn in DRAWS]
     parts = toy_parts()
 
-    def another() -> Session:
+    def lane() -> Lane:
         own = replace(parts, kept={}, clock=Clock())
-        engine = Engine(own.target, build("graft", own), own.clock, 16)
-        return Session(engine, TOKENIZER, made_again=another)
-    found = generate_all(another(), [toy_prompt(60)] * len(made), NEW, samplings=made, most=4)
+        return Lane(own.target, build("graft", own), own.clock)
+    session = Session(Engine(lane(), 16, another=lane), TOKENIZER)
+    found = generate_all(session, [toy_prompt(60)] * len(made), NEW, samplings=made, most=4)
     assert [one.token_ids for one in found] == [plain(options, drawn) for options in OPTIONS for drawn in DRAWS]
 
 
@@ -235,9 +236,10 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
     monkeypatch.setattr(worker, "REST", 1e9)
     parts, steps = toy_parts(), []
 
-    def another() -> Session:
+    def lane() -> Lane:
         own = replace(parts, kept={}, clock=Clock())
-        return Session(Engine(own.target, build("ar", own), own.clock, 16), TOKENIZER, made_again=another)
+        return Lane(own.target, build("ar", own), own.clock)
+    session = Session(Engine(lane(), 16, another=lane), TOKENIZER)
 
     class Order(Gate):
         def stepped(self, running, step, seconds):
@@ -247,7 +249,7 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
     async def play(made):
         jobs = [Job(toy_prompt(20), 20, Sampling(regex=regex), eos=(END,)) for regex in ("[ab]{99}", None)]
         return [len(ids) for ids in await asyncio.gather(*(tokens_of(made.submit(job)) for job in jobs))]
-    assert working(play, Order(1000), another(), running=2) == [20, 20]
+    assert working(play, Order(1000), session, running=2) == [20, 20]
     last = max(n for n, regex in enumerate(steps) if regex is None)
     assert steps[:last].count("[ab]{99}") < 6 < 19 <= steps[:last + 1].count(None)
 

@@ -170,7 +170,6 @@ def test_a_session_or_a_request_names_a_corpus():
     assert read() == [[5, 6, 7]] and session.corpus("ours") is session.corpus("ours")
     Corpus.build(np.array([8])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
     assert read() == [[8]]        # the changed corpus is read
-    assert session.another().default_corpus == "ours"
     Corpus.build(np.array([10 ** 6, 1])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
     with pytest.raises(ValueError, match="Corpus 'ours' has token ids from 1 to 1000000"):
         session.corpus("ours")

@@ -18,6 +18,7 @@ from longgraft.attention.backends import triton
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense, Split
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.kernels import fused_triton
 from longgraft.methods.find import build
@@ -132,7 +133,7 @@ def test_the_gpus_kernels_decode_the_plain_answer(method):
     proposer = build(method, parts)
     if method == "graft":
         parts.drafter_cache()._fixed_backend = triton
-    session = Session(Engine(parts.target, proposer, parts.clock, 8, None, parts.regions), None)
+    session = Session(Engine(Lane(parts.target, proposer, parts.clock, parts.regions), 8), None)
     found, usual = (answered(one, toy_prompt(20), 4) for one in (session, toy_session(method, "qwen3", 8)))
     assert found.token_ids == usual.token_ids == plain("qwen3", 20, 4, GREEDY)
     assert found.stats.accepted_per_step == usual.stats.accepted_per_step

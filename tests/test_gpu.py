@@ -23,6 +23,7 @@ from longgraft.attention.backends import BACKENDS, HALF, available
 from longgraft.attention.layout import Layout
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.eval.checks.losslessness import check
 from longgraft.methods.find import build
@@ -150,7 +151,7 @@ def toy_on(device: torch.device, family: str, method: str, launches: str) -> Ses
     regions = regions_on(device, launches)
     parts = Parts(target_on(device, family), {HEAD.name: copy.deepcopy(toy_network()).to(device)}, regions=regions,
                   costs=LiveCosts(TOY_COSTS, frozen=True))
-    return Session(Engine(parts.target, build(method, parts), parts.clock, 60, 17, regions), None)
+    return Session(Engine(Lane(parts.target, build(method, parts), parts.clock, regions), 60, 17), None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])

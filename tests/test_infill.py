@@ -105,7 +105,7 @@ def test_text_that_does_not_fit_is_reported_and_becomes_a_prediction():
     session = text_session(method="graft-x-text")
     extra = [{"filename": "old.py", "text": "x = 1\n" * 40}, {"filename": "new.py", "text": "y = 2\n" * 20}]
     opened, given = [], session.open
-    session.open = lambda *args, **more: opened.append(more["prediction"]) or given(*args, **more)
+    session.open = lambda *args, **more: opened.append(args[0].predictions) or given(*args, **more)
     found = one(session, input_extra=extra, n_predict=8, input_suffix="def after():\n    return 7\n",
                 prediction="said = 1")
     assert found["truncated"] and "y = 2" in found["prompt"] and "x = 1" not in found["prompt"]

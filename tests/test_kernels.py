@@ -28,6 +28,7 @@ import longgraft
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.eval.checks.bits import check_bits, lines
 from longgraft.kernels import build
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
@@ -395,7 +396,7 @@ def test_a_session_without_a_compiler_decodes_and_gives_the_reason(tmp_path, mon
     assert session.target.kernels is None
     torchs, pythons = (line for line in session.about if "no C++ compiler was found" in line)
     assert "torch" in torchs and "in Python" in pythons
-    assert session.engine.open(toy_prompt(20), Sampling(), longgraft.engine.decoder.Goal(4)).step() is not None
+    assert session.engine.open(GenerationRequest(toy_prompt(20), 4)).step() is not None
 
 
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from toys.tokenizers import TEXT, Bytes
 from longgraft.engine.decoder import Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.protocol.memory import Memory
@@ -33,7 +34,7 @@ IDLE = "!document.querySelector('#run').disabled"
 @cache
 def plain_ids() -> tuple[int, ...]:
     """Returns the ids of plain decoding of the toy."""
-    plain = Session(Engine(toy_target(), PlainDecoding(), Clock(), budget=1), characters())
+    plain = Session(Engine(Lane(toy_target(), PlainDecoding(), Clock()), 1), characters())
     return tuple(plain.generate(PROMPT, NEW).token_ids)
 
 
@@ -65,7 +66,7 @@ class PartlyRight:
 
 
 def session() -> Session:
-    return Session(Engine(toy_target(), PartlyRight(), Clock(), chunk=17), characters())
+    return Session(Engine(Lane(toy_target(), PartlyRight(), Clock()), chunk=17), characters())
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +332,7 @@ def test_figures_sent_while_decoding_end_at_the_final_statistics():
 
 def test_the_page_is_not_told_the_folder_of_the_model():
     about = ("/home/me/models/fox on cpu",)
-    engine = Engine(Target(toy_target().model, "/home/me/models/fox"), PlainDecoding(), Clock())
+    engine = Engine(Lane(Target(toy_target().model, "/home/me/models/fox"), PlainDecoding(), Clock()))
     one = Session(engine, characters(), about)
     told = asking(lambda http: http.get("/watch"), one).json()
     assert told == {"about": ["fox on cpu"], "chat": True}

@@ -15,6 +15,7 @@ from longgraft.acceptance.rejection import DRAFTED, Rejection
 from longgraft.acceptance.rules import Sampled
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session, answer
 from longgraft.methods.needs import SMALL
 from longgraft.methods.registry.chains import SpsChoices, chain
@@ -151,7 +152,7 @@ def test_whole_answers_follow_the_target_s_distribution():
     target, small, prompt, many = tiny(1, 1), tiny(2, 1), [3, 1, 4, 1, 5], 200
     parts = toy_parts()
     parts = type(parts)(target, {SMALL.name: small}, choices=SpsChoices(), clock=Clock())
-    session = Session(Engine(target, chain(parts, False), parts.clock, 3, None), None)
+    session = Session(Engine(Lane(target, chain(parts, False), parts.clock), 3), None)
     counts: Counter = Counter()
     for seed in range(many):
         sampling = Sampling(temperature=1.2, top_k=2, seed=seed)

@@ -12,7 +12,7 @@ from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Replay
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Goal
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session, end_tokens
 from longgraft.loading import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT
@@ -188,7 +188,7 @@ def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
     if stop:
         found = session.generate(PROMPT, 20, stop=chr(100 + end), replay=recording)
     else:       # a session ignores end tokens within a recording
-        found = session.engine.open(PROMPT, Sampling(), Goal(20, frozenset([end])))
+        found = session.engine.open(GenerationRequest(PROMPT, 20, eos=(end,)))
         found.decoder.verifier.rule = Replay(recording, len(PROMPT))
         list(found)
     stats = found.stats

@@ -76,7 +76,7 @@ class ByHand:
         """Runs one round, and checks what holds after each."""
         self.worker._round()
         places = [request.decoder.verifier.cache for request in self.worker._requests.values()]
-        assert len(set(map(id, places))) == len(places) <= self.worker._sessions.max_running, "a session is held twice"
+        assert len(set(map(id, places))) == len(places) <= self.worker._scheduler.most, "a lane is held twice"
         order = {running: n for n, (running, _) in enumerate(self.taken)}
         assert [order[one] for one in self.begun] == sorted(order[one] for one in self.begun), "one was overtaken"
 
@@ -95,7 +95,8 @@ class ByHand:
                 assert said == wanted and self.ends[running].reason == "length"
         began = set(self.begun)
         assert self.ends.keys() == began and all(running.cancelled for running, _ in self.taken if running not in began)
-        assert not any(one.engine.busy or one.engine.cache.capacity for one in (session(), *session().others))
+        engine = session().engine
+        assert not engine.busy and not any(lane.cache.capacity for lane in engine.lanes)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
@@ -103,7 +104,7 @@ class ByHand:
 def test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(events, rows):
     async def play() -> None:
         by_hand = ByHand()
-        by_hand.worker._sessions._room = lambda: rows       # memory for all, for two, for one
+        by_hand.worker._scheduler._room = lambda: rows       # memory for all, for two, for one
         for event in events:
             if event == "round":
                 by_hand.round()

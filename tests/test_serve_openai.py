@@ -84,9 +84,8 @@ def test_a_stream_sends_every_token_including_those_whose_text_was_held_back():
 def test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once():
     parts, read = toy_parts(), list[int]()
 
-    def lane() -> Session:
-        return Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE), made_again=lane)
-    session, forward = lane(), parts.target.forward
+    session = Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE))
+    forward = parts.target.forward
 
     def counted(segments, wants):
         read.extend(len(segment.tree) for segment in segments if segment.logits != "all")

@@ -14,14 +14,16 @@ import torch
 from toys.levels import LOCAL
 from toys.models import FAMILIES, toy_target
 from toys.served import Gate, text_session, tokens_of, until_true, working
-from toys.sessions import repeatable, toy_prompt
+from toys.sessions import beside, repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates, StepPlan
 from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduler, advance, shares
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import OLDEST_TOKENS, PASS_TOKENS, Sessions, advance, generate_all, shares
+from longgraft.engine.side_by_side import generate_all
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -105,7 +107,7 @@ def test_the_report_of_a_segment_has_the_same_bits_in_every_pass(family, kernels
 def test_an_error_in_a_shared_pass_ends_only_its_own_request():
     session, calls = repeatable("graft", kernels=LOCAL), []
     wanted = alone(session)
-    requests = [session.another().open(ids, 16, law) for ids, law in ASKED]
+    requests = [beside(session, ids, 16, law) for ids, law in ASKED]
     counted(session.target, calls)
     for _ in range(3):
         advance(requests)
@@ -182,17 +184,17 @@ def test_each_request_knows_the_rows_of_all_others():
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
-    long, other = session.open(toy_prompt(400), 4), session.another().open(toy_prompt(300), 4)
-    assert Sessions(session, 8).low_latency and not Sessions(session, 1).low_latency
+    long, other = session.open(toy_prompt(400), 4), beside(session, toy_prompt(300), 4)
+    assert Scheduler(session.engine, 8).low_latency and not Scheduler(session.engine, 1).low_latency
     assert advance([long], low_latency=True)[0].read == PASS_TOKENS
     assert [step.read for step in advance([long, other])] == [PASS_TOKENS, 0]      # 272 are left, and 300
-    short = session.another().open(toy_prompt(90), 4)
+    short = beside(session, toy_prompt(90), 4)
     first = advance([long, other, short])
     assert [step.read for step in first] == [PASS_TOKENS - 90, 0, 90] and first[2].tokens
     assert advance([long])[0].read == 400 - 3 * PASS_TOKENS + 90
     for one in (long, other, short):
         one.close()
-    requests = [session.another().open(toy_prompt(length), 99) for length in (400, 80, 90, 85, 95)]
+    requests = [beside(session, toy_prompt(length), 99) for length in (400, 80, 90, 85, 95)]
     passes = [[step.read for step in advance(requests)] for _ in range(3)]
     assert passes[0] == [OLDEST_TOKENS, 80, 0, PASS_TOKENS - OLDEST_TOKENS - 80, 0]
     assert [one[0] for one in passes] == [OLDEST_TOKENS] * 3 and {sum(one) for one in passes} == {PASS_TOKENS}
@@ -204,9 +206,9 @@ def test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest():
     assert shares([6000, 5000, 0], [1.0, 2.0, 1.0], 40) == [OLDEST_TOKENS, 12, 0]
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
-    streams = [one.open(toy_prompt(20), 9) for one in (session, session.another())]
+    streams = [session.open(toy_prompt(20), 9), beside(session, toy_prompt(20), 9)]
     advance(streams), advance(streams)      # they read, and then decode one row each
-    long = session.another().open(toy_prompt(400), 4)
+    long = beside(session, toy_prompt(400), 4)
     assert [step.read for step in advance([*streams, long], low_latency=True)] == [0, 0, OLDEST_TOKENS]
     assert advance([*streams, long])[2].read == PASS_TOKENS
 
@@ -231,7 +233,7 @@ def test_nodes_cost_more_while_other_requests_wait():
     session = repeatable("graft-x-text", kernels=None, costs=costs)
     sizes = {}
     for others in (0, 3):
-        requests = [session.another().open(toy_prompt(200), 40) for _ in range(1 + others)]
+        requests = [beside(session, toy_prompt(200), 40) for _ in range(1 + others)]
         sizes[others] = [len(step.tree) for _ in range(24) for step in advance(requests)[:1] if step and step.tree]
     assert max(sizes[0]) > 8 and sum(sizes[3]) / len(sizes[3]) < 0.6 * sum(sizes[0]) / len(sizes[0])
 
@@ -250,67 +252,68 @@ def test_shared_passes_do_not_change_the_costs_of_a_pass_alone():
     assert costs.state() != before
 
 
-def test_sessions_are_made_for_requests_until_memory_is_full(monkeypatch):
+def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     session = repeatable("pld")
     rows = session.engine.rows(100, 20)
-    monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes",
+    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes",
                         lambda device: 3.2 * 256 * session.target.cache_bytes_per_token() / 0.8)
-    sessions, running = Sessions(session, 8), []
-    while free := sessions.free(running, 100, 20):
-        running.append(free.open(toy_prompt(100), 20))
+    scheduler, running, asked = Scheduler(session.engine, 8), [], GenerationRequest(toy_prompt(100), 20)
+    while lane := scheduler.lane(asked, running):
+        running.append(session.open(asked, lane=lane))
     assert rows < 256 and len(running) == 3
     first = running.pop(0)
     first.close()
-    assert sessions.free(running, 100, 20) is session
-    assert sessions.free([], 10 ** 6, 20) is session      # alone it may try
-    assert Sessions(session, 1).free(running, 1, 1) is None
-    assert Sessions(Session(session.engine, None), 8).max_running == 1
+    assert scheduler.lane(asked, running) is session.engine.lanes[0]
+    assert scheduler.lane(GenerationRequest(toy_prompt(10 ** 6), 20), [])      # alone it may try
+    assert Scheduler(session.engine, 1).lane(asked, running) is None
+    session.engine.another = None
+    assert Scheduler(session.engine, 8).most == 1
 
 
-def test_a_session_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypatch):
+def test_a_lane_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypatch):
     session, tried = repeatable("pld"), []
-    sessions = Sessions(session, 8)
-    running = [sessions.free([], 20, 4).open(toy_prompt(20), 4)]
+    scheduler, asked = Scheduler(session.engine, 8), GenerationRequest(toy_prompt(20), 4)
+    running = [session.open(asked)]
 
     def gone():
         tried.append(1)
         raise ValueError("a file of costs is gone")
     with monkeypatch.context() as patched:
-        patched.setattr(session, "_made_again", gone)
-        assert sessions.free(running, 20, 4) is sessions.free(running, 20, 4) is None and len(tried) == 1
-    assert advance(running)[0].read == 17 and sessions.free(running, 20, 4) is None
-    monkeypatch.setattr("longgraft.engine.side_by_side.time.monotonic", lambda: 10 ** 9)
-    assert sessions.free(running, 20, 4) is not None
+        patched.setattr(session.engine, "another", gone)
+        assert scheduler.lane(asked, running) is scheduler.lane(asked, running) is None and len(tried) == 1
+    assert advance(running)[0].read == 17 and scheduler.lane(asked, running) is None
+    monkeypatch.setattr("longgraft.engine.scheduler.time.monotonic", lambda: 10 ** 9)
+    assert scheduler.lane(asked, running) is not None
 
 
 def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypatch):
     session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6, 16)), [10 ** 9]
-    monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: free[0])
-    sessions = Sessions(session, 8)
-    running = [session.open(toy_prompt(100), 20)]
+    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: free[0])
+    scheduler, asked = Scheduler(session.engine, 8), GenerationRequest(toy_prompt(100), 20)
+    running = [session.open(asked)]
     advance(running)
-    assert session.engine.prefixes.bytes
-    assert session.engine.bytes_per_token > session.target.cache_bytes_per_token()
+    per_token = session.engine.lanes[0].bytes_per_token
+    assert session.engine.prefixes.bytes and per_token > session.target.cache_bytes_per_token()
     needed = session.engine.rows(100, 20) + running[0].unwritten
     for missing in (1, -1):
-        free[0] = (10 ** 6 - session.engine.prefixes.bytes + (needed - missing) * session.engine.bytes_per_token) / 0.8
-        assert (sessions.free(running, 100, 20) is None) == (missing == 1)
+        free[0] = (10 ** 6 - session.engine.prefixes.bytes + (needed - missing) * per_token) / 0.8
+        assert (scheduler.lane(asked, running) is None) == (missing == 1)
     room, used = needed + 1, running[0].written + running[0].unwritten
     assert 0 < running[0].written < used < room
-    assert sessions.filled(running) == pytest.approx(used / (running[0].written + room))
+    assert scheduler.filled(running) == pytest.approx(used / (running[0].written + room))
     free[0] = 0     # what is reserved still counts as room
-    assert sessions.filled(running) == 1.0 and sessions.filled([]) == 0.0
+    assert scheduler.filled(running) == 1.0 and scheduler.filled([]) == 0.0
 
 
-def test_further_sessions_follow_the_settings_of_the_first_and_are_kept():
+def test_further_lanes_follow_the_settings_of_the_session_and_are_kept():
     session = repeatable("graft")
     prompts, longest = [toy_prompt(60)] * 3, session.generate(toy_prompt(60), 24).token_ids
     assert [one.token_ids for one in generate_all(session, prompts, 24)] == [longest] * 3
-    made, session.eos = session.others[:], (longest[6],)
+    made, session.eos = session.engine.lanes[:], (longest[6],)
     wanted = session.generate(prompts[0], 24)
     assert wanted.finish_reason == "eos"
     assert [one.token_ids for one in generate_all(session, prompts, 24)] == [wanted.token_ids] * 3
-    assert session.others == made and len(made) == 2
+    assert session.engine.lanes == made and len(made) == 3
     told = generate_all(session, prompts, 24, predictions=[None, longest, None], eos=(), budget=8)
     assert [one.token_ids for one in told] == [longest] * 3 and told[1].stats.steps < told[0].stats.steps
 
@@ -355,7 +358,7 @@ def test_a_failed_pass_holds_no_memory():
 
 def test_an_interrupt_ends_the_running_steps_and_leaves_nothing_held():
     session = repeatable("graft")
-    waits, later = session.open(toy_prompt(20), 4), session.another().open(toy_prompt(20), 4)
+    waits, later = session.open(toy_prompt(20), 4), beside(session, toy_prompt(20), 4)
 
     def interrupt():
         raise KeyboardInterrupt
@@ -400,7 +403,7 @@ def test_many_answers_are_made_with_every_setting_of_a_single_one():
 
 def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
     session = repeatable("graft")
-    monkeypatch.setattr("longgraft.engine.side_by_side.advance", lambda requests: [MemoryError()] * len(requests))
+    monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests: [MemoryError()] * len(requests))
     with pytest.raises(MemoryError):
         generate_all(session, [ids for ids, _ in ASKED])
     assert not session.engine.busy and not session.engine.cache.capacity
@@ -427,7 +430,7 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
     async def play(worker):
         taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]
         await until_true(lambda: gate.steps == 1)
-        worker._sessions.free = None        # an error of our own, outside of any request
+        worker._scheduler.lane = None        # an error of our own, outside of any request
         gate.allow()
         for running in taken:
             with pytest.raises(Failed):
@@ -503,7 +506,7 @@ def test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run():
 
 def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(monkeypatch):
     session, gate = repeatable("graft", prefixes=Prefixes(2 ** 28, 16)), Gate()
-    monkeypatch.setattr("longgraft.engine.side_by_side.free_bytes", lambda device: 2 ** 40 if gate.steps > 2 else 0)
+    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 2 ** 40 if gate.steps > 2 else 0)
 
     async def play(worker):
         taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]      # a queue of two

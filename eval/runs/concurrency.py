@@ -6,9 +6,11 @@ import time
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
+from longgraft.engine.scheduler import Scheduler
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import Sessions
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import Batch, BatchKey
 from longgraft.eval.runs.bench import FAILURES, Bench, Draw, draw_of
@@ -55,15 +57,16 @@ def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
 
 def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws: Sequence[Draw], done: Done) -> Batch:
     tokens: list[list[int]] = [[] for _ in prompts]
-    began, waits, ended = [0.0] * len(prompts), list[float](), dict[int, Request]()
+    began, waits, ended = list[float](), list[float](), dict[int, Request]()
+    asked = [GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=tuple(draw.eos))
+             for prompt, draw in zip(prompts, draws, strict=True)]
 
-    def opened(free: Session, index: int) -> Request:
-        began[index] = time.perf_counter()
-        return free.open(prompts[index].ids, draws[index].limit, draws[index].sampling, eos=draws[index].eos)
+    def opened(request: GenerationRequest, lane: Lane) -> Request:
+        began.append(time.perf_counter())       # requests begin in order
+        return session.open(request, lane=lane)
 
     since = time.perf_counter()
-    ids = [prompt.ids for prompt in prompts]
-    for index, step, request in Sessions(session, key.running).steps(ids, max(d.limit for d in draws), opened):
+    for index, step, request in Scheduler(session.engine, key.running).steps(asked, opened):
         if step.tokens and not tokens[index]:
             waits.append(time.perf_counter() - began[index])
         tokens[index] += step.tokens

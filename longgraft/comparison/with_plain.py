@@ -8,6 +8,7 @@ from typing import Any
 from longgraft.acceptance.sampling import Sampling
 from longgraft.comparison.levels import first_divergence
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Generation, Session, answer
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.runtime.clock import Clock
@@ -15,8 +16,8 @@ from longgraft.runtime.clock import Clock
 
 def plain_session(session: Session) -> Session:
     """Returns a session for plain decoding of the same target, in the same loop, on the same kernels."""
-    engine = Engine(session.target, PlainDecoding(), Clock(), budget=1, chunk=session.engine.chunk)
-    return Session(engine, session.tokenizer)
+    lane = Lane(session.target, PlainDecoding(), Clock())
+    return Session(Engine(lane, budget=1, chunk=session.engine.chunk), session.tokenizer)
 
 
 def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,

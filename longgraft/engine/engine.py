@@ -1,64 +1,71 @@
-"""The engine: a target with one method, which opens requests.
-
-It serves one request at a time: a new request supersedes the one before, unless another thread is stepping that one.
-"""
+"""The engine: a target with one method, which opens requests in its lanes."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import product
-from weakref import ref
 
-from torch import Tensor
+import torch
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.corpora import Corpus
 from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.detokenizer import Detokenizer
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
-from longgraft.runtime.cuda_graphs import EAGER, Regions
-from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
-from longgraft.runtime.kv_cache import ROUND, KVCache
+from longgraft.runtime.cuda_graphs import Regions
+from longgraft.runtime.device_memory import peak_memory
+from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
-from longgraft.trees.padded import SIZES
 
 Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], PrefixReader]
 """(prompt ids, the target's empty cache, empty memories) -> a reader that keeps the prompt's rows for later prompts"""
-
-CAPACITY_STEPS = 16     # with CUDA graphs, cache capacities are multiples of 1 / 16 of a power of two
 
 
 class Engine:
     """A target with one method.
 
     Args:
-        target: The target model.
-        proposer: The method's proposer.
-        clock: Measures the parts of steps.
+        lane: The first lane.
         budget: Nodes per verification, root included.
         chunk: Prompt tokens per prefill pass; None: as many as memory allows.
-        regions: Record passes of fixed shape, or run them eagerly.
-        verifies: Wraps a request's verifier.
         prefixes: The prefix cache; None: prompts are not kept.
+        another: Makes a further lane of the same target and method; None: one request runs at a time.
     """
 
-    def __init__(self, target: Target, proposer: Proposer, clock: Clock, budget: int = 60,
-                 chunk: int | None = None, regions: Regions = EAGER,
-                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier,
-                 prefixes: Prefixes | None = None) -> None:
-        self.target, self.proposer, self.clock, self.budget, self.chunk = target, proposer, clock, budget, chunk
-        self.regions, self.verifies, self.prefixes = regions, verifies, prefixes
-        self.cache: KVCache = target.cache(0)
-        self._lock = threading.Lock()
-        self._current: Callable[[], Request | None] = lambda: None
+    def __init__(self, lane: Lane, budget: int = 60, chunk: int | None = None, prefixes: Prefixes | None = None,
+                 another: Callable[[], Lane] | None = None) -> None:
+        self.lanes, self.budget, self.chunk, self.prefixes, self.another = [lane], budget, chunk, prefixes, another
+
+    @property
+    def target(self) -> Target:
+        return self.lanes[0].target
+
+    @property
+    def proposer(self) -> Proposer:
+        """The first lane's proposer."""
+        return self.lanes[0].proposer
+
+    @property
+    def cache(self) -> KVCache:
+        """The first lane's cache."""
+        return self.lanes[0].cache
+
+    @property
+    def clock(self) -> Clock:
+        """The first lane's clock."""
+        return self.lanes[0].clock
+
+    @property
+    def regions(self) -> Regions:
+        """The first lane's regions."""
+        return self.lanes[0].regions
 
     @property
     def limits(self) -> dict[str, int]:
@@ -78,98 +85,63 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True while a request is being answered."""
-        return (current := self._current()) is not None and current.finish_reason is None
+        return any(lane.request for lane in self.lanes)
 
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Returns the rows of the target's cache that a request reserves."""
         return prompt_tokens + max_new_tokens + self.budget
 
     @property
-    def bytes_per_token(self) -> int:
-        """Bytes per token of the target's cache, and of the drafters' caches as far as they are allocated."""
-        drafters = (memory.aligned for memory in self.proposer.memories)
-        return self.target.cache_bytes_per_token() + sum(
-            cache.bytes() // rows for cache in drafters if cache is not None and (rows := cache.capacity))
-
-    @property
     def cell(self) -> int:
         """Tokens of a cell of the prefix cache."""
         return CELL if self.prefixes is None else self.prefixes.cell
 
-    def open(self, ids: Sequence[int], sampling: Sampling, goal: Goal, text: Detokenizer | None = None,
-             predictions: Iterable[Tensor] = (), reads: Reads | None = None, budget: int | None = None,
-             corpora: Iterable[Corpus] = (), shaping: Shaping | None = None) -> Request:
-        """Opens a request for these ids, before its prefill.  A replayed recording ends it where the recording ends.
+    def open(self, asked: GenerationRequest, text: Detokenizer | None = None, shaping: Shaping | None = None,
+             corpora: Iterable[Corpus] = (), reads: Reads | None = None, lane: Lane | None = None) -> Request:
+        """Opens a request, before its prefill.  A replayed recording ends it where the recording ends.
 
         Args:
-            ids: The prompt's token ids.
-            sampling: How tokens are drawn.
-            goal: When the answer ends.
+            asked: The request; without end tokens if it names none.
             text: Detokenizes the answer; None: the answer has no text.
-            predictions: [n] int64 each, texts that the answer may repeat, for memories that learn from ids alone.
-            reads: Makes the reader of this prompt; None: made from the engine's prefix cache.
-            budget: Most nodes per verification, root included, if less than the engine's budget.
-            corpora: Texts that the answer may repeat, for memories that read corpora.
             shaping: Changes logits by the tokens before them; the passes of such a request are eager, also with CUDA
                 graphs.
+            corpora: Texts that the answer may repeat, for memories that read corpora.
+            reads: Makes the reader of this prompt; None: made from the engine's prefix cache.
+            lane: A free lane; None: the first, whose request ends.
         """
-        _whole(goal.limit, "max_new_tokens")
-        if budget is not None:
-            _whole(budget, "budget")
-        if sampling.replay is not None:
-            goal = Goal(min(goal.limit, len(sampling.replay)), stop=goal.stop)
-        self.check(len(ids), goal.limit)
-        with self._lock:
-            if (current := self._current()) is not None:
-                current.supersede()
-            capacity = self.rows(len(ids), goal.limit)
-            if self.regions.fixed:
-                capacity = self._padded_capacity(capacity)
-            self.cache.clear()
-            self.cache.reserve(capacity)
-            for memory in self.proposer.memories:
-                memory.reset(capacity)
-            self.clock.lap()
-            with self.clock.part("host"):
-                for memory, corpus in product(self.proposer.memories, corpora):
-                    memory.observe_corpus(corpus)
-                for tokens in predictions:
-                    for memory in self.proposer.memories:
-                        memory.observe_prediction(tokens)
-            reset_peak_memory(self.target.device)
-            drawn = sampling.rule(len(ids))
-            rule = drawn if shaping is None else Shaped(drawn, shaping)
-            reads_prompt = shaping is not None and shaping.reads_prompt
-            verifier = Verifier(self.target, self.cache, rule, self.clock, self.regions,
-                                shaping.read if shaping is not None and reads_prompt else None)
-            nodes = self.budget if budget is None else min(budget, self.budget)
-            decoder = Decoder(self.verifies(verifier), self.proposer, nodes, goal, text, shaping)
-            if reads is None and self.prefixes is not None and self.target.attention_layers:
-                reads = partial(PrefixReader, self.prefixes)
-            reader = None if reads is None else reads(ids, self.cache, self.proposer.memories)
-            chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
-            request = Request(decoder, ids, chunk, self._release, partial(peak_memory, self.target.device), reader)
-            self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
-        return request
+        _whole(asked.max_new_tokens, "max_new_tokens")
+        if asked.budget is not None:
+            _whole(asked.budget, "budget")
+        goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop)
+        if (recorded := asked.sampling.replay) is not None:
+            goal = Goal(min(goal.limit, len(recorded)), stop=goal.stop)
+        self.check(len(asked.ids), goal.limit)
+        place, corpora = lane or self.lanes[0], list(corpora)
 
-    def _padded_capacity(self, capacity: int) -> int:
-        """Returns a capacity with room for padded rows and a somewhat longer prompt.
+        def tell(memory: Memory) -> None:
+            for corpus in corpora:
+                memory.observe_corpus(corpus)
+            for tokens in asked.predictions:
+                memory.observe_prediction(torch.tensor(tokens))
 
-        CUDA graphs read these buffers, and a larger buffer means recording them all again.
-        """
-        capacity += SIZES[-1]
-        if capacity <= self.cache.capacity:
-            return self.cache.capacity
-        self.regions.forget()
-        step = max(ROUND, (1 << capacity.bit_length()) // CAPACITY_STEPS)
-        return -(-capacity // step) * step
+        return place.begin(self.rows(len(asked.ids), goal.limit), tell,
+                           lambda: self._request(place, asked, goal, text, shaping, reads))
 
-    def _release(self) -> None:
-        if self.regions.fixed:
-            return      # the next request uses the same buffers and recorded graphs
-        self.cache.release()
-        for memory in self.proposer.memories:
-            memory.release()
+    def _request(self, lane: Lane, asked: GenerationRequest, goal: Goal, text: Detokenizer | None,
+                 shaping: Shaping | None, reads: Reads | None) -> Request:
+        rule = asked.sampling.rule(len(asked.ids))
+        if shaping is not None:
+            rule = Shaped(rule, shaping)
+        reads_prompt = shaping is not None and shaping.reads_prompt
+        verifier = lane.verifies(Verifier(self.target, lane.cache, rule, lane.clock, lane.regions,
+                                          shaping.read if shaping is not None and reads_prompt else None))
+        nodes = self.budget if asked.budget is None else min(asked.budget, self.budget)
+        if reads is None and self.prefixes is not None and self.target.attention_layers:
+            reads = partial(PrefixReader, self.prefixes)
+        reader = None if reads is None else reads(asked.ids, lane.cache, lane.proposer.memories)
+        chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
+        return Request(Decoder(verifier, lane.proposer, nodes, goal, text, shaping), asked.ids, chunk,
+                       lane.release, partial(peak_memory, self.target.device), reader)
 
 
 def _whole(value: object, name: str) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Goal
 from longgraft.engine.engine import Engine
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.prefill.prefix_file import Needed, load
 from longgraft.prefill.prefixes import TARGET, Cell, Prefixes, PrefixReader, Rows, caches, joined, reported, rows_of
 from longgraft.protocol.observation import Observation
@@ -59,7 +58,8 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
         raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a prefix file "
                          "does not hold. Prompts that begin alike are read once in a session that keeps prefixes.")
     whole = partial(SavingReader, Prefixes(0, engine.cell))
-    with engine.open(ids, Sampling(), Goal(2), reads=whole) as request:     # a limit of 1 would finish in the prefill
+    # A limit of 1 would finish in the prefill.
+    with engine.open(GenerationRequest(ids, 2), reads=whole) as request:
         for step in request:
             tell(step.read)
             if step.tokens:

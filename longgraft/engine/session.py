@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from longgraft.acceptance.constraints import Constraint, constraint
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
-from longgraft.engine.decoder import FinishReason, Goal, Step
+from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
 from longgraft.engine.engine import Engine
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.lane import Lane
 from longgraft.engine.predicted_output import Prediction, encode_prediction
 from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
@@ -64,7 +64,8 @@ class Saved:
 class Session:
     """A target with one method; `load` makes it.
 
-    It serves one request at a time; a request leaves no state on the model.
+    Its own requests are answered one at a time; `generate_all` and the server run several beside each other in the
+    engine's lanes.  A request leaves no state on the model.
 
     Attributes:
         about: What was chosen, as lines for people.
@@ -75,38 +76,19 @@ class Session:
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
-                 method: str = "unnamed", made_again: Callable[[], Session] | None = None) -> None:
-        """about: sentences on the choices that `load` made; promise, method: the method's promise and name; made_again:
-        makes another session for `another`."""
+                 method: str = "unnamed") -> None:
+        """about: sentences on the choices that `load` made; promise, method: the method's promise and name"""
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
-        self.method, self._made_again = method, made_again
+        self.method = method
         # The model never predicts ids beyond its vocabulary.
         self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
         self.default_corpus: str | None = None
-        self.others: list[Session] = []             # sessions that run beside this one, if several requests run
         self._corpora: dict[str, tuple[int, Corpus]] = {}       # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
     @property
     def target(self) -> Target:
         return self.engine.target
-
-    @property
-    def repeatable(self) -> bool:
-        """True if there can be `another`; not with CUDA graphs, whose recordings hold one request's cache."""
-        return self._made_again is not None and not self.engine.regions.fixed
-
-    def another(self) -> Session:
-        """Makes a session of the same target, method and kept prompts, whose requests can run beside this one's."""
-        assert self._made_again is not None, "this session was not made by `load`"
-        made = self._made_again()
-        made.follow(self)
-        return made
-
-    def follow(self, first: Session) -> None:
-        """Takes over the present settings of the session that this one was made from."""
-        self.eos, self.default_corpus, self._corpora = first.eos, first.default_corpus, first._corpora
-        self.engine.budget, self.engine.prefixes = first.engine.budget, first.engine.prefixes
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of text, chat messages or token ids."""
@@ -116,13 +98,14 @@ class Session:
         """Raises ValueError if the request does not fit the positions of the target or the drafter."""
         self.engine.check(prompt_tokens, max_new_tokens)
 
-    def open(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
-             stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
-             prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None) -> Request:
-        """Opens a request, which can be stepped through, cancelled and closed.
+    def request(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
+                stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
+                prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None
+                ) -> GenerationRequest:
+        """Encodes a request, which `open` takes and checks.
 
         Args:
-            prompt: Text, chat messages or token ids.
+            prompt: Text, chat messages or token ids ([T] or [1, T]).
             max_new_tokens: Most tokens of the answer.
             sampling: How tokens are drawn; None: greedily.
             stop: Stop strings; the answer ends before the first that occurs.
@@ -131,27 +114,40 @@ class Session:
             budget: As in `generate`.
             corpus: As in `generate`.
 
+        Raises:
+            ValueError: a text or a list of ids is wrong.
+        """
+        ends = None if eos is None else self._encoder.end_tokens(eos)
+        return GenerationRequest(self.encode(prompt), max_new_tokens, sampling or Sampling(), stop_strings(stop), ends,
+                                 self.predicted(prediction), budget, corpus)
+
+    def open(self, prompt: Prompt | GenerationRequest, *how: Any, lane: Lane | None = None, **options: Any) -> Request:
+        """Opens a request, which can be stepped through, cancelled and closed.
+
+        Args:
+            prompt: A request, or the first argument of `request`.
+            *how, **options: The other arguments of `request`.
+            lane: A free lane of the engine; None: the first, whose request ends.
+
         Returns:
             The request, before its prefill.
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
         """
-        sampling, stops, ids = sampling or Sampling(), stop_strings(stop), self.encode(prompt)
-        corpus = self.default_corpus if corpus is None else corpus
+        asked = prompt if isinstance(prompt, GenerationRequest) else self.request(prompt, *how, **options)
+        sampling, corpus = asked.sampling, self.default_corpus if asked.corpus is None else asked.corpus
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
-        if stops:
+        if asked.stop:
             self._encoder.need("checked for stop strings")
-        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, stops)
-        ends = self._encoder.end_tokens(self.eos if eos is None else eos)
+        ends = self._encoder.end_tokens(self.eos if asked.eos is None else asked.eos)
         if sampling.constraint is not None and not ends:
             ends = frozenset(self.eos)      # a complete answer must be able to end
-        goal = Goal(max_new_tokens, ends, stops)
-        shaping = Shaping(sampling, ids, self.constraint(sampling, ends)) if sampling.shaped else None
-        return self.engine.open(ids, sampling, goal, text, map(torch.tensor, self.predicted(prediction)),
-                                budget=budget, corpora=[] if corpus is None else [self.corpus(corpus)],
-                                shaping=shaping)
+        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, asked.stop)
+        shaping = Shaping(sampling, asked.ids, self.constraint(sampling, ends)) if sampling.shaped else None
+        return self.engine.open(replace(asked, eos=ends), text, shaping,
+                                [] if corpus is None else [self.corpus(corpus)], lane=lane)
 
     def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
         """Returns the constraint that the answer must follow, or None.
@@ -215,16 +211,13 @@ class Session:
         return encode_prediction(self._encoder, prediction)
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
-               progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
-               corpus: str | None = None, **sampling: Any) -> Iterator[str]:
+               progress: bool | None = None, **options: Any) -> Iterator[str]:
         """Yields pieces of text as they become final; together they are the text of `generate` with these arguments."""
-        with self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
-                       corpus=corpus) as request:
+        with self._opened(prompt, max_new_tokens, stop, options) as request:
             yield from (step.text for step in _shown(request, progress) if step.text)
 
     def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
-                 progress: bool | None = None, *, prediction: Prediction | None = None, budget: int | None = None,
-                 corpus: str | None = None, **sampling: Any) -> Generation:
+                 progress: bool | None = None, **options: Any) -> Generation:
         """Returns the whole answer.
 
         Its tokens are those that the method promises (`longgraft.methods.method.Method`): an exact method, as most are,
@@ -236,19 +229,22 @@ class Session:
             max_new_tokens: Most tokens of the answer.
             stop: Stop strings; the answer ends before the first that occurs.
             progress: Show a progress bar over the prompt; None: on a terminal.
-            prediction: A text that the answer may repeat, or several.  The model does not read it; memories that learn
-                from tokens alone propose from it.
-            budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
-            corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
-            **sampling: The fields of `Sampling`: temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
-                grammar, logit_bias, penalties, logprobs and prompt_logprobs.
+            **options: The fields of `Sampling` (temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
+                grammar, logit_bias, penalties, logprobs and prompt_logprobs), and:
+                prediction: A text that the answer may repeat, or several.  The model does not read it; memories that
+                learn from tokens alone propose from it.
+                budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
+                corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
         """
-        request = self.open(prompt, max_new_tokens, Sampling(**sampling), stop, prediction=prediction, budget=budget,
-                            corpus=corpus)
-        return answer(request, progress)
+        return answer(self._opened(prompt, max_new_tokens, stop, options), progress)
+
+    def _opened(self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
+                ) -> Request:
+        draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
+        return self.open(prompt, max_new_tokens, Sampling(**draw), stop, **options)
 
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
@@ -257,16 +253,20 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
 
     progress: show the prefill's progress; None: on a terminal.  tell: called with each piece of text.
     """
-    text, ids, logprobs, of_prompt = "", list[int](), list[TokenLogprob](), list[TokenLogprob]()
+    steps = list[Step]()
     with request:
         for step in _shown(request, progress):
-            text += step.text
             tell(step.text)
-            ids += step.tokens
-            logprobs += step.logprobs
-            of_prompt += step.prompt_logprobs
+            steps.append(step)
+    return generation(steps, request)
+
+
+def generation(steps: Sequence[Step], request: Request) -> Generation:
+    """Returns the answer that these steps of an ended request gave."""
     assert request.finish_reason is not None
-    return Generation(text, ids, request.stats, request.finish_reason, tuple(logprobs), tuple(of_prompt))
+    return Generation("".join(step.text for step in steps), [token for step in steps for token in step.tokens],
+                      request.stats, request.finish_reason, tuple(one for step in steps for one in step.logprobs),
+                      tuple(one for step in steps for one in step.prompt_logprobs))
 
 
 def _shown(request: Request, progress: bool | None) -> Iterator[Step]:

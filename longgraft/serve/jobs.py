@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import FinishReason, Step
-from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
 from longgraft.engine.stats import Stats
 
@@ -41,8 +40,8 @@ class Failed(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
-    """The arguments of `Session.open`, with the prompt as token ids, and further limits.
+class Job(GenerationRequest):
+    """A request with what only a server knows.
 
     seconds:  time limit of decoding, from the first new token; None: no limit
     session:  session that decodes the job; None: the worker's
@@ -50,17 +49,9 @@ class Job:
     constraint_field: the request's field that has the constraint, for errors
     """
 
-    ids: Sequence[int]
-    max_new_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
-    eos: tuple[int, ...] | None = None
-    prediction: Prediction | None = None
     seconds: float | None = None
     session: Session | None = None
     complete: Callable[[Step], bool] | None = None
-    budget: int | None = None
-    corpus: str | None = None
     constraint_field: str | None = None
 
 

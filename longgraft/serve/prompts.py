@@ -12,7 +12,7 @@ from jinja2.exceptions import TemplateError
 from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.snippets import Cursor
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, GenerationRequest
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, AnswerRequest
 from longgraft.serve.state import State
 from longgraft.serve.tools.families import Family, family_of
 from longgraft.serve.tools.grammar import grammar
@@ -93,7 +93,7 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
         return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
 
 
-def sampling_of(state: State, body: GenerationRequest, tool_calls: str | None = None) -> Sampling:
+def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None) -> Sampling:
     """Returns the request's sampling, after checking that the session supports it.
 
     Raises ApiError about the wrong field, whose name is the first word of the error.
@@ -169,7 +169,7 @@ def _with_calls(prompt: EncodedPrompt, body: ChatRequest, family: Family, added:
     return replace(prompt, calls=reader, tool_calls=rules)
 
 
-def prediction_ids(state: State, body: GenerationRequest) -> list[int]:
+def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
     """Returns the token ids of the request's prediction, or []; raises ApiError if no answer could be as long."""
     with client_errors("prediction"):
         ids = [token for text in state.session.predicted(body.prediction_text) for token in text]
@@ -179,7 +179,7 @@ def prediction_ids(state: State, body: GenerationRequest) -> list[int]:
     return ids
 
 
-def speculation_of(state: State, body: GenerationRequest) -> tuple[int | None, str | None]:
+def speculation_of(state: State, body: AnswerRequest) -> tuple[int | None, str | None]:
     """Returns the request's (largest number of nodes per verification, corpus name); None: the server's."""
     with client_errors("speculative"):
         budget = body.budget(state.session.method)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 
 from longgraft.acceptance.constraints import DeadEnd
 from longgraft.engine.decoder import Step
+from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
+from longgraft.engine.scheduler import Scheduler, advance
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import Sessions, advance
 from longgraft.runtime.device_memory import out_of_memory
 from longgraft.serve.jobs import Busy, Closing, End, Failed, Job, Running, Watcher
 
@@ -38,7 +39,7 @@ class Worker:
     def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
         self.session, self.limit, self.watchers = session, waiting, list(watchers)
         self.refused = 0
-        self._sessions = Sessions(session, running)
+        self._scheduler = Scheduler(session.engine, running)
         self._requests: dict[Running, Request] = {}     # the oldest first
         self._queue: deque[Running] = deque()
         self._beginning: Running | None = None      # no longer in the queue, and its request is not open yet
@@ -64,7 +65,7 @@ class Worker:
     @property
     def filled(self) -> float:
         """The share, from 0 to 1, that running jobs reserve of the rows that fit into memory."""
-        return self._sessions.filled(list(self._requests.values()))
+        return self._scheduler.filled(list(self._requests.values()))
 
     @property
     def full(self) -> bool:
@@ -76,7 +77,7 @@ class Worker:
     @property
     def max_running(self) -> int:
         """Most jobs that are decoded at once."""
-        return self._sessions.max_running
+        return self._scheduler.most
 
     @property
     def idle(self) -> bool:
@@ -183,30 +184,29 @@ class Worker:
                 self._changed.wait()
             return bool(self._queue or self._requests)
 
-    def _next(self) -> tuple[Running, Session] | None:
-        """Returns the oldest waiting job and the session that answers it; None while there is no place for it."""
+    def _next(self) -> tuple[Running, Lane] | None:
+        """Returns the oldest waiting job and the lane that answers it; None while there is no place for it."""
         with self._changed:
             self._no_place = False
             if not self._queue:
                 return None
             oldest = self._queue[0]
-        job = oldest.job        # the lock is not held, because another session may have to be made
-        if (place := self._sessions.free(self._requests.values(), len(job.ids), job.max_new_tokens)) is None:
+        # The lock is not held, because another lane may have to be made.
+        if (lane := self._scheduler.lane(oldest.job, self._requests.values())) is None:
             self._no_place = True
             return None
         with self._changed:
             if oldest in self._queue:       # otherwise it was cancelled
                 self._queue.remove(oldest)
                 self._beginning = oldest
-                return oldest, job.session or place
+                return oldest, lane
         return self._next()
 
-    def _begin(self, running: Running, session: Session) -> None:
+    def _begin(self, running: Running, lane: Lane) -> None:
         job = running.job
         running.queued = time.monotonic() - running.since
         try:
-            request = session.open(job.ids, job.max_new_tokens, job.sampling, job.stop, job.eos,
-                                   prediction=job.prediction, budget=job.budget, corpus=job.corpus)
+            request = job.session.open(job) if job.session else self.session.open(job, lane=lane)
         except ValueError as error:
             self._end(running, error)
         except Exception as error:
@@ -225,7 +225,7 @@ class Worker:
         began = time.monotonic()
         requests = {running: request for running, request in requests.items()
                     if running.cancelled or running.rests_until <= began} or requests
-        steps = advance(list(requests.values()), self._sessions.low_latency)
+        steps = advance(list(requests.values()), self._scheduler.low_latency)
         seconds = time.monotonic() - began
         for (running, request), step in zip(requests.items(), steps, strict=True):
             if request.constraint_seconds > SLOW:

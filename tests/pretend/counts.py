@@ -22,9 +22,9 @@ from pretend.device import CUDA, Answer, Event, Pretend, pretend
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, PretrainedConfig, Qwen3Config
 
 import longgraft.attention.triton as kernel
-from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Goal
 from longgraft.engine.engine import Engine
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.lane import Lane
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
@@ -205,10 +205,10 @@ def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], met
     target, head = pair
     recorder = Recorded(device)
     parts = Parts(target, {HEAD.name: head}, regions=Regions(recorder) if case.recorded else EAGER)
-    engine = Engine(target, build(method, parts), parts.clock, find(method).budget, CHUNK, parts.regions)
+    engine = Engine(Lane(target, build(method, parts), parts.clock, parts.regions), find(method).budget, CHUNK)
     log: list[Event] = []
     device.log.clear()
-    request = engine.open([n % 500 for n in range(case.prompt)], Sampling(), Goal(64))
+    request = engine.open(GenerationRequest([n % 500 for n in range(case.prompt)], 64))
     for _ in range(-(-case.prompt // CHUNK) + case.steps):
         log += device.log
         device.log.clear()

@@ -14,7 +14,9 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.corpora import Corpus
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.predicted_output import Prediction
+from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session, answer
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.methods.calibration import Calibration
@@ -78,17 +80,24 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
     budget = budget or find(method).budget
-    return Session(Engine(parts.target, proposer, parts.clock, budget, chunk, parts.regions,
-                          verifies(method, parts), prefixes), None)
+    lane = Lane(parts.target, proposer, parts.clock, parts.regions, verifies(method, parts))
+    return Session(Engine(lane, budget, chunk, prefixes), None)
 
 
 def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17, **more) -> Session:
-    """Returns a session as `load` makes it, from which more sessions on the same target can be made."""
+    """Returns a session as `load` makes it, whose engine can have more lanes."""
     parts = parts or toy_parts(**more)
-    own = replace(parts, kept={}, clock=Clock())
-    engine = Engine(own.target, build(method, own, adaptive=True), own.clock, find(method).budget, chunk,
-                    verifies=verifies(method, own), prefixes=prefixes)
-    return Session(engine, None, made_again=lambda: repeatable(method, parts, prefixes, chunk))
+
+    def lane() -> Lane:
+        own = replace(parts, kept={}, clock=Clock())
+        return Lane(own.target, build(method, own, adaptive=True), own.clock, verifies=verifies(method, own))
+    return Session(Engine(lane(), find(method).budget, chunk, prefixes, lane), None)
+
+
+def beside(session: Session, *asked, **options) -> Request:
+    """Opens a request in a further lane of the session's engine."""
+    session.engine.lanes.append(session.engine.another())
+    return session.open(*asked, lane=session.engine.lanes[-1], **options)
 
 
 def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from longgraft.config.settings import Settings
 from longgraft.engine.engine import Engine
+from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.models.places import place_of
 from longgraft.models.targets import ModelSource, load_target
@@ -168,7 +169,7 @@ def check_logits(target: Target) -> None:
 
 def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int) -> float:
     """Returns the accepted draft tokens per step when each coded row's last `new` tokens are replayed."""
-    session = Session(Engine(target, proposer, Clock(), budget), None)
+    session = Session(Engine(Lane(target, proposer, Clock()), budget), None)
     new, accepted, steps = min(new, rows.shape[1] // 2), 0, 0
     for row in torch.where(rows < 0, ~rows, rows).tolist():
         stats = session.generate(row[:-new], new, replay=row[-new:]).stats

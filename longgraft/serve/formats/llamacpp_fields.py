@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longgraft.serve.formats.request_fields import GenerationRequest, TokenIds
+from longgraft.serve.formats.request_fields import AnswerRequest, TokenIds
 
 PIECES = 256                # most pieces of other text; llama.vim sends 16
 
 
-class LlamaCppRequest(GenerationRequest):
+class LlamaCppRequest(AnswerRequest):
     """The limits of an answer, and the fields of its response."""
 
     n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: the "

@@ -115,7 +115,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = False
 
 
-class GenerationRequest(LogitFields):
+class AnswerRequest(LogitFields):
     """Sampling, stopping and streaming.  Null means the server's default, like a missing field."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
@@ -212,7 +212,7 @@ def several(prompt: Any) -> bool:
     return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(AnswerRequest):
     """A request to /v1/completions."""
 
     prompt: Annotated[str | TokenIds | Annotated[list[str], Field(fail_fast=True)]
@@ -239,7 +239,7 @@ class CompletionRequest(GenerationRequest):
         return DEFAULT_TOKENS if self.token_limit is None else self.token_limit
 
 
-class ChatRequest(GenerationRequest, ToolFields):
+class ChatRequest(AnswerRequest, ToolFields):
     """A request to /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]

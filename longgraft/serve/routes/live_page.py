@@ -22,7 +22,7 @@ from longgraft.comparison.with_plain import plain_session
 from longgraft.engine.decoder import Step
 from longgraft.engine.repetition import loops
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, GenerationRequest
+from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, AnswerRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.serve.jobs import Job, Running
 from longgraft.serve.prompts import EncodedPrompt, chat, plain_prompt
@@ -33,7 +33,7 @@ from longgraft.serve.state import State
 Event = tuple[str, dict[str, Any]]
 
 
-class WatchRequest(GenerationRequest):
+class WatchRequest(AnswerRequest):
     """A request of the page.  chat: send the prompt as a chat message; compare: decode it plainly afterwards"""
 
     prompt: str

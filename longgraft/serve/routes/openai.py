@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
-from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, GenerationRequest, Unsupported
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, AnswerRequest, Unsupported
 from longgraft.serve.jobs import Job
 from longgraft.serve.prompts import EncodedPrompt, chat, completions, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
@@ -54,7 +54,7 @@ def check_request(state: State, body: Checked) -> None:
     state.worker.check()
 
 
-def job_of(state: State, body: GenerationRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
+def job_of(state: State, body: AnswerRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
     """Returns the worker's job.  limit: most new tokens; None: as many as are allowed"""
     sampling = sampling_of(state, body, prompt.tool_calls)
     with client_errors("stop"):
@@ -74,7 +74,7 @@ def prepared(state: State, body: Any, prompt: EncodedPrompt, limit: int | None
     """Returns the prompt, the job and the ids of the prediction."""
     job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
     # The request's own prediction comes last, because retrievers prefer the last text.
-    return prompt, replace(job, prediction=[text for text in (*prompt.predictions, expected) if text]), expected
+    return prompt, replace(job, predictions=tuple(filter(None, (*prompt.predictions, expected)))), expected
 
 
 def prepared_chat(state: State, body: AsChat, param: str) -> tuple[EncodedPrompt, Job]:

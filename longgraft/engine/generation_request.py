@@ -1,0 +1,33 @@
+"""A request for an answer, as a value: made and checked once, by `Session.request`, and passed on as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from longgraft.acceptance.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """All that an answer depends on, besides the model and the method.
+
+    Attributes:
+        ids: Token ids of the prompt.
+        max_new_tokens: Most tokens of the answer.
+        sampling: How tokens are drawn.
+        stop: Stop strings; the answer ends before the first that occurs.
+        eos: End tokens; None: the model's own.
+        predictions: Token ids of texts that the answer may repeat.  The model does not read them.
+        budget: Most nodes per verification, root included, if less than the engine's.
+        corpus: Name of a corpus that the answer may repeat; None: the session's.
+    """
+
+    ids: Sequence[int]
+    max_new_tokens: int = 256
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    eos: tuple[int, ...] | None = None
+    predictions: tuple[Sequence[int], ...] = ()
+    budget: int | None = None
+    corpus: str | None = None

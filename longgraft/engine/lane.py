@@ -1,0 +1,100 @@
+"""A lane: what one running request needs of its own, besides the target that all requests share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from weakref import ref
+
+from longgraft.engine.request import Request
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Proposer
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.runtime.device_memory import reset_peak_memory
+from longgraft.runtime.kv_cache import ROUND, KVCache
+from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES
+
+CAPACITY_STEPS = 16     # with CUDA graphs, cache capacities are multiples of 1 / 16 of a power of two
+
+
+class Lane:
+    """The state of one running request: the target's KV cache, and a proposer with its memories.
+
+    A new request supersedes the one before, unless another thread is stepping that one.
+
+    Args:
+        target: The target model.
+        proposer: The method's proposer.
+        clock: Measures the parts of steps.
+        regions: Record passes of fixed shape, or run them eagerly.
+        verifies: Wraps a request's verifier.
+    """
+
+    def __init__(self, target: Target, proposer: Proposer, clock: Clock, regions: Regions = EAGER,
+                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier) -> None:
+        self.target, self.proposer, self.clock, self.regions, self.verifies = target, proposer, clock, regions, verifies
+        self.cache: KVCache = target.cache(0)
+        self._lock = threading.Lock()
+        self._current: Callable[[], Request | None] = lambda: None
+
+    @property
+    def request(self) -> Request | None:
+        """The request that is being answered."""
+        current = self._current()
+        return current if current is not None and current.finish_reason is None else None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes per token of the target's cache, and of the drafters' caches as far as they are allocated."""
+        drafters = (memory.aligned for memory in self.proposer.memories)
+        return self.target.cache_bytes_per_token() + sum(
+            cache.bytes() // rows for cache in drafters if cache is not None and (rows := cache.capacity))
+
+    def begin(self, capacity: int, tell: Callable[[Memory], None], made: Callable[[], Request]) -> Request:
+        """Empties cache and memories for a request.
+
+        Args:
+            capacity: Rows of the target's cache that the request reserves.
+            tell: Called with each memory after its reset.
+            made: Makes the request.
+        """
+        with self._lock:
+            if (current := self._current()) is not None:
+                current.supersede()
+            if self.regions.fixed:
+                capacity = self._padded_capacity(capacity)
+            self.cache.clear()
+            self.cache.reserve(capacity)
+            for memory in self.proposer.memories:
+                memory.reset(capacity)
+            self.clock.lap()
+            with self.clock.part("host"):
+                for memory in self.proposer.memories:
+                    tell(memory)
+            reset_peak_memory(self.target.device)
+            request = made()
+            self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
+        return request
+
+    def release(self) -> None:
+        """Frees the caches of a request that has ended."""
+        if self.regions.fixed:
+            return      # the next request uses the same buffers and recorded graphs
+        self.cache.release()
+        for memory in self.proposer.memories:
+            memory.release()
+
+    def _padded_capacity(self, capacity: int) -> int:
+        """Returns a capacity with room for padded rows and a somewhat longer prompt.
+
+        CUDA graphs read these buffers, and a larger buffer means recording them all again.
+        """
+        capacity += SIZES[-1]
+        if capacity <= self.cache.capacity:
+            return self.cache.capacity
+        self.regions.forget()
+        step = max(ROUND, (1 << capacity.bit_length()) // CAPACITY_STEPS)
+        return -(-capacity // step) * step
