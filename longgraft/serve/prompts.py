@@ -12,7 +12,7 @@ from jinja2.exceptions import TemplateError
 from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.snippets import Cursor
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, AnswerRequest
+from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
 from longgraft.serve.tools.families import Family, family_of
 from longgraft.serve.tools.grammar import grammar

@@ -22,7 +22,7 @@ from longgraft.comparison.with_plain import plain_session
 from longgraft.engine.decoder import Step
 from longgraft.engine.repetition import loops
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, ChatRequest, AnswerRequest
+from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, AnswerRequest, ChatRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.serve.jobs import Job, Running
 from longgraft.serve.prompts import EncodedPrompt, chat, plain_prompt

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
-from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, AnswerRequest, Unsupported
+from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest, Unsupported
 from longgraft.serve.jobs import Job
 from longgraft.serve.prompts import EncodedPrompt, chat, completions, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
