@@ -80,8 +80,8 @@ class Loaded:
             nodes = min(nodes, CPU_BUDGET)
         parts = self.parts
         if adaptive:
-            known = parts.costs and parts.costs.copy()
-            parts = replace(parts, costs=known or costs_for(self.target, parts.head, self.costs, parts.regions))
+            copied = parts.costs and parts.costs.copy()
+            parts = replace(parts, costs=copied or costs_for(self.target, parts.head, self.costs, parts.regions))
         engine = Engine(self._lane(parts, adaptive), nodes, chunk,
                         Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
                         lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive))

@@ -364,7 +364,8 @@ def test_an_interrupt_ends_the_running_steps_and_leaves_nothing_held():
         raise KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt) as error:     # its traceback holds all frames
         together([waits.step, interrupt, later.step])
-    assert waits.finish_reason == "cancelled" and not session.engine.busy and not waits._stepping.locked()
+    assert waits.finish_reason == "cancelled" and session.engine.lanes[0].request is None
+    assert not waits._stepping.locked()
     assert later.finish_reason is None and later.step().read == 17 and error.traceback
 
 

@@ -129,9 +129,8 @@ class Engine:
 
     def _request(self, lane: Lane, asked: GenerationRequest, goal: Goal, text: Detokenizer | None,
                  shaping: Shaping | None, reads: Reads | None) -> Request:
-        rule = asked.sampling.rule(len(asked.ids))
-        if shaping is not None:
-            rule = Shaped(rule, shaping)
+        drawn = asked.sampling.rule(len(asked.ids))
+        rule = drawn if shaping is None else Shaped(drawn, shaping)
         reads_prompt = shaping is not None and shaping.reads_prompt
         verifier = lane.verifies(Verifier(self.target, lane.cache, rule, lane.clock, lane.regions,
                                           shaping.read if shaping is not None and reads_prompt else None))

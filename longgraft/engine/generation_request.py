@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from longgraft.acceptance.sampling import Sampling
@@ -27,7 +27,7 @@ class GenerationRequest:
     max_new_tokens: int = 256
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
-    eos: tuple[int, ...] | None = None
+    eos: Collection[int] | None = None
     predictions: tuple[Sequence[int], ...] = ()
     budget: int | None = None
     corpus: str | None = None

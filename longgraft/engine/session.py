@@ -119,7 +119,7 @@ class Session:
         """
         ends = None if eos is None else self._encoder.end_tokens(eos)
         return GenerationRequest(self.encode(prompt), max_new_tokens, sampling or Sampling(), stop_strings(stop), ends,
-                                 self.predicted(prediction), budget, corpus)
+                                 tuple(self.predicted(prediction)), budget, corpus)
 
     def open(self, prompt: Prompt | GenerationRequest, *how: Any, lane: Lane | None = None, **options: Any) -> Request:
         """Opens a request, which can be stepped through, cancelled and closed.
