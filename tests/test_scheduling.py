@@ -50,9 +50,6 @@ class ByHand:
         self.taken: list[tuple[Running, int]] = []      # with its index in ASKED
         self.said: dict[Running, list[int]] = {}
         self.ends: dict[Running, End | None] = {}
-        begin = self.worker._begin
-        self.worker._begin = lambda running, place: (self.begun.append(running), begin(running, place))
-        self.begun: list[Running] = []
 
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
         self.said[running] += step.tokens
@@ -60,6 +57,12 @@ class ByHand:
     def ended(self, running: Running, end: End | None) -> None:
         assert running not in self.ends, "ended twice"
         self.ends[running] = end
+
+    @property
+    def begun(self) -> list[Running]:
+        """The requests that have begun, in this order."""
+        return sorted((running for running, _ in self.taken if running.request is not None),
+                      key=lambda one: one.since + one.queued)
 
     def submit(self, index: int, new: int) -> bool:
         """Submits a request; returns False if the queue is full."""
@@ -75,7 +78,7 @@ class ByHand:
     def round(self) -> None:
         """Runs one round, and checks what holds after each."""
         self.worker._round()
-        places = [request.decoder.verifier.cache for request in self.worker._requests.values()]
+        places = [request.decoder.verifier.cache for request in self.worker._scheduler.requests]
         assert len(set(map(id, places))) == len(places) <= self.worker._scheduler.most, "a lane is held twice"
         order = {running: n for n, (running, _) in enumerate(self.taken)}
         assert [order[one] for one in self.begun] == sorted(order[one] for one in self.begun), "one was overtaken"

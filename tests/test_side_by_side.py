@@ -21,7 +21,7 @@ from longgraft.budget.acceptance_estimates import AcceptanceEstimates, StepPlan
 from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduler, advance, shares
+from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduled, Scheduler, advance, shares
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.prefill.prefixes import Prefixes
@@ -44,6 +44,13 @@ def side_by_side(session: Session, asked=ASKED, new: int = 16, most: int = 3) ->
     """Returns the answers of all requests, decoded `most` at once."""
     found = generate_all(session, [ids for ids, _ in asked], new, samplings=[law for _, law in asked], most=most)
     return [one.token_ids for one in found]
+
+
+def filled(scheduler: Scheduler, count: int) -> Scheduler:
+    """Returns the scheduler with so many waiting requests for 20 tokens after a prompt of 100."""
+    for _ in range(count):
+        scheduler.add(Scheduled(GenerationRequest(toy_prompt(100), 20)))
+    return scheduler
 
 
 def counted(target, calls: list):
@@ -185,7 +192,8 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
     long, other = session.open(toy_prompt(400), 4), beside(session, toy_prompt(300), 4)
-    assert Scheduler(session.engine, 8).low_latency and not Scheduler(session.engine, 1).low_latency
+    assert Scheduler(session, 8, low_latency=True).low_latency and not Scheduler(session, 8).low_latency
+    assert not Scheduler(session, 1, low_latency=True).low_latency
     assert advance([long], low_latency=True)[0].read == PASS_TOKENS
     assert [step.read for step in advance([long, other])] == [PASS_TOKENS, 0]      # 272 are left, and 300
     short = beside(session, toy_prompt(90), 4)
@@ -257,52 +265,64 @@ def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     rows = session.engine.rows(100, 20)
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes",
                         lambda device: 3.2 * 256 * session.target.cache_bytes_per_token() / 0.8)
-    scheduler, running, asked = Scheduler(session.engine, 8), [], GenerationRequest(toy_prompt(100), 20)
-    while lane := scheduler.lane(asked, running):
-        running.append(session.open(asked, lane=lane))
-    assert rows < 256 and len(running) == 3
-    first = running.pop(0)
-    first.close()
-    assert scheduler.lane(asked, running) is session.engine.lanes[0]
-    assert scheduler.lane(GenerationRequest(toy_prompt(10 ** 6), 20), [])      # alone it may try
-    assert Scheduler(session.engine, 1).lane(asked, running) is None
+    scheduler = filled(Scheduler(session, 8), 5)
+    scheduler.step()
+    assert rows < 256 and len(scheduler.running) == 3 and len(scheduler.waiting) == 2 and not scheduler.places
+    first, *_ = scheduler.running
+    lane = session.engine.lanes[0]
+    assert lane.request is first.request
+    scheduler.end(first)
+    scheduler.step()
+    assert scheduler.running[-1].request is lane.request and len(session.engine.lanes) == 3
+    scheduler.close()
+    assert not session.engine.busy and scheduler.idle
+    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 0)
+    alone = filled(Scheduler(session, 8), 2)
+    alone.step()
+    assert len(alone.running) == 1      # alone it may try
+    assert Scheduler(session, 1).most == 1
     session.engine.another = None
-    assert Scheduler(session.engine, 8).most == 1
+    assert Scheduler(session, 8).most == 1
 
 
 def test_a_lane_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypatch):
     session, tried = repeatable("pld"), []
-    scheduler, asked = Scheduler(session.engine, 8), GenerationRequest(toy_prompt(20), 4)
-    running = [session.open(asked)]
+    scheduler = filled(Scheduler(session, 8), 2)
 
     def gone():
         tried.append(1)
         raise ValueError("a file of costs is gone")
     with monkeypatch.context() as patched:
         patched.setattr(session.engine, "another", gone)
-        assert scheduler.lane(asked, running) is scheduler.lane(asked, running) is None and len(tried) == 1
-    assert advance(running)[0].read == 17 and scheduler.lane(asked, running) is None
+        assert [event.step.read for event in scheduler.step()] == [17]
+        assert len(scheduler.step()) == len(scheduler.running) == len(tried) == 1
+    scheduler.step()
+    assert len(scheduler.waiting) == 1
     monkeypatch.setattr("longgraft.engine.scheduler.time.monotonic", lambda: 10 ** 9)
-    assert scheduler.lane(asked, running) is not None
+    scheduler.step()
+    assert not scheduler.waiting
 
 
 def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypatch):
     session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6, 16)), [10 ** 9]
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: free[0])
-    scheduler, asked = Scheduler(session.engine, 8), GenerationRequest(toy_prompt(100), 20)
-    running = [session.open(asked)]
-    advance(running)
+    scheduler = filled(Scheduler(session, 8), 1)
+    scheduler.step()
+    running = scheduler.requests
     per_token = session.engine.lanes[0].bytes_per_token
     assert session.engine.prefixes.bytes and per_token > session.target.cache_bytes_per_token()
     needed = session.engine.rows(100, 20) + running[0].unwritten
+    asked = GenerationRequest(toy_prompt(100), 20)
     for missing in (1, -1):
         free[0] = (10 ** 6 - session.engine.prefixes.bytes + (needed - missing) * per_token) / 0.8
-        assert (scheduler.lane(asked, running) is None) == (missing == 1)
+        assert (scheduler.lane(asked) is None) == (missing == 1)
     room, used = needed + 1, running[0].written + running[0].unwritten
     assert 0 < running[0].written < used < room
-    assert scheduler.filled(running) == pytest.approx(used / (running[0].written + room))
+    assert scheduler.filled == pytest.approx(used / (running[0].written + room))
     free[0] = 0     # what is reserved still counts as room
-    assert scheduler.filled(running) == 1.0 and scheduler.filled([]) == 0.0
+    assert scheduler.filled == 1.0
+    scheduler.close()
+    assert scheduler.filled == 0.0
 
 
 def test_further_lanes_follow_the_settings_of_the_session_and_are_kept():
@@ -404,7 +424,7 @@ def test_many_answers_are_made_with_every_setting_of_a_single_one():
 
 def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
     session = repeatable("graft")
-    monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests: [MemoryError()] * len(requests))
+    monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, _: [MemoryError()] * len(requests))
     with pytest.raises(MemoryError):
         generate_all(session, [ids for ids, _ in ASKED])
     assert not session.engine.busy and not session.engine.cache.capacity
@@ -520,7 +540,7 @@ def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(
         await until_true(lambda: gate.steps == 3)
         assert len(session.engine.prefixes) > 0
         session.target.forward = None
-        monkeypatch.setattr("longgraft.serve.worker.advance", lambda requests, _: [MemoryError()] * len(requests))
+        monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, _: [MemoryError()] * len(requests))
         gate.allow()
         told = []
         for running in taken:

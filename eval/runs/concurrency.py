@@ -7,10 +7,9 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.lane import Lane
-from longgraft.engine.request import Request
-from longgraft.engine.scheduler import Scheduler
+from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Session
+from longgraft.engine.side_by_side import steps_of
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import Batch, BatchKey
 from longgraft.eval.runs.bench import FAILURES, Bench, Draw, draw_of
@@ -57,22 +56,16 @@ def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
 
 def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws: Sequence[Draw], done: Done) -> Batch:
     tokens: list[list[int]] = [[] for _ in prompts]
-    began, waits, ended = list[float](), list[float](), dict[int, Request]()
-    asked = [GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=tuple(draw.eos))
+    waits, since = list[float](), time.monotonic()
+    asked = [Scheduled(GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=draw.eos))
              for prompt, draw in zip(prompts, draws, strict=True)]
-
-    def opened(request: GenerationRequest, lane: Lane) -> Request:
-        began.append(time.perf_counter())       # requests begin in order
-        return session.open(request, lane=lane)
-
-    since = time.perf_counter()
-    for index, step, request in Scheduler(session.engine, key.running).steps(asked, opened):
-        if step.tokens and not tokens[index]:
-            waits.append(time.perf_counter() - began[index])
-        tokens[index] += step.tokens
-        ended[index] = request
-    seconds = time.perf_counter() - since
-    stats = [request.stats for request in ended.values()]
+    places = {one: index for index, one in enumerate(asked)}
+    for one, step in steps_of(Scheduler(session, key.running), asked):
+        if step.tokens and not tokens[places[one]]:
+            waits.append(time.monotonic() - one.since - one.queued)
+        tokens[places[one]] += step.tokens
+    seconds = time.monotonic() - since
+    stats = [one.request.stats for one in asked if one.request is not None]
     alone = [done.get(Key(key.suite, key.bucket, prompt.example.id, key.mode, key.method, 0)) for prompt in prompts]
     pairs = [(mine, theirs) for mine, theirs in zip(tokens, alone, strict=True) if theirs]
     steps = sum(one.steps for one in stats)

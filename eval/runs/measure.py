@@ -13,6 +13,7 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.settings import Budget
 from longgraft.engine.decoder import Decoder, Goal
+from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.variants import COLD, TRANSFORMERS, Variant
@@ -21,11 +22,12 @@ from longgraft.methods.find import build, verifies
 from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.memory import Memory
-from longgraft.protocol.observation import Wants
+from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Proposer, memories_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
+from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
@@ -101,6 +103,31 @@ class Learned:
     def learn(self, variant: str, run: str, memories: Sequence[Memory], prompts: int) -> None:
         """Keeps what the memories hold after so many prompts."""
         self._states[variant, run] = prompts, [memory.state() for memory in memories]
+
+
+@dataclass
+class Rewinding:
+    """Takes target and memories back to a prompt of which they have seen all but the last token.
+
+    cache: the target's; marks: of the memories, by their `id`
+    """
+
+    tokens: int
+    cache: KVCache
+    memories: Sequence[Memory]
+    marks: Mapping[int, Any]
+    first_difference: int | None = None
+    cell: int | None = None
+
+    def recall(self) -> int:
+        """Crops the cache and rewinds the memories; returns the number of tokens that they have seen."""
+        self.cache.crop(self.tokens)
+        for memory in self.memories:
+            memory.rewind(self.marks[id(memory)])
+        return self.tokens
+
+    def keep(self, seen: Observation) -> None:
+        """Keeps nothing."""
 
 
 class Prefilled:
@@ -191,30 +218,21 @@ class Prefilled:
         run = run if (variant.name, run) in self._proposers else ""
         proposer, clock, recorded = self._proposers[variant.name, run], self._clock, self._regions.recorded
         reset_peak_memory(self.target.device)
-        self.cache.crop(len(self.ids) - 1)
-        for memory in proposer.memories:
-            memory.rewind(self._marks[id(memory)])
         verifier = self._verifies[variant.name](
             Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock, self._regions))
         decoder = Decoder(verifier, proposer, variant.budget(self._budget), Goal(limit, frozenset(eos)))
         clock.lap()
-        with clock.part("host"):
-            seen = verifier.read(torch.tensor(self.ids[-1:]), decoder.wants)
-            decoder.observe(seen)
-        tokens = [*decoder.begin(seen.next_token).tokens]
-        prefill = self._seconds + sum(clock.lap().values()) + sum(self._seeing[id(m)] for m in proposer.memories)
         clock.counted()
-        with clock.part("host"):
-            while decoder.finish_reason is None:
-                tokens += decoder.step().tokens
-        seconds = clock.lap()
+        reader = Rewinding(len(self.ids) - 1, self.cache, proposer.memories, self._marks)
+        request = Request(decoder, self.ids, 1, lambda: None, partial(peak_memory, self.target.device), reader)
+        tokens = [token for step in request for token in step.tokens]
         if self._regions.recorded != recorded:      # recordings were made, whose time is not this answer's cost
             return self.decode(variant, sampling, limit, eos, run)
         if run:     # repeats still start from this prompt's marks
             self._learned.learn(variant.name, run, _lasting(proposer), self._before[variant.name, run] + 1)
-        return tokens, decoder.tally.stats(
-            prompt_tokens=len(self.ids), prefill_seconds=prefill, decode_seconds=sum(seconds.values()),
-            seconds_by_part=seconds, forwards=clock.counted(), peak_memory_bytes=peak_memory(self.target.device))
+        stats = request.stats
+        prefill = stats.prefill_seconds + self._seconds + sum(self._seeing[id(memory)] for memory in proposer.memories)
+        return tokens, replace(stats, prefill_seconds=prefill, reused_tokens=0)
 
     def release(self) -> None:
         """Drops the recordings: they hold memory, and refer to objects that refer to them."""

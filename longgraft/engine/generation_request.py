@@ -21,6 +21,7 @@ class GenerationRequest:
         predictions: Token ids of texts that the answer may repeat.  The model does not read them.
         budget: Most nodes per verification, root included, if less than the engine's.
         corpus: Name of a corpus that the answer may repeat; None: the session's.
+        priority: Waiting requests with a lower number begin first.
     """
 
     ids: Sequence[int]
@@ -31,3 +32,4 @@ class GenerationRequest:
     predictions: tuple[Sequence[int], ...] = ()
     budget: int | None = None
     corpus: str | None = None
+    priority: int = 0

@@ -5,15 +5,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
 from longgraft.engine.decoder import Decoder, FinishReason, Step
 from longgraft.engine.stats import Stats
 from longgraft.prefill.chunked import read_prompt
-from longgraft.prefill.prefixes import PrefixReader
+from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
 from longgraft.runtime.clock import Clock
+
+
+class PromptReader(Protocol):
+    """Recalls the beginning of one prompt, and keeps what is read of it.
+
+    Attributes:
+        first_difference: As in `Stats`.
+    """
+
+    first_difference: int | None
+
+    @property
+    def cell(self) -> int | None:
+        """As in `read_prompt`."""
+
+    def recall(self) -> int:
+        """Restores the target's cache and the memories; returns the number of tokens that need not be read."""
+
+    def keep(self, seen: Observation) -> None:
+        """Keeps the rows of the chunk that was just observed."""
 
 
 class Request:
@@ -28,11 +49,11 @@ class Request:
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
-                 peak_memory: Callable[[], int], reader: PrefixReader | None = None) -> None:
+                 peak_memory: Callable[[], int], reader: PromptReader | None = None) -> None:
         """chunk: tokens per prefill step; None: as many as memory allows.  give_back: called once when the request
         ends.
 
-        reader: recalls and stores prefixes of the prompt; None: neither
+        reader: None: nothing is recalled or kept
         """
         self.decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
         self._give_back, self._peak_memory = give_back, peak_memory

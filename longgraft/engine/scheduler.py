@@ -1,4 +1,4 @@
-"""Schedules requests: which may begin, and how many prompt tokens each reads in the next pass.
+"""The scheduler: runs many requests of one session.  It decides who begins, who reads how much, and who rests.
 
 Several requests on one target share its passes (continuous batching).  In float32, or with whole compiled layers, an
 exact method gives each request the answer that it would get alone; elsewhere rounding may decide a near tie differently
@@ -8,16 +8,18 @@ exact method gives each request the answer that it would get alone; elsewhere ro
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, NamedTuple, TypeVar
 
 from longgraft.engine.decoder import Step
-from longgraft.engine.engine import Engine
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
+from longgraft.engine.session import Session
 from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
@@ -27,51 +29,207 @@ PASS_TOKENS = 128       # prefill tokens per shared pass; larger chunks are bare
 OLDEST_TOKENS = 16      # how many of those are reserved for the oldest prefill
 MEMORY_SHARE = 0.8      # share of the free memory that caches may fill
 RETRY_SECONDS = 10.0    # time after which a lane that could not be made is tried again
+SLOW = 0.025    # seconds of a step; a request whose constraint takes longer rests while others are decoded
+REST = 4.0      # it rests this many times as long, and so takes at most a fifth of the time
 
 
-class Scheduler:
-    """Gives requests a lane of the engine, and runs their steps.
+@dataclass(eq=False)
+class Scheduled:
+    """A request in a scheduler.
 
     Attributes:
-        most: Most requests that run at once; 1 if the engine has one lane, as with CUDA graphs, whose recordings hold
-            one request's cache.
+        asked: What is asked for.
+        session: The session that answers it; None: the scheduler's.  One of its own needs a free session.
+        since: Time at which it was made, as in `time.monotonic`.
+        queued: Seconds that it waited for a lane, once it has one.
+        request: The running request; None while it waits.
+        cancelled: It ends before its next step.
+        rests_until: No step is taken before this time while other requests take steps.
     """
 
-    def __init__(self, engine: Engine, most: int) -> None:
-        self.engine, self._retry_at = engine, 0.0
-        self.most = most if engine.another is not None and not engine.regions.fixed else 1
+    asked: GenerationRequest
+    session: Session | None = None
+    since: float = field(default_factory=time.monotonic)
+    queued: float = 0.0
+    request: Request | None = None
+    cancelled: bool = False
+    rests_until: float = 0.0
+
+
+One = TypeVar("One", bound=Scheduled)
+
+
+class Event(NamedTuple, Generic[One]):
+    """What came of a request in a round: its step, None if it was cancelled before it, or the exception that ended it.
+
+    seconds: duration of the step, which other requests may share.
+    """
+
+    one: One
+    step: Step | Exception | None
+    seconds: float
+
+
+def by_priority(waiting: Sequence[One]) -> One:
+    """Returns the request that begins next: the first of those with the lowest `priority`."""
+    return min(waiting, key=lambda one: one.asked.priority)
+
+
+class Scheduler(Generic[One]):
+    """Gives requests a lane of a session's engine, and runs their steps.
+
+    `add` and `cancel` may be called from any thread; only one thread calls `step`, `end` and `close`.
+
+    Args:
+        session: The session that answers.
+        most: Most requests that run at once.  It is 1 if the engine has one lane, as with CUDA graphs, whose recordings
+            hold one request's cache.
+        low_latency: Let a new request start soon: a lone request reads at most PASS_TOKENS prompt tokens per pass, and
+            a long prompt fewer while others decode.  Only on a CPU, if several requests may run; on a GPU small
+            chunks are much slower.
+        pick: Chooses the next of the waiting requests, which are in the order of their arrival.
+    """
+
+    def __init__(self, session: Session, most: int, low_latency: bool = False,
+                 pick: Callable[[Sequence[One]], One] = by_priority) -> None:
+        self.session, self.engine, self.pick = session, session.engine, pick
+        self.most = most if self.engine.another is not None and not self.engine.regions.fixed else 1
+        self.low_latency = low_latency and self.most > 1 and self.engine.target.device.type == "cpu"
+        self.waiting: list[One] = []      # the oldest first
+        self.running: list[One] = []      # likewise; the last may still be without its request
+        self._lock = threading.Lock()           # guards both lists
+        self._no_place = False                  # the next request waits for a place
+        self._retry_at = 0.0
 
     @property
-    def low_latency(self) -> bool:
-        """Tells a server's `step` to read at most PASS_TOKENS prompt tokens per pass even for a lone request, so that a
-        new request starts soon, and fewer of a long prompt while other requests decode.
+    def requests(self) -> list[Request]:
+        """The running requests."""
+        return [one.request for one in tuple(self.running) if one.request is not None]
 
-        True on a CPU if several requests may run.  Requests that share a pass always divide PASS_TOKENS.  On a GPU
-        small chunks are much slower, so a lone request reads full chunks.
+    @property
+    def requested(self) -> list[One]:
+        """All requests that run or wait."""
+        with self._lock:
+            return self.running + self.waiting
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.waiting)
+
+    @property
+    def places(self) -> int:
+        """Number of requests that may begin at once."""
+        return 0 if self._no_place and self.running else self.most - len(self.running)
+
+    @property
+    def filled(self) -> float:
+        """The share, from 0 to 1, of the KV cache's possible rows that running requests fill or reserve."""
+        requests = self.requests
+        written, reserved = sum(one.written for one in requests), sum(one.unwritten for one in requests)
+        most = written + max(self._room(), reserved)
+        return (written + reserved) / most if most else 0.0
+
+    def add(self, one: One) -> None:
+        """Queues a request."""
+        with self._lock:
+            self.waiting.append(one)
+
+    def cancel(self, one: One) -> bool:
+        """Ends a request before its next step; returns True if it had not begun, and then it has no event."""
+        one.cancelled = True
+        with self._lock:
+            waits = one in self.waiting
+            if waits:
+                self.waiting.remove(one)
+        return waits
+
+    def step(self) -> list[Event[One]]:
+        """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all rest.
+
+        Returns:
+            One event for each, and one for each that could not begin; none if there is nothing to do.
         """
-        return self.most > 1 and self.engine.target.device.type == "cpu"
+        refused = self._begin()
+        running = [(one, one.request) for one in self.running if one.request is not None]
+        for one, request in running:
+            if one.cancelled:
+                request.cancel()
+        since = time.monotonic()
+        running = [(one, request) for one, request in running if one.cancelled or one.rests_until <= since] or running
+        steps = advance([request for _, request in running], self.low_latency)
+        now = time.monotonic()
+        for (one, request), step in zip(running, steps, strict=True):
+            if request.constraint_seconds > SLOW:
+                one.rests_until = now + REST * request.constraint_seconds
+            if isinstance(step, Exception) or request.finish_reason is not None:
+                self.end(one)
+        return refused + [Event(one, step, now - since) for (one, _), step in zip(running, steps, strict=True)]
 
-    def lane(self, asked: GenerationRequest, running: Collection[Request]) -> Lane | None:
+    def end(self, one: One) -> None:
+        """Closes a running request, and frees its place."""
+        if one.request is not None:
+            one.request.close()
+        with self._lock:
+            if one in self.running:
+                self.running.remove(one)
+
+    def close(self) -> None:
+        """Ends all requests."""
+        for one in self.forget():
+            self.end(one)
+
+    def forget(self) -> list[One]:
+        """Removes and returns all requests, without closing them."""
+        with self._lock:
+            lost = self.running + self.waiting
+            self.running.clear()
+            self.waiting.clear()
+        return lost
+
+    def _begin(self) -> list[Event[One]]:
+        """Opens the requests that have a place; returns the events of those that could not be opened."""
+        refused = list[Event[One]]()
+        while (found := self._next()) is not None:
+            one, lane = found
+            one.queued = time.monotonic() - one.since
+            try:
+                one.request = self.session.open(one.asked, lane=lane) if one.session is None else one.session.open(
+                    one.asked)
+            except Exception as error:
+                self.end(one)
+                refused.append(Event(one, error, 0.0))
+        return refused
+
+    def _next(self) -> tuple[One, Lane] | None:
+        """Moves the next waiting request to those that run, and returns it with its lane; None if it has to wait."""
+        with self._lock:
+            self._no_place = False
+            if not self.waiting:
+                return None
+            one = self.pick(tuple(self.waiting))
+        lane = self.lane(one.asked)         # without the lock, because another lane may have to be made
+        with self._lock:
+            self._no_place = lane is None
+            if lane is None:
+                return None
+            if one in self.waiting:         # otherwise it was cancelled
+                self.waiting.remove(one)
+                self.running.append(one)
+                return one, lane
+        return self._next()
+
+    def lane(self, asked: GenerationRequest) -> Lane | None:
         """Returns a lane for another request, or None.
 
         If no request runs it is the first lane, even if memory may not suffice.  None if `most` requests run, if memory
         has no room for another, or if no further lane could be made.
         """
-        if not running:
+        if not self.running:
             return self.engine.lanes[0]
-        rows = self.engine.rows(len(asked.ids), asked.max_new_tokens) + sum(one.unwritten for one in running)
-        if len(running) >= self.most or rows > self._room():
+        rows = self.engine.rows(len(asked.ids), asked.max_new_tokens) + sum(one.unwritten for one in self.requests)
+        if len(self.running) >= self.most or rows > self._room():
             return None
         return next((lane for lane in self.engine.lanes if lane.request is None), None) or self._made()
-
-    def filled(self, running: Collection[Request]) -> float:
-        """Returns the share, from 0 to 1, of the KV cache's possible rows that these requests fill or reserve.
-
-        It may be called from any thread.
-        """
-        written, reserved = sum(one.written for one in running), sum(one.unwritten for one in running)
-        most = written + max(self._room(), reserved)
-        return (written + reserved) / most if most else 0.0
 
     def _room(self) -> float:
         """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
@@ -91,31 +249,6 @@ class Scheduler:
             return None
         self.engine.lanes.append(made)
         return made
-
-    def steps(self, asked: Sequence[GenerationRequest], opened: Callable[[GenerationRequest, Lane], Request]
-              ) -> Iterator[tuple[int, Step, Request]]:
-        """Yields (index of the request, step, its state) until all are answered.
-
-        Closing the iterator cancels the running requests.  A step is empty if its request rests in this pass.
-
-        opened: opens a request in a lane
-        """
-        waiting, running = deque(range(len(asked))), dict[int, Request]()
-        try:
-            while waiting or running:
-                while waiting and (lane := self.lane(asked[waiting[0]], running.values())):
-                    running[waiting[0]] = opened(asked[waiting[0]], lane)
-                    waiting.popleft()
-                for (index, request), step in zip(list(running.items()), advance(list(running.values())), strict=True):
-                    if isinstance(step, Exception):
-                        raise step
-                    assert step is not None, "only a cancelled request has no step"
-                    if request.finish_reason is not None:
-                        del running[index]
-                    yield index, step, request
-        finally:
-            for request in running.values():
-                request.close()
 
 
 def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step | Exception | None]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.decoder import Step
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
-from longgraft.engine.request import Request
-from longgraft.engine.scheduler import Scheduler
+from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Generation, Session, generation
 
 
@@ -35,12 +34,24 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
         ValueError: a prompt or a setting is wrong.
     """
     own = zip(prompts, samplings or [Sampling()] * len(prompts), predictions or [None] * len(prompts), strict=True)
-    asked = [session.request(prompt, max_new_tokens, sampling, stop, prediction=prediction, **options)
+    asked = [Scheduled(session.request(prompt, max_new_tokens, sampling, stop, prediction=prediction, **options))
              for prompt, sampling, prediction in own]
-    steps: list[list[Step]] = [[] for _ in asked]
-    ended: dict[int, Request] = {}
-    running = Scheduler(session.engine, most).steps(asked, lambda request, lane: session.open(request, lane=lane))
-    for index, step, request in running:
-        steps[index].append(step)
-        ended[index] = request
-    return [generation(steps[index], ended[index]) for index in range(len(asked))]
+    steps: dict[Scheduled, list[Step]] = {one: [] for one in asked}
+    for one, step in steps_of(Scheduler(session, most), asked):
+        steps[one].append(step)
+    return [generation(steps[one], one.request) for one in asked if one.request is not None]
+
+
+def steps_of(scheduler: Scheduler[Scheduled], asked: Sequence[Scheduled]) -> Iterator[tuple[Scheduled, Step]]:
+    """Yields the steps of these requests until all have ended.  All end with the iterator, or if one fails."""
+    for one in asked:
+        scheduler.add(one)
+    try:
+        while events := scheduler.step():
+            for one, step, _ in events:
+                if isinstance(step, Exception):
+                    raise step
+                if step is not None:
+                    yield one, step
+    finally:
+        scheduler.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Literal, Protocol
 
 from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.scheduler import Scheduled
 from longgraft.engine.session import Session
 from longgraft.engine.stats import Stats
 
@@ -77,25 +77,23 @@ class Watcher(Protocol):
         """Observes the end of a job.  end: None if decoding raised an exception"""
 
 
-class Running:
+class Running(Scheduled):
     """A submitted job.  Iterate over it once for its steps; `end` is set afterwards.
 
     Iteration raises Failed if decoding failed, ValueError if the session refused the job, and Closing at shutdown.
     """
 
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
-        self.job, self.since, self.queued = job, time.monotonic(), 0.0
+        super().__init__(job, job.session)
+        self.job = job
         self.until = math.inf       # time at which `Job.seconds` are over
-        self.rests_until = 0.0      # no step is taken before this time while other jobs take steps
         self.end: End | None = None
-        self.cancelled = False
         self.trace = TRACE.get()
         self._loop, self._remove = loop, remove
         self._events: asyncio.Queue[Step | End | Exception] = asyncio.Queue()
 
     def cancel(self) -> None:
         """Ends the job before its next step, also its first.  It may be called from any thread, repeatedly."""
-        self.cancelled = True
         self._remove(self)
 
     def __aiter__(self) -> AsyncIterator[Step]:

@@ -139,6 +139,7 @@ class AnswerRequest(LogitFields):
     prediction: str | Prediction | None = Field(None, description="Text that the answer may repeat")
     return_token_ids: bool | None = False
     speculative: Speculative | None = Field(None, description="Limits what the server proposes")
+    priority: int | None = Field(None, description="Waiting requests with a lower number begin first; default 0")
     longgraft: Own | None = None
     special_tokens_in_content: Literal["allow", "escape", "refuse"] | None = Field(
         None, description="What to do with special tokens that the texts spell")

@@ -120,8 +120,8 @@ class Prompts:
         state.check_ids(body.stop_token_ids or (), "stop_token_ids")
         budget, corpus = speculation_of(state, body)
         job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
-                  (*body.eos(state.session.eos), *laid.ends), predictions, budget, corpus, state.options.max_seconds,
-                  constraint_field=next(iter(body.constraints()), None))
+                  (*body.eos(state.session.eos), *laid.ends), predictions, budget, corpus, body.priority or 0,
+                  seconds=state.options.max_seconds, constraint_field=next(iter(body.constraints()), None))
         fields = () if body.stream else body.response_fields or ()
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 
