@@ -26,6 +26,7 @@ from longgraft.acceptance import constraints, shaping
 from longgraft.acceptance.constraints import DeadEnd, constraint
 from longgraft.acceptance.sampling import LogitOptions, Sampling
 from longgraft.acceptance.shaping import Shaped, Shaping
+from longgraft.engine import scheduler
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
@@ -33,7 +34,6 @@ from longgraft.engine.side_by_side import generate_all
 from longgraft.engine.token_bytes import TokenBytes
 from longgraft.methods.find import METHODS, build
 from longgraft.runtime.clock import Clock
-from longgraft.serve import worker
 from longgraft.serve.formats.logprobs import chat_logprobs
 from longgraft.serve.jobs import Job
 from longgraft.trees.tree import FORCED, ProposalTree
@@ -232,8 +232,8 @@ def test_grammar_that_takes_too_long_to_convert_is_refused_in_time(monkeypatch):
 
 
 def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypatch):
-    monkeypatch.setattr(worker, "SLOW", 0.0)
-    monkeypatch.setattr(worker, "REST", 1e9)
+    monkeypatch.setattr(scheduler, "SLOW", 0.0)
+    monkeypatch.setattr(scheduler, "REST", 1e9)
     parts, steps = toy_parts(), []
 
     def lane() -> Lane:
