@@ -159,14 +159,14 @@ def test_a_root_is_in_the_text_before_it_is_in_the_cache():
 
 
 @pytest.mark.parametrize("kind", [PartialMatching, RollOuts])
-def test_a_restored_memory_predicts_the_same_as_the_saved_one(kind):
+def test_a_memory_rewound_to_the_mark_of_another_predicts_the_same(kind):
     memory, other = kind(), kind()
     for one in (memory, other):
         one.reset(0)
     memory.observe_prediction(torch.tensor([1, 2, 3, 4, 9]))
     observed(memory, [5, 3, 4, 6, 7], 2)
     observed(memory, [2, 3], 4, prompt=False)
-    other.restore(memory.state())
+    other.rewind(memory.mark())
     for one in (memory, other):
         observed(one, [4], 3, prompt=False)
     assert memory.text == other.text and memory.known().rank([0.0] * 20) == other.known().rank([0.0] * 20)

@@ -85,7 +85,7 @@ def test_rewinding_restores_thresholds_and_window():
         assert ours.thresholds == before == gates.thresholds
     assert went[0] == went[1]
     ours.reset(1000)
-    assert ours.thresholds == START and ours.state() == memory().state()
+    assert ours.thresholds == START and ours.mark() == memory().mark()
 
 
 def test_prompts_and_steps_without_a_draft_teach_nothing():
@@ -95,7 +95,7 @@ def test_prompts_and_steps_without_a_draft_teach_nothing():
         ours.observe(Observation(chain, torch.arange(9), 2, prompt=True))
         ours.observe(Observation(chain, torch.arange(9), 2))
         ours.observe(Observation(ProposalTree.root_only(3), torch.arange(1), 2))
-    assert ours.state() == memory().state()
+    assert ours.mark() == memory().mark()
 
 
 def test_the_expected_yield_of_each_outcome_is_that_computed_by_hand():

@@ -122,7 +122,7 @@ def test_lasting_rows_keep_nothing_of_a_prediction():
     memory.observe_prediction(torch.tensor([1, 2, 3]))
     memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3, topk=torch.tensor([[3, 4]])))
     other = AdjacencyMemory(AdjacencyMatrix(VOCAB, width=2, unseen=0), lasting=True)
-    other.restore(memory.state())
+    other.rewind(memory.mark())
     for one in (memory, other):
         assert one.matrix.rows[2].tolist() == [3, 0]
         one.reset(0)

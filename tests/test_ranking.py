@@ -112,11 +112,11 @@ def test_weights_follow_the_experts_that_predicted_the_tokens():
     assert weights.weights_for(said) == pytest.approx([(FADE * FIRST * before[0] + share) / whole,
                                               (FADE * FIRST * before[1] + 1 - share) / whole,
                                               FADE * FIRST * before[2] / whole])
-    learnt, another = weights.state(), ProposalTree.chain(torch.tensor([4]))
+    learnt, another = weights.mark(), ProposalTree.chain(torch.tensor([4]))
     for seen, token in ((another, 5), (tree, 9)):       # another tree, and a token that none predicted
         weights.expect(tree, [said, None])
         weights.observe(Observation(seen, torch.arange(1), token))
-        assert weights.state() == learnt
+        assert weights.mark() == learnt
     assert weights.weights_for(NodePredictions(0, True, {}))[0] == 0
     assert weights.weights_for(NodePredictions(2, False, {}))[2] == 0
     assert sum(weights.weights_for(NodePredictions(32, False, {}))) == pytest.approx(1)

@@ -98,11 +98,11 @@ class Learned:
         """Restores what was learnt."""
         _, states = self._states.get((variant, run), (0, []))
         for memory, state in zip(memories, states, strict=bool(states)):
-            memory.restore(state)
+            memory.rewind(state)
 
     def learn(self, variant: str, run: str, memories: Sequence[Memory], prompts: int) -> None:
         """Keeps what the memories hold after so many prompts."""
-        self._states[variant, run] = prompts, [memory.state() for memory in memories]
+        self._states[variant, run] = prompts, [memory.mark() for memory in memories]
 
 
 @dataclass

@@ -198,12 +198,12 @@ class AcceptanceEstimates(Memory):
         tokens, seconds = self.learnt.rate
         return max(1.0 / plain, (tokens + RATE_PRIOR) / (seconds + RATE_PRIOR * plain))
 
-    def state(self) -> tuple[_Learnt, StepPlan | None, CostState]:
+    def mark(self) -> tuple[_Learnt, StepPlan | None, CostState]:
         return copy.deepcopy(self.learnt), self._plan, self.costs.state()
 
-    def restore(self, state: tuple[_Learnt, StepPlan | None, CostState]) -> None:
-        self.learnt, self._plan = copy.deepcopy(state[0]), state[1]
-        self.costs.restore(state[2])
+    def rewind(self, mark: tuple[_Learnt, StepPlan | None, CostState]) -> None:
+        self.learnt, self._plan = copy.deepcopy(mark[0]), mark[1]
+        self.costs.restore(mark[2])
 
 
 def _fade(counted: list[float], found: float, expected: float) -> None:

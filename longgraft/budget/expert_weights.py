@@ -76,12 +76,12 @@ class ExpertWeights(Memory):
             learnt = self._learnt[_place(predictions)]
             learnt[:] = [FADE * one + share / whole for one, share in zip(learnt, shares, strict=True)]
 
-    def state(self) -> list[list[float]]:
+    def mark(self) -> list[list[float]]:
         return [list(one) for one in self._learnt]
 
-    def restore(self, state: Sequence[Sequence[float]]) -> None:
+    def rewind(self, mark: Sequence[Sequence[float]]) -> None:
         self.reset(0)
-        self._learnt = [list(one) for one in state]
+        self._learnt = [list(one) for one in mark]
 
 
 def _place(predictions: NodePredictions) -> int:

@@ -69,7 +69,7 @@ class AdaptiveThresholds(Memory):
         self._count = 0
 
     def reset(self, capacity: int) -> None:
-        self.restore(((), self._start, 0))
+        self.rewind(((), self._start, 0))
 
     def observe(self, seen: Observation) -> None:
         best = {} if seen.tree.stage is None else _best_by_depth(seen.tree)
@@ -80,11 +80,11 @@ class AdaptiveThresholds(Memory):
         if self._count >= FEWEST and self._count % EVERY == 0:
             self._move()
 
-    def state(self) -> Any:
+    def mark(self) -> Any:
         return tuple(self._steps), dict(self.thresholds), self._count
 
-    def restore(self, state: Any) -> None:
-        steps, thresholds, self._count = state
+    def rewind(self, mark: Any) -> None:
+        steps, thresholds, self._count = mark
         self._steps = deque(steps, maxlen=WINDOW)
         self.thresholds.update(thresholds)
 

@@ -36,11 +36,11 @@ class DraftLength(Memory):
         if not seen.prompt and (drafted := len(seen.tree) - 1):     # may be fewer than `tokens`, if no more fitted
             self.tokens = drafted + 2 if len(seen.path) == len(seen.tree) else max(1, drafted - 1)
 
-    def state(self) -> int:
+    def mark(self) -> int:
         return self.tokens
 
-    def restore(self, state: int) -> None:
-        self.tokens = state
+    def rewind(self, mark: int) -> None:
+        self.tokens = mark
 
 
 class DraftModelChain:

@@ -124,17 +124,18 @@ class LongSpecCache(Memory):
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.shared.angles(positions[None], self.network.config.head_dim)
 
-    def state(self) -> Any:
+    def mark(self) -> Any:
         return self.cache.state(), self._waiting, self._theirs, self._rows
 
-    def restore(self, state: Any) -> None:
-        rows, self._waiting, self._theirs, self._rows = state
+    def rewind(self, mark: Any) -> None:
+        rows, self._waiting, self._theirs, self._rows = mark
         self.cache.reserve(len(self._waiting) + rows.length + self._scratch)
         self.cache.restore(rows)
 
     def release(self) -> None:
         self._forget()
         self.cache.release()
+
 
 SHAPE = (4, 16, 16, 16, 16)     # nodes of each level, as in the official code
 

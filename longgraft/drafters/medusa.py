@@ -33,11 +33,11 @@ class LastHidden(Memory):
         assert seen.final is not None, "final hidden states were wanted"
         self.newest = seen.final[-1:].clone()       # copied, because a view would keep a whole chunk's states
 
-    def state(self) -> Tensor | None:
+    def mark(self) -> Tensor | None:
         return self.newest      # never written to
 
-    def restore(self, state: Tensor | None) -> None:
-        self.newest = state
+    def rewind(self, mark: Tensor | None) -> None:
+        self.newest = mark
 
 # The authors' tree of 63 nodes, ranks as digits, in their order: by acceptance on their calibration text.
 OFFICIAL = (

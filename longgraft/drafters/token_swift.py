@@ -72,15 +72,6 @@ class FrequentNgrams(Memory):
                     del self._counts[first][tuple(rest)]
             self._tokens.pop()
 
-    def state(self) -> tuple[list[int], tuple[tuple[int, ...], ...]]:
-        return list(self._tokens), self._predictions
-
-    def restore(self, state: tuple[list[int], tuple[tuple[int, ...], ...]]) -> None:
-        self.reset(0)
-        for text in state[1]:
-            self.observe_prediction(torch.tensor(text))
-        self._add(state[0])
-
 
 class TokenSwift:
     """Proposes the target's own next token, and below it the guesses of up to three heads and n-grams.

@@ -28,7 +28,7 @@ class PromptReader(Protocol):
 
     @property
     def cell(self) -> int | None:
-        """As in `read_prompt`."""
+        """Tokens of a cell, as in `read_prompt`; None: no cells are kept."""
 
     def recall(self) -> int:
         """Restores the target's cache and the memories; returns the number of tokens that need not be read."""

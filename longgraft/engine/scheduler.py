@@ -60,7 +60,7 @@ One = TypeVar("One", bound=Scheduled)
 
 
 class Event(NamedTuple, Generic[One]):
-    """What came of a request in a round: its step, None if it was cancelled before it, or the exception that ended it.
+    """A round's result for a request: its step, None if it was cancelled before it, or the exception that ended it.
 
     seconds: duration of the step, which other requests may share.
     """

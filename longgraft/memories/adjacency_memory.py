@@ -111,13 +111,13 @@ class AdjacencyMemory(Memory):
             self._waiting = []
             self._matrix.update(tokens, topk)
 
-    def state(self) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+    def mark(self) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
         return self.matrix.snapshot(), self._predictions
 
-    def restore(self, state: tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]) -> None:
+    def rewind(self, mark: tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]) -> None:
         self._waiting = []
-        self._matrix.restore(state[0])
-        self._predictions = state[1]
+        self._matrix.restore(mark[0])
+        self._predictions = mark[1]
 
 
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:

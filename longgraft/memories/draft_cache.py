@@ -79,14 +79,6 @@ class DraftCache(Memory):
         length, self._waiting = mark
         self.cache.crop(length)
 
-    def state(self) -> Any:
-        self.feed()
-        return self.cache.state()
-
-    def restore(self, state: Any) -> None:
-        self._waiting = ()
-        self.cache.restore(state)
-
     def release(self) -> None:
         self.cache.release()
         self._waiting = ()

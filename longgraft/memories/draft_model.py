@@ -127,14 +127,6 @@ class DraftModelCache(DraftCache):
         super().rewind(mark)
         self._chain = 0
 
-    def state(self) -> Any:
-        self.begin()
-        return super().state()
-
-    def restore(self, state: Any) -> None:
-        super().restore(state)
-        self._chain = 0
-
     def release(self) -> None:
         super().release()
         self._chain = 0

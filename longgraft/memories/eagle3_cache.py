@@ -181,13 +181,6 @@ class Eagle3Cache(DraftCache):
         rows, self._newest, self._fed = mark
         super().rewind(rows)
 
-    def state(self) -> Any:
-        return super().state(), self._newest, self._fed
-
-    def restore(self, state: Any) -> None:
-        rows, self._newest, self._fed = state
-        super().restore(rows)
-
     def release(self) -> None:
         super().release()
         self._newest, self._fed = None, ()

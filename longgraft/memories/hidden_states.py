@@ -50,14 +50,7 @@ class HiddenStates(Memory):
     def rewind(self, mark: int) -> None:
         self._size = mark
 
-    def state(self) -> Tensor | None:
-        return None if self._rows is None else self.rows.clone()
-
     @torch.inference_mode()
-    def restore(self, state: Tensor | None) -> None:
-        self._size = 0
-        if state is not None:
-            self._append(state)
 
     def release(self) -> None:
         self._rows, self._size = None, 0

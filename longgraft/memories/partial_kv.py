@@ -13,7 +13,7 @@ from longgraft.attention.selection import Selector
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
-from longgraft.runtime.kv_cache import KVCache, KVState
+from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 
 
@@ -44,11 +44,6 @@ class _Mark(NamedTuple):
     queried: int
     queries: Mapping[int, Tensor]
     source: KVCache | None
-
-
-class _State(NamedTuple):
-    mark: _Mark
-    rows: KVState | None
 
 
 class PartialKVCache(Memory):
@@ -152,17 +147,6 @@ class PartialKVCache(Memory):
             # Rows beyond the mark belong to another continuation.
             self._held, self._upto = held, min(upto, self._length)
             self.cache.crop(held.length + self._upto - held.at)
-
-    def state(self) -> Any:
-        rows = self.fresh().state() if self._length else None
-        return _State(self.mark(), rows)
-
-    def restore(self, state: Any) -> None:
-        self._take(state.mark._replace(source=None))
-        if state.rows is not None:
-            self.cache.restore(state.rows)
-            self._held, self._upto = self.newest_choice, self._length
-            self.cache.reserve(self.cache.length + max(0, self._capacity - self._length) + self._room)
 
     def release(self) -> None:
         self._take(_Mark(None, 0, 0, {}, None))

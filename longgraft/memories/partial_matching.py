@@ -83,11 +83,11 @@ class PartialMatching(Memory):
             self._counts.extend(self.text[self._answer:])
         self._read()
 
-    def state(self) -> Any:
+    def mark(self) -> Any:
         return self._before.copy(), self.text.copy(), self._answer
 
-    def restore(self, state: Any) -> None:
-        self._before, self.text, self._answer = state[0].copy(), state[1].copy(), state[2]
+    def rewind(self, mark: Any) -> None:
+        self._before, self.text, self._answer = mark[0].copy(), mark[1].copy(), mark[2]
         self._count()
 
     def release(self) -> None:

@@ -24,7 +24,7 @@ class PastAnswers(Memory):
 
     def reset(self, capacity: int) -> None:
         self._end()
-        self.restore(self.state())
+        self.rewind(self.mark())
 
     def observe(self, seen: Observation) -> None:
         """Appends answer tokens; a prompt is not kept, but ends the answer before it."""
@@ -37,14 +37,9 @@ class PastAnswers(Memory):
         if len(self._tokens) and self._tokens.whole(0)[-2] != BETWEEN:
             self._tokens.extend(np.array([BETWEEN]))
 
-    def mark(self) -> int:
-        return self._tokens.mark()
+    def mark(self) -> np.ndarray:
+        return self._tokens.whole(0)[:-1][-self.most:].copy()
 
-    def rewind(self, mark: int) -> None:
-        self._tokens.rewind(mark)
-
-    def state(self) -> np.ndarray:
-        return self._tokens.state()[0][-self.most:]
-
-    def restore(self, state: np.ndarray) -> None:
-        self._tokens.restore((state, 0))
+    def rewind(self, mark: np.ndarray) -> None:
+        self._tokens.reset(0)
+        self._tokens.extend(mark)

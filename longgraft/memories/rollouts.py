@@ -43,7 +43,7 @@ class RollOuts(PartialMatching):
         self._joined = False
 
     def observe(self, seen: Observation) -> None:
-        if seen.prompt and self._answer is not None:    # a restored state's request has ended
+        if seen.prompt and self._answer is not None:    # a rewound request has ended
             self.reset(0)
         if not seen.prompt:
             self._join()
@@ -64,10 +64,10 @@ class RollOuts(PartialMatching):
         if self._answers:
             self._count([token for answer in self._answers for token in (*prompt[-FAR:], *answer, BETWEEN)])
 
-    def state(self) -> Any:
-        return super().state(), self._prompt, self._answers
+    def mark(self) -> Any:
+        return super().mark(), self._prompt, self._answers
 
-    def restore(self, state: Any) -> None:
-        own, self._prompt, self._answers = state
-        super().restore(own)
+    def rewind(self, mark: Any) -> None:
+        own, self._prompt, self._answers = mark
+        super().rewind(own)
         self._joined = False

@@ -63,14 +63,6 @@ class TokenHistory(Memory):
     def rewind(self, mark: int) -> None:
         self._size = mark
 
-    def state(self) -> tuple[np.ndarray, int]:
-        return self._tokens[:self._size].copy(), self._begin
-
-    def restore(self, state: tuple[np.ndarray, int]) -> None:
-        self._size = 0
-        self.extend(state[0])
-        self._begin = state[1]
-
     def _reserve(self, size: int) -> None:
         """Makes room for `size` tokens; doubling keeps the cost of copies linear if the capacity was too small."""
         if len(self._tokens) < size:

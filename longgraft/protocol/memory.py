@@ -22,7 +22,8 @@ class Memory(ABC):
         name: Name in messages.
         wants: What the target must report for this memory.
         positions: Number of tokens that it can observe; None: no limit.
-        lasting: True if what it learnt outlives the request; then `reset` forgets nothing.
+        lasting: True if what it learnt outlives the request; then `reset` forgets nothing, and a `mark` is a copy to
+            which another memory of its class can be rewound.
         tail: Number of last prompt tokens that must be read again if the tokens before them are recalled.
         reads_corpora: True if it learns from corpora.
     """
@@ -78,20 +79,12 @@ class Memory(ABC):
             self.observe(seen)
 
     @abstractmethod
-    def state(self) -> Any:
-        """Returns a copy of all that the memory holds, for `restore` of any memory of this class."""
+    def mark(self) -> Any:
+        """Returns the present position, or a copy of what the memory holds, for `rewind`."""
 
     @abstractmethod
-    def restore(self, state: Any) -> None:
-        """Replaces all that the memory holds by a `state`."""
-
-    def mark(self) -> Any:
-        """Returns the present position for `rewind`; cheaper than `state` where possible."""
-        return self.state()
-
     def rewind(self, mark: Any) -> None:
         """Forgets what was observed since `mark`; may be called any number of times, but not across a `reset`."""
-        self.restore(mark)
 
     def release(self) -> None:      # noqa: B027 - most memories hold nothing large
         """Frees large buffers; the next call is a `reset`."""

@@ -45,11 +45,11 @@ class LastTopK(Memory):
             row = seen.topk[-1]         # otherwise the prompt goes on, and its next chunk repeats this token
         self._topk = row
 
-    def state(self) -> Tensor | None:
+    def mark(self) -> Tensor | None:
         return self._topk
 
-    def restore(self, state: Tensor | None) -> None:
-        self._topk = state
+    def rewind(self, mark: Tensor | None) -> None:
+        self._topk = mark
 
 
 class Rounds(Memory):
@@ -68,11 +68,11 @@ class Rounds(Memory):
         size = (self._sizes[-1] if self._sizes else 0) + len(seen.path)
         self._sizes = (size,) if seen.prompt else (*self._sizes, size)
 
-    def state(self) -> tuple[int, ...]:
+    def mark(self) -> tuple[int, ...]:
         return self._sizes
 
-    def restore(self, state: tuple[int, ...]) -> None:
-        self._sizes = state
+    def rewind(self, mark: tuple[int, ...]) -> None:
+        self._sizes = mark
 
     def pooled(self, ends: np.ndarray, ngram: int, length: int, before: int) -> np.ndarray:
         """Returns [k] int64: the number of tokens that the official pool holds after each n-gram.

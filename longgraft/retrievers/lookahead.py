@@ -119,13 +119,6 @@ class Trajectories(Memory):
             self._pool[first] = had
         del self._text[length:]
 
-    def state(self) -> Any:
-        return self._text.copy(), self._prompt, self._rows, dict(self._pool)
-
-    def restore(self, state: Any) -> None:
-        text, self._prompt, self._rows, pool = state
-        self._text, self._pool, self._before = text.copy(), dict(pool), []
-
     def release(self) -> None:
         self.reset(0)
 

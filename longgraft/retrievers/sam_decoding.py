@@ -138,13 +138,6 @@ class SuffixAutomaton(Memory):
         del self.text[mark.tokens:]
         self._last = mark.last
 
-    def state(self) -> list[int]:
-        return self.text.copy()
-
-    def restore(self, state: list[int]) -> None:
-        self.reset(0)
-        self.extend(state)
-
     def release(self) -> None:
         self.reset(0)
 

@@ -63,19 +63,3 @@ def assert_rewinds(name) -> None:
         run.verifier.cache.crop(length)
         run.root = root
         assert all(same(a, b) for a, b in zip(first, run.steps(3), strict=True))
-
-
-def assert_restores(name) -> None:
-    """Checks that new memories make the same proposals after they restore the states of others."""
-    run, other = Run(name), Run(name)
-    run.steps(4)
-    other.steps(1)
-    for memory, theirs in zip(run.proposer.memories, other.proposer.memories, strict=True):
-        theirs.reset(300)
-        theirs.observe_prediction(torch.tensor(toy_prompt(30, seed=5)))
-        theirs.restore(memory.state())
-    other.root = run.root
-    expected = run.propose()
-    assert same(expected, other.propose())
-    run.steps(3)        # the states were copies: new tokens of the first do not reach the second
-    assert same(expected, other.propose())
