@@ -515,6 +515,9 @@ MUTATIONS = (
     Mutation("standard input is read twice", "PromptOptions.__post_init__", "if sources.count(STDIN) > 1:", "if sources.count(STDIN) > 9:", "test_commands.py::test_wrong_arguments_get_one_sentence_before_a_model_is_loaded"),
     # server
     Mutation("the newest request begins first", "by_priority", "min(waiting,", "min(reversed(waiting),", "test_scheduling.py::test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone"),
+    Mutation("priorities are ignored", "by_priority", "key=lambda one: one.asked.priority", "key=lambda one: 0", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy[priority]"),
+    Mutation("a policy is ignored", "Scheduler._next", "self.pick(tuple(self.waiting))", "self.waiting[0]", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy[shortest]"),
+    Mutation("a priority does not reach the scheduler", "job_of", "priority=body.priority or 0, ", "", "test_worker.py::test_a_job_has_the_priority_of_its_request[/v1/completions-body0]"),
     Mutation("a busy lane is taken", "Scheduler.lane", "if lane.request is None", "if True", "test_scheduling.py::test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone"),
     Mutation("each request has a new lane", "Scheduler.lane", "if lane.request is None", "if False", "test_scheduling.py::test_many_requests_leave_nothing_behind[150]"),
     Mutation("a server that drains takes requests", "Worker.check", "if self._closed or self.draining:", "if self._closed:", "test_serve_network.py::test_a_terminated_server_finishes_its_requests_and_refuses_new_ones"),

@@ -23,7 +23,7 @@ from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduled, Scheduler, advance, shares
 from longgraft.engine.session import Session
-from longgraft.engine.side_by_side import generate_all
+from longgraft.engine.side_by_side import generate_all, steps_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -283,6 +283,18 @@ def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     assert Scheduler(session, 1).most == 1
     session.engine.another = None
     assert Scheduler(session, 8).most == 1
+
+
+@pytest.mark.parametrize(("policy", "wanted"), [
+    ({}, [1, 3, 0, 2]), ({"pick": lambda waiting: min(waiting, key=lambda one: len(one.asked.ids))}, [2, 0, 3, 1])],
+    ids=["priority", "shortest"])
+def test_requests_begin_in_the_order_of_the_policy(policy, wanted):
+    scheduler = Scheduler(repeatable("ar"), 1, **policy)
+    asked = [Scheduled(GenerationRequest(toy_prompt(tokens), 2, priority=priority))
+             for tokens, priority in ((12, 5), (30, 0), (9, 5), (20, 0))]
+    list(steps_of(scheduler, asked))
+    began = sorted(asked, key=lambda one: one.since + one.queued)
+    assert [asked.index(one) for one in began] == wanted
 
 
 def test_a_lane_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypatch):

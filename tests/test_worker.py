@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import pytest
-from toys.served import Gate, text_session, tokens_of, until_true, working
+from toys.served import Gate, asking, text_session, tokens_of, until_true, working
 from toys.sessions import toy_prompt, toy_session
 
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.serve.jobs import Busy, Failed, Job
+from longgraft.serve.worker import Worker
 
 PROMPT = toy_prompt(60)
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/completions", {"prompt": "abc", "max_tokens": 2}),
+    ("/infill", {"input_prefix": "abc", "input_suffix": "d", "n_predict": 2})])
+def test_a_job_has_the_priority_of_its_request(path, body, monkeypatch):
+    submit, found = Worker.submit, []
+    monkeypatch.setattr(Worker, "submit", lambda worker, job: (found.append(job.priority), submit(worker, job))[1])
+
+    async def ask(http):
+        for more in ({"priority": -3}, {}):
+            answer = await http.post(path, json=body | more)
+            assert answer.status_code == 200, answer.text
+    asking(ask, text_session(fim=True))
+    assert found == [-3, 0]
 
 
 def test_a_job_ends_with_its_own_stop_strings_and_end_tokens_alone():
