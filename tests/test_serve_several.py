@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from itertools import zip_longest
 
 import pytest
@@ -121,10 +122,8 @@ def test_every_prompt_of_a_list_has_its_own_echo():
 
 def test_streamed_answers_are_mixed_and_their_prompt_is_read_once():
     parts, read = toy_parts(), list[int]()
-
-    def lane() -> Session:
-        return Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE), made_again=lane)
-    session, forward = lane(), parts.target.forward
+    session = Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE))
+    forward = parts.target.forward
 
     def counted(segments, wants):
         read.extend(len(segment.tree) for segment in segments if segment.tree.is_chain and segment.logits != "all")
@@ -184,7 +183,7 @@ def test_a_stream_of_several_answers_ends_with_the_error_of_one():
         body = {"prompt": [PROMPT, OTHER], "max_tokens": 4, "stream": True}
         worker: Worker = http._transport.app.state.longgraft.worker
         session, opened = worker.session, worker.session.open
-        session.open = lambda ids, *given, **more: opened(ids if len(ids) > 30 else [], *given, **more)
+        session.open = lambda job, **more: opened(job if len(job.ids) > 30 else replace(job, ids=[]), **more)
         return (await http.post(COMPLETIONS, json=body)).text
     *_, error, done, end = asking(ask, max_running=1).split("\n\n")
     assert "The prompt is empty" in json.loads(error.removeprefix("data: "))["error"]["message"]

@@ -135,7 +135,10 @@ class Session:
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
         """
-        asked = prompt if isinstance(prompt, GenerationRequest) else self.request(prompt, *how, **options)
+        if isinstance(prompt, GenerationRequest):
+            asked = replace(prompt, ids=self.encode(prompt.ids))
+        else:
+            asked = self.request(prompt, *how, **options)
         sampling, corpus = asked.sampling, self.default_corpus if asked.corpus is None else asked.corpus
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
