@@ -13,7 +13,7 @@ from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 from longgraft.acceptance.rules import Replay
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.session import Session, end_tokens
+from longgraft.engine.session import Session, answer, end_tokens
 from longgraft.loading import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT
 
@@ -38,6 +38,17 @@ def held(session: Session) -> int:
     """Returns the bytes that the session's caches hold."""
     memories = session.engine.proposer.memories
     return session.engine.cache.bytes() + sum(m.cache.bytes() for m in memories if m.name == "drafter")
+
+
+def test_a_request_as_a_value_is_checked_and_takes_no_other_arguments():
+    session = toy_session("pld")
+    asked = session.request(PROMPT, 4, eos=(), priority=2)
+    assert asked.priority == 2 and len(answer(session.open(asked)).token_ids) == 4
+    with pytest.raises(TypeError, match="holds all arguments"):
+        session.generate(asked, 50)
+    for wrong in ({"predictions": ([10 ** 6],)}, {"ids": []}, {"ids": [10 ** 6]}, {"stop": ("",)}, {"stop": "a"}):
+        with pytest.raises(ValueError, match=r"token ids from|is empty|one character|without a tokenizer"):
+            session.open(replace(asked, **wrong))
 
 
 @pytest.mark.parametrize("method", ["ar", "graft", "graft-x", "eagle3", "sps", "dflash", "samd", "triforce"])

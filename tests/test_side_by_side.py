@@ -266,19 +266,19 @@ def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes",
                         lambda device: 3.2 * 256 * session.target.cache_bytes_per_token() / 0.8)
     scheduler = filled(Scheduler(session, 8), 5)
-    scheduler.step()
-    assert rows < 256 and len(scheduler.running) == 3 and len(scheduler.waiting) == 2 and not scheduler.places
+    list(scheduler.step())
+    assert rows < 256 and len(scheduler.running) == 3 and scheduler.backlog == len(scheduler.waiting) == 2
     first, *_ = scheduler.running
     lane = session.engine.lanes[0]
     assert lane.request is first.request
     scheduler.end(first)
-    scheduler.step()
+    list(scheduler.step())
     assert scheduler.running[-1].request is lane.request and len(session.engine.lanes) == 3
     scheduler.close()
     assert not session.engine.busy and scheduler.idle
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 0)
     alone = filled(Scheduler(session, 8), 2)
-    alone.step()
+    list(alone.step())
     assert len(alone.running) == 1      # alone it may try
     assert Scheduler(session, 1).most == 1
     session.engine.another = None
@@ -297,6 +297,28 @@ def test_requests_begin_in_the_order_of_the_policy(policy, wanted):
     assert [asked.index(one) for one in began] == wanted
 
 
+def test_a_request_that_cannot_begin_is_refused_before_the_others_step():
+    session, calls = repeatable("ar"), []
+    counted(session.target, calls)
+    scheduler = filled(Scheduler(session, 3), 1)
+    list(scheduler.step())
+    passes = len(calls)
+    scheduler.add(refused := Scheduled(GenerationRequest([], 4)))
+    events = scheduler.step()
+    one, error, _ = next(events)
+    assert one is refused and "prompt is empty" in str(error) and len(calls) == passes
+    assert len(list(events)) == 1 and len(calls) > passes and len(scheduler.running) == 1
+
+
+def test_requests_whose_events_were_not_taken_are_not_lost():
+    scheduler = Scheduler(repeatable("ar"), 3)
+    asked = [Scheduled(GenerationRequest(toy_prompt(9), 1)) for _ in range(2)]
+    for one in asked:
+        scheduler.add(one)
+    next(scheduler.step())      # the answers are complete after this step
+    assert scheduler.forget() == asked
+
+
 def test_a_lane_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypatch):
     session, tried = repeatable("pld"), []
     scheduler = filled(Scheduler(session, 8), 2)
@@ -307,11 +329,11 @@ def test_a_lane_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(session.engine, "another", gone)
         assert [event.step.read for event in scheduler.step()] == [17]
-        assert len(scheduler.step()) == len(scheduler.running) == len(tried) == 1
-    scheduler.step()
+        assert len(list(scheduler.step())) == len(scheduler.running) == len(tried) == 1
+    list(scheduler.step())
     assert len(scheduler.waiting) == 1
     monkeypatch.setattr("longgraft.engine.scheduler.time.monotonic", lambda: 10 ** 9)
-    scheduler.step()
+    list(scheduler.step())
     assert not scheduler.waiting
 
 
@@ -319,7 +341,7 @@ def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypat
     session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6, 16)), [10 ** 9]
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: free[0])
     scheduler = filled(Scheduler(session, 8), 1)
-    scheduler.step()
+    list(scheduler.step())
     running = scheduler.requests
     per_token = session.engine.lanes[0].bytes_per_token
     assert session.engine.prefixes.bytes and per_token > session.target.cache_bytes_per_token()
@@ -472,6 +494,20 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
             worker.check()
         return worker.alive, worker.waiting
     assert working(play, gate) == (False, 0)
+
+
+def test_jobs_that_end_fail_when_the_thread_ends_before_they_are_told():
+    class Dies(Gate):
+        def stepped(self, running, step, seconds):
+            if step.tokens:
+                raise SystemExit
+
+    async def play(worker):
+        for running in [worker.submit(Job(ASKED[0][0][:9], 1)) for _ in range(2)]:
+            with pytest.raises(Failed):
+                await tokens_of(running)
+        return worker.alive
+    assert working(play, Dies(), running=2) is False
 
 
 @pytest.mark.parametrize(("waiting", "running", "taken"), [(0, 1, 1), (0, 2, 2), (1, 1, 2), (2, 3, 5)])

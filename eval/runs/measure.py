@@ -27,7 +27,6 @@ from longgraft.protocol.proposer import Proposer, memories_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
-from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
@@ -106,24 +105,15 @@ class Learned:
 
 
 @dataclass
-class Rewinding:
-    """Takes target and memories back to a prompt of which they have seen all but the last token.
-
-    cache: the target's; marks: of the memories, by their `id`
-    """
+class AlreadyRead:
+    """Tells a request how many tokens of its prompt target and memories have seen."""
 
     tokens: int
-    cache: KVCache
-    memories: Sequence[Memory]
-    marks: Mapping[int, Any]
     first_difference: int | None = None
     cell: int | None = None
 
     def recall(self) -> int:
-        """Crops the cache and rewinds the memories; returns the number of tokens that they have seen."""
-        self.cache.crop(self.tokens)
-        for memory in self.memories:
-            memory.rewind(self.marks[id(memory)])
+        """Returns this number."""
         return self.tokens
 
     def keep(self, seen: Observation) -> None:
@@ -218,21 +208,28 @@ class Prefilled:
         run = run if (variant.name, run) in self._proposers else ""
         proposer, clock, recorded = self._proposers[variant.name, run], self._clock, self._regions.recorded
         reset_peak_memory(self.target.device)
+        self.cache.crop(len(self.ids) - 1)
+        for memory in proposer.memories:
+            memory.rewind(self._marks[id(memory)])
         verifier = self._verifies[variant.name](
             Verifier(self.target, self.cache, sampling.rule(len(self.ids)), clock, self._regions))
         decoder = Decoder(verifier, proposer, variant.budget(self._budget), Goal(limit, frozenset(eos)))
         clock.lap()
         clock.counted()
-        reader = Rewinding(len(self.ids) - 1, self.cache, proposer.memories, self._marks)
-        request = Request(decoder, self.ids, 1, lambda: None, partial(peak_memory, self.target.device), reader)
-        tokens = [token for step in request for token in step.tokens]
+        request = Request(decoder, self.ids, 1, lambda: None, partial(peak_memory, self.target.device),
+                          AlreadyRead(len(self.ids) - 1))
+        with clock.part("host"):        # the outermost part alone waits for a GPU
+            tokens = [token for step in request for token in step.tokens]
+        last = sum(clock.lap().values())
         if self._regions.recorded != recorded:      # recordings were made, whose time is not this answer's cost
             return self.decode(variant, sampling, limit, eos, run)
         if run:     # repeats still start from this prompt's marks
             self._learned.learn(variant.name, run, _lasting(proposer), self._before[variant.name, run] + 1)
         stats = request.stats
         prefill = stats.prefill_seconds + self._seconds + sum(self._seeing[id(memory)] for memory in proposer.memories)
-        return tokens, replace(stats, prefill_seconds=prefill, reused_tokens=0)
+        by_part = {**stats.seconds_by_part, "host": stats.seconds_by_part.get("host", 0.0) + last}
+        return tokens, replace(stats, prefill_seconds=prefill, decode_seconds=stats.decode_seconds + last,
+                               seconds_by_part=by_part, reused_tokens=0)
 
     def release(self) -> None:
         """Drops the recordings: they hold memory, and refer to objects that refer to them."""

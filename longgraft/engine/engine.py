@@ -117,12 +117,13 @@ class Engine:
             goal = Goal(min(goal.limit, len(recorded)), stop=goal.stop)
         self.check(len(asked.ids), goal.limit)
         place, corpora = lane or self.lanes[0], list(corpora)
+        predictions = [torch.tensor(tokens) for tokens in asked.predictions]
 
         def tell(memory: Memory) -> None:
             for corpus in corpora:
                 memory.observe_corpus(corpus)
-            for tokens in asked.predictions:
-                memory.observe_prediction(torch.tensor(tokens))
+            for tokens in predictions:
+                memory.observe_prediction(tokens)
 
         return place.begin(self.rows(len(asked.ids), goal.limit), tell,
                            lambda: self._request(place, asked, goal, text, shaping, reads))

@@ -1,4 +1,4 @@
-"""A request for an answer, as a value: made and checked once, by `Session.request`, and passed on as it is."""
+"""A request for an answer, as a value.  `Session.open` checks it, and all that is below takes it as it is."""
 
 from __future__ import annotations
 

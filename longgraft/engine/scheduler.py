@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -39,7 +39,7 @@ class Scheduled:
 
     Attributes:
         asked: What is asked for.
-        session: The session that answers it; None: the scheduler's.  One of its own needs a free session.
+        session: The session that answers it, which must be free; None: the scheduler's.
         since: Time at which it was made, as in `time.monotonic`.
         queued: Seconds that it waited for a lane, once it has one.
         request: The running request; None while it waits.
@@ -114,12 +114,15 @@ class Scheduler(Generic[One]):
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.waiting)
+        """True if no request runs or waits."""
+        return not self.requested
 
     @property
-    def places(self) -> int:
-        """Number of requests that may begin at once."""
-        return 0 if self._no_place and self.running else self.most - len(self.running)
+    def backlog(self) -> int:
+        """Number of waiting requests less the places that are free."""
+        with self._lock:
+            free = 0 if self._no_place and self.running else self.most - len(self.running)
+            return len(self.waiting) - free
 
     @property
     def filled(self) -> float:
@@ -143,13 +146,14 @@ class Scheduler(Generic[One]):
                 self.waiting.remove(one)
         return waits
 
-    def step(self) -> list[Event[One]]:
+    def step(self) -> Iterator[Event[One]]:
         """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all rest.
 
-        Returns:
-            One event for each, and one for each that could not begin; none if there is nothing to do.
+        Yields:
+            One event for each that could not begin, and then one for each step.  A request whose event ends it is
+            removed after its event, so that none is lost if the caller fails.
         """
-        refused = self._begin()
+        yield from self._begin()
         running = [(one, one.request) for one in self.running if one.request is not None]
         for one, request in running:
             if one.cancelled:
@@ -161,9 +165,9 @@ class Scheduler(Generic[One]):
         for (one, request), step in zip(running, steps, strict=True):
             if request.constraint_seconds > SLOW:
                 one.rests_until = now + REST * request.constraint_seconds
+            yield Event(one, step, now - since)
             if isinstance(step, Exception) or request.finish_reason is not None:
                 self.end(one)
-        return refused + [Event(one, step, now - since) for (one, _), step in zip(running, steps, strict=True)]
 
     def end(self, one: One) -> None:
         """Closes a running request, and frees its place."""
@@ -186,9 +190,8 @@ class Scheduler(Generic[One]):
             self.waiting.clear()
         return lost
 
-    def _begin(self) -> list[Event[One]]:
-        """Opens the requests that have a place; returns the events of those that could not be opened."""
-        refused = list[Event[One]]()
+    def _begin(self) -> Iterator[Event[One]]:
+        """Opens the requests that have a place; yields the events of those that could not be opened."""
         while (found := self._next()) is not None:
             one, lane = found
             one.queued = time.monotonic() - one.since
@@ -196,9 +199,8 @@ class Scheduler(Generic[One]):
                 one.request = self.session.open(one.asked, lane=lane) if one.session is None else one.session.open(
                     one.asked)
             except Exception as error:
+                yield Event(one, error, 0.0)
                 self.end(one)
-                refused.append(Event(one, error, 0.0))
-        return refused
 
     def _next(self) -> tuple[One, Lane] | None:
         """Moves the next waiting request to those that run, and returns it with its lane; None if it has to wait."""

@@ -100,8 +100,8 @@ class Session:
 
     def request(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
                 stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
-                prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None
-                ) -> GenerationRequest:
+                prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None,
+                priority: int = 0) -> GenerationRequest:
         """Encodes a request, which `open` takes and checks.
 
         Args:
@@ -113,13 +113,14 @@ class Session:
             prediction: As in `generate`.
             budget: As in `generate`.
             corpus: As in `generate`.
+            priority: Waiting requests with a lower number begin first.
 
         Raises:
             ValueError: a text or a list of ids is wrong.
         """
         ends = None if eos is None else self._encoder.end_tokens(eos)
         return GenerationRequest(self.encode(prompt), max_new_tokens, sampling or Sampling(), stop_strings(stop), ends,
-                                 tuple(self.predicted(prediction)), budget, corpus)
+                                 tuple(self.predicted(prediction)), budget, corpus, priority)
 
     def open(self, prompt: Prompt | GenerationRequest, *how: Any, lane: Lane | None = None, **options: Any) -> Request:
         """Opens a request, which can be stepped through, cancelled and closed.
@@ -134,11 +135,15 @@ class Session:
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
+            TypeError: there are other arguments beside a GenerationRequest.
         """
-        if isinstance(prompt, GenerationRequest):
-            asked = replace(prompt, ids=self.encode(prompt.ids))
-        else:
+        if not isinstance(prompt, GenerationRequest):
             asked = self.request(prompt, *how, **options)
+        elif how or options:
+            raise TypeError("A GenerationRequest holds all arguments of a request. Change it by dataclasses.replace.")
+        else:
+            asked = replace(prompt, ids=self.encode(prompt.ids), stop=stop_strings(prompt.stop),
+                            predictions=tuple(self.predicted(prompt.predictions)))
         sampling, corpus = asked.sampling, self.default_corpus if asked.corpus is None else asked.corpus
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")

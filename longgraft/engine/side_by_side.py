@@ -47,8 +47,8 @@ def steps_of(scheduler: Scheduler[Scheduled], asked: Sequence[Scheduled]) -> Ite
     for one in asked:
         scheduler.add(one)
     try:
-        while events := scheduler.step():
-            for one, step, _ in events:
+        while not scheduler.idle:
+            for one, step, _ in scheduler.step():
                 if isinstance(step, Exception):
                     raise step
                 if step is not None:

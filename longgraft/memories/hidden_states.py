@@ -50,8 +50,6 @@ class HiddenStates(Memory):
     def rewind(self, mark: int) -> None:
         self._size = mark
 
-    @torch.inference_mode()
-
     def release(self) -> None:
         self._rows, self._size = None, 0
 

@@ -22,8 +22,8 @@ class Memory(ABC):
         name: Name in messages.
         wants: What the target must report for this memory.
         positions: Number of tokens that it can observe; None: no limit.
-        lasting: True if what it learnt outlives the request; then `reset` forgets nothing, and a `mark` is a copy to
-            which another memory of its class can be rewound.
+        lasting: True if what it learnt outlives the request; then `reset` forgets nothing, and a `mark` is a copy
+            that fits any memory of its class.
         tail: Number of last prompt tokens that must be read again if the tokens before them are recalled.
         reads_corpora: True if it learns from corpora.
     """
@@ -84,7 +84,10 @@ class Memory(ABC):
 
     @abstractmethod
     def rewind(self, mark: Any) -> None:
-        """Forgets what was observed since `mark`; may be called any number of times, but not across a `reset`."""
+        """Forgets what was observed since `mark`; may be called any number of times.
+
+        A `reset` invalidates the marks before it, except those of a `lasting` memory.
+        """
 
     def release(self) -> None:      # noqa: B027 - most memories hold nothing large
         """Frees large buffers; the next call is a `reset`."""

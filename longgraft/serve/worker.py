@@ -62,7 +62,7 @@ class Worker:
     @property
     def full(self) -> bool:
         """True if the queue and all places are taken."""
-        return self.waiting >= self.limit + self._scheduler.places
+        return self._scheduler.backlog >= self.limit
 
     @property
     def max_running(self) -> int:
