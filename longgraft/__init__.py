@@ -6,7 +6,6 @@ model ready.  Importing this package loads nothing heavy.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,13 +27,6 @@ _HOME = {"generate": "loading", "generate_all": "engine.side_by_side", "load": "
          "HeadOverrides": "config.settings", "Sampling": "acceptance.sampling",
          "Session": "engine.session", "Generation": "engine.session"}
 
-# Modules of 0.1.0 that external methods were told to import, and the modules that replace them.
-_MOVED = {"method": "methods.method", "observation": "protocol.observation",
-          "proposer": "protocol.proposer, protocol.memory and protocol.pruning", "tree": "trees.tree",
-          "padded": "trees.padded", "options": "config.options", "needs": "methods.needs", "parts": "methods.parts",
-          "compose": "methods.combinators", "drafters.policies": "drafters.pruning", "settings": "config.settings",
-          "sampling": "acceptance.sampling", "session": "engine.session"}
-
 
 def __getattr__(name: str) -> Any:
     """Imports public names at first use: torch and transformers take seconds."""
@@ -43,15 +35,3 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"longgraft.{_HOME[name]}"), name)
-
-
-class _Moved:
-    """The last of the import system's finders; it tells where an old name of ours is now."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        if (now := _MOVED.get(name.removeprefix("longgraft."))) and name.startswith("longgraft."):
-            raise ModuleNotFoundError(f"{name} is now in longgraft's {now}. Import it from there.", name=name)
-
-
-sys.meta_path.append(_Moved)        # type: ignore[arg-type]

@@ -5,16 +5,15 @@ REST's datastore (arXiv 2311.08252) is a corpus.  All corpora lie in one folder,
 
 from __future__ import annotations
 
-import fcntl
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from longgraft.config.cache import cache_folder
 from longgraft.config.identified_file import read_identified, save_identified
@@ -163,10 +162,7 @@ def open_corpus(name: str, tokenizer: str, vocab_size: int) -> Corpus:
     return found
 
 
-@contextmanager
-def changing(path: Path) -> Iterator[None]:
-    """Locks the file until the block ends; waits while another process has the lock."""
+def changing(path: Path) -> FileLock:
+    """Returns a lock on the file for a `with` block, which waits while another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)        # the system frees it if a process dies
-        yield
+    return FileLock(path.with_name(f".{path.name}.lock"))

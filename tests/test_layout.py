@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from toys.sources import MAPPED, ROOT, modules
-
-import longgraft
 
 FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
     ["runtime", "config"], ["trees", "attention", "corpora"], ["acceptance", "kernels"], ["protocol"], ["target_model"],
@@ -86,14 +81,6 @@ def test_modules_that_answer_import_nothing_that_measures():
     for module, path in modules():
         if module.removeprefix("longgraft.").startswith(NOT_OF_EVAL):
             assert not [name for name in imports(path) if name.startswith("longgraft.eval")], module
-
-
-@pytest.mark.parametrize("old", longgraft._MOVED)
-def test_a_module_that_moved_says_where_it_went(old):
-    with pytest.raises(ModuleNotFoundError, match=f"longgraft.{old} is now in") as error:
-        importlib.import_module(f"longgraft.{old}")
-    for name in re.findall(r"[a-z_]+\.[a-z_]+", str(error.value).partition("longgraft's ")[2]):
-        importlib.import_module(f"longgraft.{name}")
 
 
 def test_no_imports_go_in_a_circle():

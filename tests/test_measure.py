@@ -7,7 +7,7 @@ import torch
 from toys.models import HYBRID, VOCAB
 from toys.oracle import plain
 from toys.recorder import recorder
-from toys.sessions import answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import ABLATIONS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
@@ -19,7 +19,6 @@ from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import METHODS
-from longgraft.methods.registry import RENAMED
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions
 
@@ -27,7 +26,7 @@ PROMPT, NEW = toy_prompt(90), 24
 REPLAY = torch.randint(1, VOCAB, (NEW,), generator=torch.Generator().manual_seed(5)).tolist()
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=3), "replay": Sampling(replay=REPLAY)}
 
-NAMES = [*METHODS, *RENAMED.values()]
+NAMES = [*METHODS, *ABLATIONS]
 
 
 def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gzip
 import json
 import math
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 from longgraft.comparison.levels import Check
 from longgraft.config.json_input import parse_object, whole
+from longgraft.config.sole_writer import sole_writer
 
 ROWS = "per_prompt.jsonl"
 COMPRESSED = f"{ROWS}.gz"       # written by `gzip -9n`
@@ -266,13 +266,7 @@ def sole_sweep(folder: Path) -> Iterator[None]:
     If nothing was written into it, it is removed again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / "lock"
-    with open(lock, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            raise ValueError(f"Another sweep is writing into {folder}.\n"
-                             "Give --out another folder, or wait until it has ended.") from held
+    with sole_writer(folder, "sweep is writing into") as lock:
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from longgraft.methods.combinators import WithinBudget
 from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.needs import Missing
 from longgraft.methods.parts import Parts
-from longgraft.methods.registry import METHODS, RENAMED
+from longgraft.methods.registry import METHODS
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
@@ -82,8 +82,6 @@ def _over(method: Method) -> Method:
 def _found(what: str) -> Method:
     if what in METHODS:
         return METHODS[what]
-    if what in RENAMED:
-        raise ValueError(f"Method {what!r} is now a choice of another one: {RENAMED[what]}. Use that.")
     if ":" in what:
         return as_method(_named(what), what)
     methods = known()

@@ -10,13 +10,14 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock
 
 from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
@@ -73,8 +74,7 @@ def locked(what: str) -> Iterator[None]:
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "lock", "a", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)        # the system frees it when a process dies
+        with FileLock(folder / "lock"):     # the system frees it when a process dies
             shutil.rmtree(_scratch(), ignore_errors=True)
             yield
     except OSError as error:

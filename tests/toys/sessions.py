@@ -24,7 +24,6 @@ from longgraft.methods.find import METHODS, build, find, verifies
 from longgraft.methods.needs import HEAD, MEDUSA
 from longgraft.methods.needs import SMALL as SMALL_MODEL
 from longgraft.methods.parts import DraftShape, Parts
-from longgraft.methods.registry import RENAMED
 from longgraft.methods.registry.blocks import DFLASH
 from longgraft.methods.registry.long_context import LONGSPEC
 from longgraft.methods.registry.retrieval import DATASTORE
@@ -36,8 +35,13 @@ from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_lon
 # Costs of a machine where a few rows take little longer than one and drafting is cheap, so that all choices occur.
 TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
 
+# Choices and settings of methods that the tests cover as if they were methods.
+ABLATIONS = ("eagle3+window=2048", "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20",
+             "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none", "graft-x+text=false",
+             "graft-x+matrix=false+budget=60", "graft-x+probing=false", "graft-x+pruning=none+budget=60",
+             "adapld+branches=0", "adapld+successors=false", "adapld+likeness=none", "graft-dflash+both=true+budget=24")
 # Methods by their names for `build`: those of the registry and the ablations.
-EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in RENAMED.values())
+EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in ABLATIONS)
                    if "window" not in name}
 # Methods that choose the budget of each step if none is given.
 CHOOSING = [name for name, method in EVERY.items() if method.adaptive and "pruning=none" not in name]

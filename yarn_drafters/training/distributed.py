@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longgraft.config.sole_writer import sole_writer
 from longgraft.runtime.devices import device_of
 
 CPU = torch.device("cpu")
@@ -82,10 +82,5 @@ def sole_trainer(out: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
     if not world.first:
         yield
         return
-    with open(out / "lock", "a", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            raise ValueError(f"Another process is training in {out}.\n"
-                             "Give --out another folder, or wait until it has ended.") from held
+    with sole_writer(out, "process is training in"):
         yield
