@@ -18,7 +18,7 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.kernels.build import NotBuilt
-from longgraft.memories.compiled_continuations import compiled
+from longgraft.memories.continuations import compiled
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.calibration import Calibration, any_kept_for, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
@@ -111,8 +111,7 @@ class Loaded:
                  f"method {self.method}{PROMISES[self.method.promise]}, budget {spends}{gates}")
         reads = any(isinstance(memory, PartialMatching) for memory in engine.proposer.memories)
         if reads and isinstance(why := compiled(), NotBuilt):
-            slow = f"what follows in the text is looked up in Python, 25 times as slowly: {why}"
-            return (*self.notes, slow, about)
+            return (*self.notes, f"nothing is proposed from the text, which needs compiled code: {why}", about)
         return (*self.notes, about)
 
     def _gates(self, nodes: int) -> str:

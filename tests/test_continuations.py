@@ -6,18 +6,24 @@ import random
 
 import pytest
 import torch
+from toys.continuations import PRIOR, PythonContinuations
 
 from longgraft.kernels.build import NotBuilt
-from longgraft.memories.compiled_continuations import CompiledContinuations, compiled, continuations
-from longgraft.memories.continuations import KEPT, ORDERS, PRIOR, Continuations
+from longgraft.memories.continuations import KEPT, ORDERS, Continuations, NoContinuations, compiled, continuations
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.rollouts import RollOuts
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
 
 
-def model_of(text: list[int], kind=Continuations) -> Continuations | CompiledContinuations:
-    model = kind()
+@pytest.fixture(autouse=True)
+def built():
+    if isinstance(why := compiled(), NotBuilt):
+        pytest.skip(f"no compiled continuations: {why}")
+
+
+def model_of(text: list[int]) -> Continuations:
+    model = continuations()
     model.extend(text)
     return model
 
@@ -38,9 +44,7 @@ def noisy(seed: int, length: int = 700) -> list[int]:
 
 @pytest.mark.parametrize("seed", [1, 2, 30])
 def test_compiled_continuations_give_the_same_numbers(seed):
-    if isinstance(compiled := continuations(), Continuations):
-        pytest.skip("no compiler was found here")
-    text, python, rng = noisy(seed), Continuations(), random.Random(seed)
+    text, python, compiled, rng = noisy(seed), PythonContinuations(), continuations(), random.Random(seed)
     text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]     # more than a context keeps
     floors = [rng.random() / 50 for _ in range(80)]
     for begin in range(0, len(text), 100):
@@ -59,8 +63,7 @@ def test_compiled_continuations_give_the_same_numbers(seed):
 
 
 def test_compiled_continuations_report_that_memory_is_full():
-    if isinstance(functions := compiled(), NotBuilt):
-        pytest.skip(f"no compiled continuations: {functions}")
+    functions = compiled()
     model, nowhere = functions.longgraft_text_new(), [None] * 5
     with pytest.raises(MemoryError, match=r"^The system has no memory left"):
         functions.longgraft_text_rank(model, 2 ** 40, *nowhere)
@@ -141,6 +144,13 @@ def test_a_passage_with_a_longer_context_is_trusted_as_often_as_it_was_right():
     model.read([8, 6, 2, 7])
     model.extend([8, 6, 2])
     assert next(one.probability for one in model.after((), 0)[0] if one.token == 7) < first
+
+
+def test_without_compiled_code_nothing_is_predicted():
+    model = NoContinuations()
+    model.extend([1, 2, 3, 1, 2])
+    assert model.rank([0.0] * 9) == ([0], [-1], [1.0], [0]) and model.rank([]) == continuations().rank([])
+    assert model.after((), model.run) == continuations().after((), 0)
 
 
 # The memory ----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from longgraft.engine.generation_request import GenerationRequest
 from longgraft.eval.checks.bits import check_bits, lines
 from longgraft.kernels import build
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
-from longgraft.memories.compiled_continuations import compiled
+from longgraft.memories.continuations import compiled
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.model import Target
@@ -394,8 +394,8 @@ def test_a_session_without_a_compiler_decodes_and_gives_the_reason(tmp_path, mon
         for cache in caches:
             cache.cache_clear()
     assert session.target.kernels is None
-    torchs, pythons = (line for line in session.about if "no C++ compiler was found" in line)
-    assert "torch" in torchs and "in Python" in pythons
+    torchs, texts = (line for line in session.about if "no C++ compiler was found" in line)
+    assert "torch" in torchs and "nothing is proposed from the text" in texts
     assert session.engine.open(GenerationRequest(toy_prompt(20), 4)).step() is not None
 
 

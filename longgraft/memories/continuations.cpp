@@ -1,4 +1,5 @@
-// What follows a context, as a distribution: `continuations.py`, which says what this is, compiled.  The same numbers.
+// What follows a context, as a distribution: `continuations.py` says what this is.  tests/toys/continuations.py, in
+// Python, gives the same numbers.
 
 #include <new>
 #include <algorithm>
@@ -8,11 +9,24 @@
 
 namespace {
 
+// The first two lines are those of continuations.py.  The other numbers were chosen by hand; others hardly differ
+// (docs/choices.md, the text as a distribution).
 constexpr int ORDERS[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
-constexpr int COUNT = 10, FAR = 32;
-constexpr double PRIOR[] = {0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95}, OTHER = 0.3, OVERALL = 2.0;
-constexpr double STRENGTH = 12.0, FADE = 0.998, CARRIED = 8.0, REPEATS = 2.0, REPEATS_FADE = 0.98, NEGLIGIBLE = 0.005;
-constexpr int LEVELS = 4, KEPT = 24, RUNS = 10, BINS = COUNT * 5 * 4 * 3 * RUNS;
+constexpr int COUNT = 10, FAR = 32, LEVELS = 4, KEPT = 24;
+// Rates are smoothed twice: the rate of a bin by the rate of its order, and that by a prior. The priors, by order: the
+// probability that the next token is among the continuations of the longest context that was seen; then the same for each
+// further (shorter) context, if the next token was in none of the longer ones.
+constexpr double PRIOR[] = {0.25, 0.35, 0.4, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.95}, OTHER = 0.3;
+constexpr double OVERALL = 2.0;         // weight of these priors in the rate of an order, in trials
+constexpr double STRENGTH = 12.0;       // weight of an order's rate in the rate of a bin, in trials
+constexpr double FADE = 0.998;          // decay of a rate's hits and trials, each time that this rate is scored
+constexpr double CARRIED = 8.0;         // most trials that each rate keeps from the prompt when the answer begins
+constexpr double REPEATS = 2.0;         // first hits and expected hits of an answer, whose ratio thus begins at 1
+constexpr double REPEATS_FADE = 0.98;   // decay of these hits and expected hits, per scored context
+constexpr double NEGLIGIBLE = 0.005;    // remaining share below which shorter contexts are ignored
+constexpr int RUNS = 10;                // bins for the number of tokens in a row that were predicted: 0, 1, 2 to 3, ...
+constexpr int BINS = COUNT * 5 * 4 * 3 * RUNS;
+// Places after the bins: rates of orders as first level, as other levels, and of passages; then passages by both lengths.
 constexpr int PASSAGES = BINS + 2 * COUNT, OVERALLS = BINS + 3 * COUNT, PLACES = OVERALLS + COUNT * (COUNT + 1);
 constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull, MIXED = 0xD6E8FEB86659FD93ull;    // odd, at random
 

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from longgraft.corpora import Corpus
-from longgraft.memories.compiled_continuations import CompiledContinuations, continuations
-from longgraft.memories.continuations import FAR, ORDERS, Continuations
+from longgraft.memories.continuations import FAR, ORDERS, Continuations, continuations
 from longgraft.memories.token_history import BETWEEN
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
@@ -69,7 +68,7 @@ class PartialMatching(Memory):
         self._counts.extend(tokens)
         self.text += tokens
 
-    def known(self) -> Continuations | CompiledContinuations:
+    def known(self) -> Continuations:
         """Returns the model of what may follow the root, and of paths below it."""
         return self._counts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from longgraft.memories.compiled_continuations import CompiledContinuations
 from longgraft.memories.continuations import FAR, Continuations
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import BETWEEN
@@ -49,7 +48,7 @@ class RollOuts(PartialMatching):
             self._join()
         super().observe(seen)
 
-    def known(self) -> Continuations | CompiledContinuations:
+    def known(self) -> Continuations:
         self._join()
         return super().known()
 
