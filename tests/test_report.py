@@ -28,7 +28,7 @@ from longgraft.eval.statistics import Mean, bootstrap
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
 ENVIRONMENT = {"target": "toy", "dtype": "float32", "attention": "split", "device": "CPU", "threads": 1,
                "torch": "2", "transformers": "5", "git": "abc", "changed": False}
-SAME = Check(8)
+SAME = Check(8, None)
 
 
 def row(method="ar", rate=10.0, accepted=(0, 0), prompt="a", repeat=0, bucket=4096, suite="lcc", mode="replay",
@@ -245,7 +245,7 @@ def test_mat_is_given_over_prompts_and_over_steps(folder):
 def test_drawn_answers_are_compared_by_their_ids_and_not_by_the_recorded_check():
     plain = row(mode="sampled", token_ids=[1, 2, 3, 4])
     same, other = (row("graft", mode="sampled", token_ids=[1, 2, last, 4], lossless=None) for last in (3, 9))
-    assert cell([plain, same], "graft", 4096).checks == (Check(4),)
+    assert cell([plain, same], "graft", 4096).checks == (Check(4, None),)
     assert cell([plain, other], "graft", 4096).checks == (Check(4, 2),)
     # A margin is kept only if it was measured where the ids part.
     for noted, expected in ((Check(4, 2, 0.1, 17.0), Check(4, 2, 0.1, 17.0)), (Check(4, 1, 0.1), Check(4, 2))):
@@ -258,7 +258,7 @@ def test_drawn_answers_are_compared_by_their_ids_and_not_by_the_recorded_check()
 def test_answers_are_compared_up_to_the_shorter_limit():
     plain = row(mode="sampled", token_ids=[1, 2, 3, 4, 5, 6], limit=6)
     short = row("graft", mode="sampled", token_ids=[1, 2, 3, 4], limit=4)
-    assert cell([plain, short], "graft", 4096).checks == (Check(4),)
+    assert cell([plain, short], "graft", 4096).checks == (Check(4, None),)
     assert cell([plain, replace(short, limit=6)], "graft", 4096).checks == (Check(6, 4),)      # it ended too soon
 
 
@@ -274,7 +274,7 @@ def test_a_near_tie_is_as_wide_as_a_step_of_half_precision_at_the_logits_size():
     assert Check(8, 3, 0.125, at=17.0).near("bfloat16") and not Check(8, 3, 0.125, at=15.9).near("bfloat16")
     assert Check(8, 3, 0.1).near("bfloat16") and not Check(8, 3, 0.125).near("bfloat16")
     assert level([Check(8, 3, 0.125, at=17.0)], "bfloat16") == "greedy-bf16"
-    assert level([Check(8, 3, 0.125, at=17.0)], "float32") == "none" and level([Check(8)], "float32") == "exact"
+    assert level([Check(8, 3, 0.125, at=17.0)], "float32") == "none" and level([Check(8, None)], "float32") == "exact"
 
 
 def test_lossy_methods_are_kept_out_of_lossless_tables():

@@ -52,7 +52,7 @@ def test_old_rows_are_read_and_new_rows_are_read_back_unchanged():
 
 
 @pytest.mark.parametrize(("change", "message"), [
-    ({"token_ids": [5, True]}, "token_ids must be a list of whole numbers; it is"),
+    ({"token_ids": [5, True]}, "token_ids must be a list, each a whole number; it is"),
     ({"token_ids": [5, -1]}, "token_ids must be"), ({"token_ids": [1.5]}, "token_ids must be"),
     ({"bucket": True}, "bucket must be a whole number; it is true"),
     ({"mat": "high"}, 'mat must be a number; it is "high"'),
@@ -60,7 +60,7 @@ def test_old_rows_are_read_and_new_rows_are_read_back_unchanged():
     ({"stages": [1]}, "stages must be"), ({"seconds_by_part": {"verify": None}}, "seconds_by_part must be"),
     ({"lossless": {"tokens": 4}}, "lossless must be"), ({"score": ["x"]}, "score must be"),
     ({"loop": 1}, "loop must be"), ({"kinds": {"plain": 0.5}}, "kinds must be"),
-    ({"by_probability": {"0.9": [1, 2]}}, "by_probability must be an object of nodes, their estimates' sum and"),
+    ({"by_probability": {"0.9": [1, 2]}}, "by_probability must be a table, each a list of a whole number and a number"),
     ({"by_match": {"1": [1, None, 1]}}, "by_match must be"), ({"by_match": {"1": [1.5, 1, 1]}}, "by_match must be")])
 def test_a_value_of_the_wrong_kind_is_named_with_file_and_line(tmp_path, change, message):
     write(tmp_path, OLD | {"prompt_id": "z"}, OLD | change)

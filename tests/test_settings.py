@@ -11,7 +11,7 @@ import pytest
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe, read_table
-from longgraft.config.options import check, made, option, options, size
+from longgraft.config.options import Checked, made, option, options, size
 from longgraft.config.settings import (
     HeadOverrides,
     LogitSettings,
@@ -25,7 +25,7 @@ from longgraft.drafters.eagle3 import LEVELS, TOP_K
 
 
 @dataclass(frozen=True)
-class Toy:
+class Toy(Checked):
     """A group with every kind of option."""
 
     count: int = option(3, "Of things", unit="things", low=1, high=9)
@@ -36,9 +36,6 @@ class Toy:
     places: dict[str, str] = option({}, "By name", many=True)
     quick: bool = option(False, "Not slowly")
     head: HeadOverrides = HeadOverrides()
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @pytest.mark.parametrize("values, message", [

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from longgraft.config.options import Count, Option, Positive, check, checked
+from longgraft.config.options import Checked, Count, Option, Positive, checked
 from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.network import HeadConfig
@@ -25,15 +25,12 @@ PREFIXES = ("module.", "draft_model.", "model.")
 
 
 @dataclass(frozen=True)
-class TargetShape:
+class TargetShape(Checked):
     """The target model's sizes that a head must fit: layers N, hidden size Ht, vocabulary V."""
 
     layers: Count
     hidden: Count
     vocab: Count
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @classmethod
     def of(cls, config: Any) -> TargetShape:

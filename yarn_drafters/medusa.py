@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longgraft.config.options import Count, check
+from longgraft.config.options import Checked, Count
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 
 FOLDER = "medusa"               # subfolder that trained heads are written to
@@ -27,7 +27,7 @@ NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 @dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(Checked):
     """Shape of Medusa heads.  blocks: residual blocks per head; tied: True if they share the target's output
     embedding."""
 
@@ -36,9 +36,6 @@ class MedusaConfig:
     heads: Count = 4
     blocks: Count = 1
     tied: bool = True
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class Block(nn.Module):

@@ -14,11 +14,11 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from longgraft.config.options import Count, Option, Positive, check
+from longgraft.config.options import Checked, Count, Option, Positive
 
 
 @dataclass(frozen=True)
-class Rope:
+class Rope(Checked):
     """Parameters of a rotary embedding.  original: training length in tokens.  Raises ValueError for values out of
     range."""
 
@@ -33,7 +33,7 @@ class Rope:
     attention_factor: Positive | None = None    # None: 0.1 ln(factor) + 1, YaRN Eq. 22
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.low_freq_factor >= self.high_freq_factor:
             raise ValueError(f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
                              f"{self.high_freq_factor:g}; the latter must be more.")

@@ -8,8 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import FiniteFloat as Number
+from pydantic import NonNegativeInt as Whole
+
 from longgraft.config.json_input import parse_object
-from longgraft.eval.runs.rows import values_of
+from longgraft.eval.runs.rows import record
 
 BATCHES = "concurrency.jsonl"
 
@@ -18,11 +21,11 @@ class BatchKey(NamedTuple):
     """Identifies a batch of a run.  running: requests at once, as long as so many prompts are left."""
 
     suite: str
-    bucket: int
+    bucket: Whole
     mode: str
     method: str
-    running: int
-    repeat: int
+    running: Whole
+    repeat: Whole
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,14 @@ class Batch:
     """
 
     key: BatchKey
-    prompts: int = 0
-    new_tokens: int = 0
-    seconds: float = 0.0
-    first_token_seconds: tuple[float, ...] = ()
-    tokens_per_second: tuple[float, ...] = ()
-    mat: float = 0.0
-    different: int = 0
-    compared: int = 0
+    prompts: Whole = 0
+    new_tokens: Whole = 0
+    seconds: Number = 0.0
+    first_token_seconds: tuple[Number, ...] = ()
+    tokens_per_second: tuple[Number, ...] = ()
+    mat: Number = 0.0
+    different: Whole = 0
+    compared: Whole = 0
     error: str = ""
 
 
@@ -59,8 +62,7 @@ def read_batches(folder: Path) -> list[Batch]:
     found = []
     for number, line in enumerate(lines, 1):
         where = f"{path}, line {number}"
-        given = parse_object(line, where)
-        found.append(Batch(BatchKey(**values_of(BatchKey, given, where)), **values_of(Batch, given, where)))
+        found.append(record(Batch, parse_object(line, where), where))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from longgraft.config.method_roles import COMPARED, PLAIN
 from longgraft.config.option_files import read_table
-from longgraft.config.options import check, like, made, option
+from longgraft.config.options import Checked, like, made, option
 from longgraft.config.settings import POSITIONS, Budget, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.eval.runs.variants import COLD, Variant
 
@@ -23,7 +23,7 @@ SHORT = {"suites": ("humaneval", "gsm8k", "cnn_dm", "alpaca", "mt_bench"), "leng
 
 
 @dataclass(frozen=True)
-class SweepConfig:
+class SweepConfig(Checked):
     """Everything that a sweep's numbers depend on.
 
     lengths: prompt tokens; empty: prompts uncut, and their later turns.  heads: name -> folder or hub id
@@ -80,7 +80,7 @@ class SweepConfig:
                                   "needs it")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
         self.sampling("sampled")
         if not (self.suites and self.modes):
@@ -119,7 +119,7 @@ class SweepConfig:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(Checked):
     """Prompts and settings of `longgraft diagnose`."""
 
     suites: tuple[str, ...] = like(SweepConfig, "suites")
@@ -135,6 +135,3 @@ class Diagnosis:
     given: dict[str, str] = like(Settings, "given")
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
-
-    def __post_init__(self) -> None:
-        check(self)

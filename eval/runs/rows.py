@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
+from pydantic import FiniteFloat as Number
+from pydantic import NonNegativeInt as Whole
+from pydantic import TypeAdapter, ValidationError
+
 from longgraft.comparison.levels import Check
-from longgraft.config.json_input import parse_object, whole
+from longgraft.config.json_input import parse_object
+from longgraft.config.options import in_words
 from longgraft.config.sole_writer import sole_writer
 
 ROWS = "per_prompt.jsonl"
@@ -25,14 +30,14 @@ class Key(NamedTuple):
     """Identifies a row of a run.  bucket: prompt tokens, 0 for uncut prompts."""
 
     suite: str
-    bucket: int
+    bucket: Whole
     prompt_id: str
     mode: str
     method: str
-    repeat: int
+    repeat: Whole
 
 
-Judged = tuple[int, float, int]     # proposed nodes, the sum of their estimated probabilities, accepted nodes
+Judged = tuple[Whole, Number, Whole]     # proposed nodes, the sum of their estimated probabilities, accepted nodes
 
 
 @dataclass(frozen=True)
@@ -44,8 +49,8 @@ class Failure:
 
     key: Key
     error: str
-    turn: int = 1
-    cut_tokens: int = 0
+    turn: Whole = 1
+    cut_tokens: Whole = 0
     promise: str = "exact"
 
 
@@ -63,34 +68,34 @@ class Row:
     """
 
     key: Key
-    prompt_tokens: int
-    new_tokens: int
-    steps: int
-    accepted_per_step: list[int]
-    mat: float
-    tokens_per_step: float
-    prefill_seconds: float
-    decode_seconds: float
-    decode_tokens_per_second: float
-    accepted_by_origin: dict[str, int]
-    stages: dict[str, int]
-    seconds_by_part: dict[str, float]
-    peak_memory_bytes: int
-    token_ids: list[int]
+    prompt_tokens: Whole
+    new_tokens: Whole
+    steps: Whole
+    accepted_per_step: list[Whole]
+    mat: Number
+    tokens_per_step: Number
+    prefill_seconds: Number
+    decode_seconds: Number
+    decode_tokens_per_second: Number
+    accepted_by_origin: dict[str, Whole]
+    stages: dict[str, Whole]
+    seconds_by_part: dict[str, Number]
+    peak_memory_bytes: Whole
+    token_ids: list[Whole]
     loop: bool
     lossless: Check | None = None
-    kinds: dict[str, int] = field(default_factory=dict)
-    forwards: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, Whole] = field(default_factory=dict)
+    forwards: dict[str, Whole] = field(default_factory=dict)
     by_probability: dict[str, Judged] = field(default_factory=dict)
     by_match: dict[str, Judged] = field(default_factory=dict)
     promise: str = "exact"
-    score: tuple[str, float] | None = None
-    limit: int | None = None
-    learned_from: int | None = None
-    turn: int = 1
-    cut_tokens: int = 0
-    reused_tokens: int = 0
-    other_load: float | None = None
+    score: tuple[str, Number] | None = None
+    limit: Whole | None = None
+    learned_from: Whole | None = None
+    turn: Whole = 1
+    cut_tokens: Whole = 0
+    reused_tokens: Whole = 0
+    other_load: Number | None = None
 
 
 Result = Row | Failure
@@ -113,71 +118,29 @@ def parse_row(text: str | bytes, where: str) -> Result:
     A ValueError names the field that is missing or of the wrong kind.
     """
     given = parse_object(text, where)
-    key = Key(*values_of(Key, given, where).values())
-    kind = Failure if "error" in given else Row
-    return kind(key, **values_of(kind, given, where))
+    return record(Failure if "error" in given else Row, given, where)
 
 
-def values_of(kind: Any, given: dict[str, Any], where: str) -> dict[str, Any]:
-    """Returns the checked fields of a row or of its key; a ValueError names the one that is missing or wrong."""
-    needed = kind._fields if issubclass(kind, tuple) else [
-        f.name for f in fields(kind) if f.name != "key" and f.default is f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in given]:
-        raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "
-                         f"{', '.join(given) or 'nothing'}.")
-    values = {}
-    for name, hint in get_type_hints(kind).items():
-        if name == "key" or name not in given:
-            continue
-        wanted, fits, made = _KINDS[hint]
-        if not fits(given[name]):
-            raise ValueError(f"{where}: {name} must be {wanted}; it is {json.dumps(given[name])[:60]}.")
-        values[name] = made(given[name])
-    return values
+def record(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+    """Returns a row of a file, whose key's fields stand beside its own; a ValueError names what is missing or wrong."""
+    key = get_type_hints(kind)["key"]
+    own = {name: given[name] for name in key._fields if name in given}
+    try:
+        return _reader(kind).validate_json(json.dumps({**given, "key": own}), strict=True)
+    except ValidationError as error:
+        wrong = [one["loc"] for one in error.errors()]
+        absent = [place for place in wrong if place[0] not in given and place[-1] not in own]
+        if missing := [str(place[-1]) for place in absent if len(place) == len(absent[0])]:   # of the key first
+            raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "
+                             f"{', '.join(given) or 'nothing'}.") from error
+        name = str(wrong[0][1 if wrong[0][0] == "key" else 0])
+        wanted = in_words((get_type_hints(kind) | get_type_hints(key))[name])
+        raise ValueError(f"{where}: {name} must be {wanted}; it is {json.dumps(given[name])[:60]}.") from error
 
 
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _mapped(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
-
-
-def _judged(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and whole(value[0]) and _number(value[1]) and whole(value[2])
-
-
-def _check(value: Any) -> bool:
-    names = ("margin", "at")
-    return value is None or (
-        isinstance(value, dict) and {"tokens", "first_divergence"} <= set(value) <= {f.name for f in fields(Check)}
-        and whole(value["tokens"]) and (value["first_divergence"] is None or whole(value["first_divergence"]))
-        and all(value.get(name) is None or _number(value[name]) for name in names))
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-# By type of a field: what is allowed in words, a test of a JSON value, and a function that converts it.
-_KINDS: dict[Any, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
-    int: ("a whole number", whole, _same),
-    int | None: ("a whole number", lambda v: v is None or whole(v), _same),
-    float: ("a number", _number, float),
-    float | None: ("a number", lambda v: v is None or _number(v), _same),
-    bool: ("true or false", lambda v: isinstance(v, bool), _same),
-    str: ("text", lambda v: isinstance(v, str), _same),
-    tuple[float, ...]: ("a list of numbers", lambda v: isinstance(v, list) and all(map(_number, v)), tuple),
-    list[int]: ("a list of whole numbers", lambda v: isinstance(v, list) and all(map(whole, v)), _same),
-    dict[str, int]: ("an object of whole numbers", _mapped(whole), _same),
-    dict[str, float]: ("an object of numbers", _mapped(_number), _same),
-    dict[str, Judged]: ("an object of nodes, their estimates' sum and those accepted", _mapped(_judged),
-                        lambda v: {name: tuple(three) for name, three in v.items()}),
-    Check | None: ("an object of tokens, first_divergence and margin", _check, lambda v: v and Check(**v)),
-    tuple[str, float] | None: ("a name and a number", lambda v: v is None or (
-        isinstance(v, list) and len(v) == 2 and isinstance(v[0], str) and _number(v[1])), lambda v: v and tuple(v)),
-}
+@cache
+def _reader(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
 def rows_file(folder: Path) -> Path | None:

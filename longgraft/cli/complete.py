@@ -15,7 +15,7 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import read_source
 from longgraft.completion.options import CompletionOptions
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.config.settings import Pair, SamplingSettings, Settings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ SHOWN = 8       # most files that are named among those left out
 
 
 @dataclass(frozen=True)
-class CursorOptions:
+class CursorOptions(Checked):
     """The cursor."""
 
     repo: str | None = option(None, "Folder of the repository", metavar="DIR", none="the current folder")
@@ -41,7 +41,7 @@ class CursorOptions:
                               metavar="FILE", none="what is on disk")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.file or self.line is None:
             raise ValueError("Say where the cursor is: --file FILE --line N, and --column N within the line.")
 
@@ -59,7 +59,7 @@ class CursorOptions:
 
 
 @dataclass(frozen=True)
-class CompletionOutput:
+class CompletionOutput(Checked):
     """Options for the output of a completion."""
 
     explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and what was "
@@ -69,7 +69,7 @@ class CompletionOutput:
     prompt: bool = option(False, "Print the prompt, and stop")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.as_json and (self.stream or self.prompt):
             raise ValueError("--json goes with neither --stream nor --prompt. Leave it out.")
 

@@ -13,7 +13,7 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.config.method_roles import DENSE
 from longgraft.config.new_paths import new_file
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _described(name: str, method: Method) -> str:
 
 
 @dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(Checked):
     """The prompt and precision to plan memory for."""
 
     context: int = option(32768, "Prompt tokens to plan memory for", unit="tokens", low=1, high=POSITIONS)
@@ -68,9 +68,6 @@ class MemoryPlan:
     dtype: str | None = like(Settings, "dtype")
     weights: str = like(Settings, "weights")
     kv_dtype: str | None = like(Settings, "kv_dtype")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
@@ -91,7 +88,7 @@ def doctor(pair: Pair, plan: MemoryPlan) -> None:
 
 
 @dataclass(frozen=True)
-class CalibrationOptions:
+class CalibrationOptions(Checked):
     """Options of a calibration."""
 
     rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
@@ -102,9 +99,6 @@ class CalibrationOptions:
     draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
                                       none="measured here")
     keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
@@ -137,7 +131,7 @@ def calibrate(
 
 
 @dataclass(frozen=True)
-class Checking:
+class Checking(Checked):
     """Options of a check."""
 
     count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
@@ -147,9 +141,6 @@ class Checking:
     level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares logits of "
                         "random trees, whatever the method", choices=("ids", "bits"))
     trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10 ** 6)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)

@@ -16,7 +16,7 @@ from longgraft.cli.commands import command
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
 from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.config.recording_file import read_recording
 from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Settings, StopSettings
 
@@ -40,7 +40,7 @@ Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the pro
 
 
 @dataclass(frozen=True)
-class Shown:
+class Shown(Checked):
     """Options for the output."""
 
     stream: bool = option(False, "Print text as it comes; on a terminal it always does")
@@ -52,7 +52,7 @@ class Shown:
     dry_run: bool = option(False, "Print what is set, as TOML for --config, and stop")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.stream and self.as_json:
             raise ValueError("--json is one object at the end, and --stream prints text as it comes. Leave one out.")
 

@@ -15,7 +15,7 @@ from longgraft.cli.commands import command
 from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.config.new_paths import new_file, new_folder
 from longgraft.config.option_files import describe
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import POSITIONS, Pair, Settings
 from longgraft.eval.runs.config import SHORT, Diagnosis, SweepConfig
 
@@ -28,7 +28,7 @@ PANEL = "Measure"
 
 
 @dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Checked):
     """Output folder and workers of a run."""
 
     out: str | None = option(None, "Folder of the run", metavar="FOLDER")
@@ -43,7 +43,7 @@ class RunOptions:
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.out and self.resume and Path(self.out) != Path(self.resume):
             raise ValueError(f"--resume goes on in {self.resume}, and --out says {self.out}. Leave --out out.")
         if not (self.out or self.resume or self.dry_run):
@@ -173,7 +173,7 @@ def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep."
 
 
 @dataclass(frozen=True)
-class Timing:
+class Timing(Checked):
     """Options of a timing."""
 
     prefixes: tuple[int, ...] = option((512, 4096, 16384), "Prompt tokens before the passes that are timed",
@@ -185,9 +185,6 @@ class Timing:
     kv_dtype: str | None = like(Settings, "kv_dtype")
     attention: str = like(Settings, "attention")
     out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json", PANEL)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.config.json_input import parse_json
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 
 STDIN = "-"
 SHOWN = 100         # characters of a file's name that messages show
@@ -49,7 +49,7 @@ class GivenPrompt:
 
 
 @dataclass(frozen=True)
-class PromptOptions:
+class PromptOptions(Checked):
     """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
 
     prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
@@ -65,7 +65,7 @@ class PromptOptions:
     system: str | None = option(None, "System message before a chat")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         sources = (self.prompt, *self.prompt_file, self.prompt_ids, self.messages, self.prompts, self.prediction)
         if sources.count(STDIN) > 1:
             raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")

@@ -21,7 +21,7 @@ class Check:
     """
 
     tokens: int
-    first_divergence: int | None = None
+    first_divergence: int | None
     margin: float | None = None
     at: float | None = None
 

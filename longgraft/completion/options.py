@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import StopSettings
 
 LEAST = 64      # fewest tokens of a prompt
 
 
 @dataclass(frozen=True)
-class CompletionOptions:
+class CompletionOptions(Checked):
     """The end of a completion, and the size and form of its prompt."""
 
     until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
@@ -24,6 +24,6 @@ class CompletionOptions:
                                  "to right", choices=("auto", "fim", "left-to-right"))
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if "" in self.stop:
             raise ValueError("A stop string is empty. Give at least one character, or leave it out.")

@@ -7,13 +7,14 @@ config.json, are checked by the same rules.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 Group = TypeVar("Group")
 KEY = "option"      # key in a field's metadata
@@ -54,7 +55,7 @@ class Option:
     @property
     def wanted(self) -> str:
         """Describes in words what a value must be."""
-        words = _words(self.kind)
+        words = in_words(self.kind)
         if self.choices:
             words += f" of {', '.join(self.choices)}" if words.startswith("a list") else ""
             return words if words.startswith("a list") else f"one of {', '.join(self.choices)}"
@@ -151,13 +152,15 @@ def options(group: type) -> dict[str, Option]:
             for f in fields(group)}
 
 
-def check(group: Any) -> None:
-    """Checks a group in its `__post_init__`.
+class Checked:
+    """The base of a dataclass, such as a group of options, whose values have the fields' types and ranges.
 
-    Raises ValueError for the first field whose value is of another type or out of range.
+    Making one raises ValueError for the first field whose value does not fit.
     """
-    for name, one in options(type(group)).items():
-        one.check(getattr(group, name))
+
+    def __post_init__(self) -> None:
+        for name, one in options(type(self)).items():
+            one.check(getattr(self, name))
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
@@ -222,22 +225,18 @@ def _inner(kind: Any) -> Any:
     return reduce(or_, (one for one in get_args(kind) if one is not NoneType))
 
 
+@cache
+def _type(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind, config=None if is_dataclass(kind) else ConfigDict(allow_inf_nan=False))
+
+
 def _fits(value: Any, kind: Any) -> bool:
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind is Any or (kind in (int, float) and isinstance(value, bool)):
-        return kind is Any
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
-    if origin is Literal:
-        return value in inner
-    if kind is float:
-        return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
-    if origin is tuple and isinstance(value, tuple):
-        inner = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
-        return len(inner) == len(value) and all(map(_fits, value, inner))
-    if origin is dict and isinstance(value, dict):
-        return all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
-    return origin is None and isinstance(value, kind)
+    """Returns True if a value has this very type; a whole number is a float, too."""
+    try:
+        _type(kind).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -274,17 +273,20 @@ def _parsed(text: str, kind: Any) -> Any:
     return size(text) if kind is int else float(text) if kind is float else text
 
 
-def _words(kind: Any) -> str:
-    kind = _inner(kind)
+def in_words(kind: Any) -> str:
+    """Returns the words for a type in "it must be ..."."""
+    kind = _inner(_bare(kind))
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(map(_words, inner))
+        return " or ".join(map(in_words, inner))
     if origin is Literal:
         return " or ".join(inner)
-    if origin is tuple:
-        return f"a list, each {_words(inner[0])}"
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return f"a list of {' and '.join(map(in_words, inner))}"
+    if origin in (tuple, list):
+        return f"a list, each {in_words(inner[0])}"
     if origin is dict:
-        return "NAME=VALUE"
+        return "NAME=VALUE" if inner[1] is str else f"a table, each {in_words(inner[1])}"
     return "a table" if is_dataclass(kind) else WORDS.get(kind, getattr(kind, "__name__", "something else"))
 
 

@@ -12,14 +12,14 @@ from typing import Any, Literal
 
 from longgraft.config.file_errors import reason
 from longgraft.config.method_roles import DEFAULT
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 
 POSITIONS = 2 ** 24     # tokens; larger than any model's context
 Budget = Literal["paper"] | int | None
 
 
 @dataclass(frozen=True)
-class HeadOverrides:
+class HeadOverrides(Checked):
     """Overrides of a head's config."""
 
     rope_base: float | None = option(None, "Base of the rotary embedding", low=1, none="the config's")
@@ -31,12 +31,9 @@ class HeadOverrides:
     window: int | None = option(None, "Latest tokens that the head sees", unit="tokens", low=1, high=POSITIONS,
                                 none="the config's")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class Pair:
+class Pair(Checked):
     """The models that decode: target and drafter."""
 
     model: str | None = option(None, "A name of `longgraft models`, a folder, a GGUF file or a hub id",
@@ -47,7 +44,7 @@ class Pair:
                                  none="no drafter")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.gguf_file is not None:      # from here on, the model has only one name
             if self.model is None:
                 raise ValueError("--gguf-file was given without --model. Give the folder or hub id that holds it.")
@@ -56,7 +53,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(Checked):
     """Decoding options of a session."""
 
     # In Python it may also be a method, or an object that proposes.
@@ -116,7 +113,7 @@ class Settings:
             object.__setattr__(self, name, _file(getattr(self, name)))
         given = (self.prefix,) if isinstance(self.prefix, (str, os.PathLike)) else self.prefix
         object.__setattr__(self, "prefix", tuple(map(_file, given)) if isinstance(given, (list, tuple)) else given)
-        check(self)
+        super().__post_init__()
 
 
 def _file(value: Any) -> Any:
@@ -125,7 +122,7 @@ def _file(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class SamplingSettings:
+class SamplingSettings(Checked):
     """Sampling options.
 
     They are the fields of `Sampling` that can be set by an option; `Sampling` checks their ranges.
@@ -137,12 +134,9 @@ class SamplingSettings:
     min_p: float = option(0.0, "Draw from tokens at least this probable, relative to the most probable; 0 is off")
     seed: int = option(0, "Seed of sampling")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class LogitSettings:
+class LogitSettings(Checked):
     """Options that change the logits: constraints on the answer, penalties and biases.
 
     They are the fields of `LogitOptions` that can be set by an option; `Sampling` checks them.
@@ -161,9 +155,6 @@ class LogitSettings:
                                   low=0, high=20, none="none")
     prompt_logprobs: int | None = option(None, "With --json: the same for the prompt's tokens after the first", low=0,
                                          high=20, none="none")
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def read(self) -> dict[str, Any]:
         """Returns the fields as `LogitOptions` takes them.
@@ -194,7 +185,7 @@ def _text(given: str | None, marks: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class StopSettings:
+class StopSettings(Checked):
     """Stopping options, besides the model's end token."""
 
     max_new_tokens: int = option(256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1,
@@ -202,13 +193,13 @@ class StopSettings:
     stop: tuple[str, ...] = option((), "End the answer before this text; repeatable", many=True)
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if "" in self.stop:
             raise ValueError("A stop string is empty. Give at least one character, or leave --stop out.")
 
 
 @dataclass(frozen=True)
-class MethodSettings:
+class MethodSettings(Checked):
     """Settings of one method in a run, as in `method+name=value`.
 
     thresholds and warm name calibrations; "none" is the empty calibration.
@@ -223,6 +214,3 @@ class MethodSettings:
     thresholds: str = option("", "Thresholds of this calibration")
     online: float | None = like(Settings, "online")
     warm: str = option("", "The matrix begins with this calibration's rows")
-
-    def __post_init__(self) -> None:
-        check(self)

@@ -44,7 +44,7 @@ class Continuations(Protocol):
 
     @property
     def run(self) -> int:
-        """How many tokens in a row were predicted correctly, up to the end of the text.
+        """The number of tokens in a row that were predicted correctly, up to the end of the text.
 
         Correct: the token that followed the longest context most recently.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.corpora import SORTED, Corpus
 from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.proposer import Ask
@@ -19,7 +19,7 @@ ENDED = -1      # not a token: it follows the end of a text
 
 
 @dataclass(frozen=True)
-class RestChoices:
+class RestChoices(Checked):
     """Settings of a datastore lookup."""
 
     longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
@@ -29,7 +29,7 @@ class RestChoices:
     length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.shortest > self.longest:
             raise ValueError(f"shortest is {self.shortest} and longest is {self.longest}, so that no match fits. Lower "
                              "shortest or raise longest.")

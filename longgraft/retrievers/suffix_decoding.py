@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.memories.token_history import unbroken
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
@@ -36,16 +36,13 @@ class Text(Protocol):
 
 
 @dataclass(frozen=True)
-class Speculation:
+class Speculation(Checked):
     """Decides how many tokens are drafted after a match."""
 
     depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
     factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
     offset: float = option(0.0, "Drafted tokens beyond those", low=-64, high=64, source=AUTHORS)
     least: float = option(0.1, "Least probability of a drafted path", low=0, high=1, source=AUTHORS)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def tokens(self, match: int) -> int:
         """Returns the most tokens that are drafted after a match of `match` tokens."""

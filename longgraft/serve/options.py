@@ -7,14 +7,14 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from longgraft.config.options import KEY, Option, check, option
+from longgraft.config.options import KEY, Checked, Option, option
 
 KEY_VARIABLE = "LONGGRAFT_API_KEY"
 POLICIES = ("allow", "escape", "refuse")
 
 
 @dataclass(frozen=True)
-class Serving:
+class Serving(Checked):
     """Address, access control and limits.
 
     cors: origins whose pages may send requests; hosts: further names of the server
@@ -54,7 +54,7 @@ class Serving:
     model_name: str | None = option(None, "Name of the model for clients", none="its own")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.host.strip():
             raise ValueError("The host is empty. Give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
         if not re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):

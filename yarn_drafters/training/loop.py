@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config.file_errors import reason
-from longgraft.config.options import check, checked
+from longgraft.config.options import Checked, checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
@@ -40,7 +40,7 @@ def skipped_positions(rows: int, length: int, stage: Stage, limit: int, rng: np.
 
 
 @dataclass
-class TrainingState:
+class TrainingState(Checked):
     """Progress of a run.  Resuming needs this, the weights and the optimizers' moments."""
 
     step: Whole = 0
@@ -49,7 +49,7 @@ class TrainingState:
     cursors: dict[str, int] = field(default_factory=lambda: {"mixed": 0, "grouped": 0})
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         for name in ("mixed", "grouped"):
             checked(self.cursors.get(name), Whole, f"cursors.{name}")
 

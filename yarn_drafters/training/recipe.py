@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from longgraft.config.option_files import read_table
-from longgraft.config.options import Count, Option, Positive, Share, check, named, options
+from longgraft.config.options import Checked, Count, Option, Positive, Share, named, options
 from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
@@ -28,7 +28,7 @@ Whole = Annotated[int, Option(low=0, high=10 ** 15)]
 
 
 @dataclass(frozen=True)
-class Stage:
+class Stage(Checked):
     """A stage of the curriculum.
 
     length: tokens of a row; share: relative part of the run; skip: share of rows with skipped positions; grouped: True
@@ -40,12 +40,9 @@ class Stage:
     skip: Share = 0.0
     grouped: bool = False
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class Recipe:
+class Recipe(Checked):
     """Settings of all training runs.  threads, device: None for torch's own choice."""
 
     stages: tuple[Stage, ...] = (Stage(2048),)
@@ -87,7 +84,7 @@ class Recipe:
             raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if not self.stages or any(TokenStream.window % stage.length for stage in self.stages):
             raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were given; "
                              f"each length must divide {TokenStream.window:,}: use powers of two.")

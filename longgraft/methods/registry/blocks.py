@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.drafters.dflash import DFlashDrafter, DFlashTreeDrafter, GraftedDFlashDrafter
 from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.methods.method import BUDGET, BUDGETED, Method
@@ -21,14 +21,11 @@ TAKES = BUDGETED | {"window"}
 
 
 @dataclass(frozen=True)
-class DFlashChoices:
+class DFlashChoices(Checked):
     """Choices of `dflash`."""
 
     coupled: bool = option(False, "draw drafted tokens with the noise of the request's own draws, not as the "
                                   "most probable tokens")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from longgraft.acceptance.typical import typical
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.drafters.draft_model_chain import DraftLength, DraftModelChain
 from longgraft.drafters.medusa import LastHidden, Medusa
 from longgraft.memories.draft_model import DraftModelCache
@@ -21,27 +21,21 @@ HEADS = "Medusa (arXiv 2401.10774)"
 
 
 @dataclass(frozen=True)
-class SpsChoices:
+class SpsChoices(Checked):
     """Choices of a small model's chains."""
 
     schedule: str = option("constant", "How many tokens are drafted: all that fit, or two more after a step that "
                            "accepted all and one fewer after others", choices=("constant", "heuristic"),
                            source="Spec-Bench")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class TypicalChoices:
+class TypicalChoices(Checked):
     """Choices of typical acceptance."""
 
     epsilon: float = option(0.09, "Probability above which a token is always accepted", low=0, high=1, source="Medusa")
     alpha: float = option(0.3, "Probability above which a token is accepted, as a multiple of exp(-entropy)", low=0,
                           high=1, source="Medusa")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def small_model(p: Parts) -> DraftModelCache:

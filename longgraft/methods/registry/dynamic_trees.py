@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import DDDPolicy, EntropyPolicy, Filled, Gates
 from longgraft.drafters.talon import DEEPEST, SHARE, TalonDrafter
@@ -18,30 +18,24 @@ LONGEST = 40        # most tokens of SVIP's chain
 
 
 @dataclass(frozen=True)
-class DDDChoices:
+class DDDChoices(Checked):
     """Choices of `ddd`."""
 
     threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
                               low=-100, high=0, source="docs/choices.md, dynamic trees")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class SvipChoices:
+class SvipChoices(Checked):
     """Choices of `svip`."""
 
     threshold: float = option(0.3, "Square root of the entropy above which drafting stops", unit="nats^1/2", low=0,
                               high=10, source="SVIP, tuned over 0.2 to 0.5")
     chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class EchoChoices:
+class EchoChoices(Checked):
     """Choices of `echo`."""
 
     depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
@@ -50,34 +44,28 @@ class EchoChoices:
                                      low=0, high=1, source="docs/choices.md, dynamic trees")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if len(self.depths) != len(set(self.depths)) or len(self.depths) != len(self.taus):
             raise ValueError(f"echo has gates at {self.depths} and taus {self.taus}: each gate needs one. Give both.")
 
 
 @dataclass(frozen=True)
-class TalonChoices:
+class TalonChoices(Checked):
     """Choices of `talon`."""
 
     share: float = option(SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
                           low=1e-9, high=1, source="TALON, mu")
     deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class MtpChoices:
+class MtpChoices(Checked):
     """Choices of `mtp`."""
 
     tau: float = option(0.14, "The chain ends at or below this probability", low=0, high=1, source="Graft, Table 11")
     length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
     answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
                           source="groups of 8 to 16 roll-outs")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def mtp(parts: Parts) -> RankedProposer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import check, option
+from longgraft.config.options import Checked, option
 from longgraft.drafters.pruning import Dense, Filled, Split
 from longgraft.methods.combinators import PlainDecoding, TailGraft
 from longgraft.methods.method import BUDGETED, DRAFTS, Method
@@ -20,7 +20,7 @@ EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
 
 
 @dataclass(frozen=True)
-class GraftChoices:
+class GraftChoices(Checked):
     """The ablations of the paper's Figures 2 and 5."""
 
     pruning: str = option("gates", "Stop drafting where the gates are closed, or never: then a fixed share of "
@@ -32,7 +32,7 @@ class GraftChoices:
                                    unit="slots", low=1, high=58, none="what was calibrated", source="Figure 2 has 20")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.pruning != "none" and self.retrieved is not None:
             raise ValueError(f"graft+retrieved={self.retrieved} is a share of a tree that is never pruned. Add "
                              "+pruning=none, or leave it out: gates decide how many slots are freed.")

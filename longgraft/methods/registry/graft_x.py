@@ -8,7 +8,7 @@ from longgraft.budget.acceptance_estimates import AcceptanceEstimates
 from longgraft.budget.controller import Controller
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
 from longgraft.memories.adjacency_memory import AdjacencyMemory
@@ -26,7 +26,7 @@ WIDE, WIDELY = 32, 1.5
 
 
 @dataclass(frozen=True)
-class GraftXChoices:
+class GraftXChoices(Checked):
     """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed in the text")
@@ -37,18 +37,12 @@ class GraftXChoices:
     source: str = option("", "Method whose nodes are ranked instead of the drafter's, if they have probabilities",
                          none="the drafter")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class TextChoices:
+class TextChoices(Checked):
     """Choices of `graft-x-text`."""
 
     probing: bool = like(GraftXChoices, "probing")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def ranked(p: Parts) -> RankedProposer:

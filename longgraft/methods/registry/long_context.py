@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent, Selector
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.drafters.cascade import Cascade
 from longgraft.drafters.longspec import SHAPE, LongSpecCache, LongSpecDrafter
 from longgraft.drafters.magicdec import MagicDecDrafter
@@ -33,7 +33,7 @@ SINKS = 16      # first rows that are always kept, as in TriForce's and TokenSwi
 
 
 @dataclass(frozen=True)
-class MagicDecChoices:
+class MagicDecChoices(Checked):
     """Choices of `magicdec`."""
 
     rows: int = option(512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000,
@@ -42,16 +42,13 @@ class MagicDecChoices:
     keep: str = option("attended", "Kept rows: those that the prompt's end attends to, or sinks and the newest",
                        choices=("attended", "recent"), source="SnapKV, StreamingLLM")
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def select(self) -> Selector:
         """Returns the selector of the kept rows."""
         return Attended(self.rows) if self.keep == "attended" else Recent(self.rows)
 
 
 @dataclass(frozen=True)
-class SpecPVChoices:
+class SpecPVChoices(Checked):
     """Choices of `specpv` and `specpv-exact`."""
 
     sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
@@ -63,16 +60,13 @@ class SpecPVChoices:
     score: str = option("corners", "Score of a block: the larger product with its corners, or Quest's bound",
                         choices=("corners", "bound"), source="its code; arXiv 2406.10774")
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def select(self) -> Quest:
         """Returns the selector of the kept rows."""
         return Quest(self.sinks, self.retrieved, self.local, corners=self.score == "corners")
 
 
 @dataclass(frozen=True)
-class TriForceChoices:
+class TriForceChoices(Checked):
     """Choices of `triforce`."""
 
     rows: int = option(1024, "Rows kept of the target's cache, in chunks of 8", unit="rows", low=16, high=1_000_000,
@@ -87,12 +81,9 @@ class TriForceChoices:
     window: int = option(256, "Tokens that the small model sees, 16 of them the first", unit="tokens", low=32,
                          high=65536, source="its code")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class TokenSwiftChoices:
+class TokenSwiftChoices(Checked):
     """Choices of `tokenswift`."""
 
     rows: int = option(1024, "Rows kept of each head's cache", unit="rows", low=32, high=1_000_000,
@@ -102,9 +93,6 @@ class TokenSwiftChoices:
                                none="never", source="its code: when generated rows have taken the place of chosen ones")
     branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
     ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def partial(p: Parts, select: Selector, every: int | None = None) -> PartialKVCache:
@@ -150,15 +138,12 @@ def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
 
 
 @dataclass(frozen=True)
-class LongSpecChoices:
+class LongSpecChoices(Checked):
     """The beam's shape: `first` nodes under the root, then `width` nodes at each further level."""
 
     first: int = option(SHAPE[0], "nodes under the root", low=1, high=256, source=BEAM)
     width: int = option(SHAPE[1], "nodes of each further level", low=1, high=256, source=BEAM)
     levels: int = option(len(SHAPE), "levels, each a draft forward", low=1, high=32, source=BEAM)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def shape(self) -> tuple[int, ...]:

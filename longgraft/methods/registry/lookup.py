@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.memories.hidden_states import HiddenStates
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
@@ -26,29 +26,23 @@ USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # depth of the layer whose states are co
 
 
 @dataclass(frozen=True)
-class PldChoices:
+class PldChoices(Checked):
     """Choices of `pld`."""
 
     latest: bool = option(False, "Copy what followed the latest match, not the earliest", source="the authors' code")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class PldPlusChoices:
+class PldPlusChoices(Checked):
     """Choices of `pld+`."""
 
     length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
     layer: int | None = option(None, "Layer whose hidden states are compared", low=0, none="29/36 of the depth for "
                                "Qwen3, 9/32 for others", source="AdaPLD's tables")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class AdaPldChoices:
+class AdaPldChoices(Checked):
     """Choices of `adapld`."""
 
     length: int = option(30, "Tokens copied at most", low=1, source="AdaPLD")
@@ -59,21 +53,15 @@ class AdaPldChoices:
                                     high=1, none="the token alone", source="docs/methods.md")
     layer: int | None = like(PldPlusChoices, "layer")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class LookaheadChoices:
+class LookaheadChoices(Checked):
     """Choices of `lookahead`; a full tree has (ngram - 1) (columns + guesses) nodes."""
 
     ngram: int = option(5, "Tokens of an n-gram, its first one included", low=2, source="the authors' 7B")
     columns: int = option(7, "Columns of the window; 0: n-grams alone", low=0, source="the authors' 7B")
     guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
     from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer", source="POOL_FROM_PROMPT")
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:

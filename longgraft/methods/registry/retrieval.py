@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import check, like, option
+from longgraft.config.options import Checked, like, option
 from longgraft.corpora import Corpus, open_corpus
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.past_answers import PastAnswers
@@ -27,29 +27,23 @@ SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
 
 
 @dataclass(frozen=True)
-class SamdChoices:
+class SamdChoices(Checked):
     """Choices of `samd`."""
 
     growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class SamdRouteChoices:
+class SamdRouteChoices(Checked):
     """Choices of `samd-recycling` and `samd-eagle3`."""
 
     threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree", unit="tokens",
                             low=1, high=4096, source="the authors' code")
     length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
 
-    def __post_init__(self) -> None:
-        check(self)
-
 
 @dataclass(frozen=True)
-class SuffixChoices:
+class SuffixChoices(Checked):
     """Choices of `suffix`."""
 
     depth: int = like(Speculation, "depth")
@@ -58,9 +52,6 @@ class SuffixChoices:
     least: float = like(Speculation, "least")
     outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens", low=0,
                           high=2 ** 26)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
