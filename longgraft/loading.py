@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ from longgraft.memories.continuations import compiled
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.calibration import Calibration, any_kept_for, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
-from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, check_given
-from longgraft.methods.own_settings import with_own_settings
+from longgraft.methods.load_plan import LoadPlan
+from longgraft.methods.needs import AUTO, HEAD, Missing, Sources
 from longgraft.methods.parts import DraftShape, Parts
 from longgraft.models.places import EMBEDDED, embedded
-from longgraft.models.targets import kernels_for, load_target, resolve
+from longgraft.models.targets import load_target
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
@@ -47,7 +47,7 @@ class Loaded:
     """A target and all that a method needs on it; sessions are made from it.
 
     method: the requested one, or its fallback; notes: replacements that were chosen, for people
-    costs:  a file of `longgraft costs`; None: costs are measured if a method needs them
+    settings: those of the plan
     """
 
     target: Target
@@ -55,7 +55,7 @@ class Loaded:
     method: Method
     parts: Parts
     notes: tuple[str, ...] = ()
-    costs: str | None = None
+    settings: Settings = field(default_factory=Settings)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -80,8 +80,9 @@ class Loaded:
             nodes = min(nodes, CPU_BUDGET)
         parts = self.parts
         if adaptive:
-            copied = parts.costs and parts.costs.copy()
-            parts = replace(parts, costs=copied or costs_for(self.target, parts.head, self.costs, parts.regions))
+            costs = (parts.costs and parts.costs.copy()) or costs_for(self.target, parts.head, self.settings.costs,
+                                                                      parts.regions)
+            parts = replace(parts, costs=costs)
         engine = Engine(self._lane(parts, adaptive), nodes, chunk,
                         Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
                         lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive))
@@ -170,26 +171,21 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
                  ) -> tuple[Session, Loaded]:
     """Returns a session, and what it was made from; arguments as in `load`."""
-    loaded = assemble(model, drafter, settings)
-    session = loaded.session(with_own_settings(settings).budget, settings.chunk, settings.prefixes, settings.prefix,
-                             settings.corpus)
+    loaded = assemble(LoadPlan.of(model, drafter, settings))
+    chosen = loaded.settings
+    session = loaded.session(chosen.budget, chosen.chunk, chosen.prefixes, chosen.prefix, chosen.corpus)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded
 
 
-def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Loaded:
-    """Resolves and loads the target and everything that the method needs."""
-    settings = with_own_settings(settings)
-    method, source = find(settings.method), resolve(model)
-    check_given(settings.given, method.needs)
-    found = load_target(source, settings)
+def assemble(plan: LoadPlan) -> Loaded:
+    """Loads the target and everything that the method needs."""
+    settings, found = plan.settings, load_target(plan.source, plan.settings)
     target, tokenizer = found.target, found.tokenizer
-    method, given, notes = load_needs(method, Sources(target, None if drafter == "none" else drafter, settings.head,
-                                                      settings.given, tokenizer))
+    method, given, notes = load_needs(plan.method, Sources(target, plan.drafter, settings.head, settings.given,
+                                                           tokenizer))
     notes = (*found.notes, *notes)
-    if target.kernels is None and isinstance(why := kernels_for(settings, target.model), NotBuilt):
-        notes = (*notes, f"no compiled kernels: {why}; torch decodes, more slowly")
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
@@ -197,7 +193,7 @@ def assemble(model: Any, drafter: str | Path | None, settings: Settings) -> Load
                   settings.retrieved_width, settings.online, settings.persist)
     calibration = _calibration(target, tokenizer, given.get(HEAD.name), settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
-    return Loaded(target, tokenizer, method, parts, notes, settings.costs)
+    return Loaded(target, tokenizer, method, parts, notes, settings)
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:

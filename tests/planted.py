@@ -574,7 +574,7 @@ MUTATIONS = (
     Mutation("a body that could not be read is read again", "BodyRoute.get_route_handler.handle", "trim_later(made.size)", "trim_later(len(await made.body()))", "test_serve_stalls.py::test_a_body_that_is_too_large_is_refused_while_its_sender_waits"),
     Mutation("a method with changed choices falls back", "load_needs", " and method.choices == method.usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
     Mutation("costs learnt from steps outlive a rewind", "AcceptanceEstimates.rewind", "        self.costs.restore(mark[2])\n", "", "test_controller.py::test_a_rewound_request_decides_by_the_costs_that_it_had"),
-    Mutation("a fallback is checked instead of the named method", "assert_lossless", "if loaded.method.name != asked.name:", "if False:", "test_lossless.py::test_a_fallback_is_not_checked_in_place_of_the_named_method"),
+    Mutation("a fallback is checked instead of the named method", "assert_lossless", "if loaded.method.name != plan.method.name:", "if False:", "test_lossless.py::test_a_fallback_is_not_checked_in_place_of_the_named_method"),
     Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
     Mutation("the hub's own client is left to retry", "load_target", "nullcontext() if local or hub_answers() else offline()", "nullcontext(hub_answers())", "test_weights.py::test_a_hub_that_does_not_answer_is_asked_once_and_its_cache_read"),
     # several requests at once: merged passes, the load of the others, the queue, the key

@@ -30,6 +30,7 @@ from longgraft.budget.cost_model import Costs
 from longgraft.config.settings import Settings
 from longgraft.kernels.packed_weight import BLOCK_TYPES
 from longgraft.loading import assemble
+from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import embedded
 from longgraft.target_model.weights import read_config
 from longgraft.yarn_drafters.checkpoint import load_head
@@ -90,7 +91,7 @@ def test_the_rows_benchmark_writes_costs_that_the_controller_reads(tmp_path):
 def test_the_costs_of_a_shape_fit_a_session_of_that_model(tmp_path):
     CliRunner().invoke(program.app, ["rows", "--shape", "embedded", *QUICK[1:], "--out", str(tmp_path)])
     costs = Costs.load(tmp_path / "costs-embedded-eager.json")
-    loaded = assemble(None, "auto", Settings(method="eagle3", device="cpu"))
+    loaded = assemble(LoadPlan.of(None, "auto", Settings(method="eagle3", device="cpu")))
     assert costs.fits(key_of(loaded.target, loaded.parts.head)) == []
 
 

@@ -21,8 +21,8 @@ from longgraft.config.settings import MethodSettings, Settings
 from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
+from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
-from longgraft.methods.own_settings import with_own_settings
 
 SOURCE = '''
 from longgraft.methods.find import METHODS, Method
@@ -128,7 +128,8 @@ def test_settings_in_a_methods_name_replace_the_sessions():
     model = (toy_model("qwen3"), None)
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)
     assert (session.engine.budget, session.method) == (8, "graft-x-text")
-    assert with_own_settings(Settings(method="graft+levels=3+width=2+budget=paper")) == Settings(
+    named = Settings(method="graft+levels=3+width=2+budget=paper")
+    assert LoadPlan.of(None, None, named).settings == Settings(
         method="graft", draft_levels=3, retrieved_width=2, budget="paper")
     with pytest.raises(ValueError, match="warm names a calibration of a sweep"):
         longgraft.load(model, None, tell=False, method="graft+warm=none")

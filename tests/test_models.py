@@ -17,6 +17,7 @@ from longgraft.config.settings import Settings
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import sweep
 from longgraft.loading import assemble
+from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import SMALL
 from longgraft.models import fetch, gguf_files
 from longgraft.models.catalogue import CATALOGUE
@@ -62,7 +63,8 @@ def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch
 
 
 def test_small_model_teacher_and_corpus_accept_a_name(model, tmp_path, capsys, monkeypatch):
-    small = assemble("toy", None, Settings(method="sps", given={"small-model": "toy"})).parts.given[SMALL.name]
+    plan = LoadPlan.of("toy", None, Settings(method="sps", given={"small-model": "toy"}))
+    small = assemble(plan).parts.given[SMALL.name]
     assert torch.equal(small.model(IDS).logits, model(IDS).logits)
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"text": "the end " * 40}))
@@ -72,18 +74,18 @@ def test_small_model_teacher_and_corpus_accept_a_name(model, tmp_path, capsys, m
 
 
 def test_identity_of_a_target_is_its_name_and_not_its_path(model):
-    assert assemble("toy", None, Settings(method="pld")).identity["target"] == "toy"
+    assert assemble(LoadPlan.of("toy", None, Settings(method="pld"))).identity["target"] == "toy"
 
 
 def test_auto_drafter_is_the_head_that_ships(model, tmp_path, capsys, monkeypatch):
     with pytest.raises(ValueError, match="no EAGLE-3 head of toy is known"):
-        assemble("toy", "auto", Settings(method="eagle3"))
+        assemble(LoadPlan.of("toy", "auto", Settings(method="eagle3")))
     vocab = model.config.vocab_size
     head = Eagle3Network(HeadConfig(32, 32, 48, 4, 2, 8, vocab, vocab, (1, 2, 3), 512))
     head.t2d[:] = True
     save_head(head, tmp_path / "head")
     assert "ships" in run(capsys, monkeypatch, "models")[1]
-    assert assemble("toy", "auto", Settings(method="eagle3")).parts.head is not None
+    assert assemble(LoadPlan.of("toy", "auto", Settings(method="eagle3"))).parts.head is not None
 
 
 def test_misspelt_name_is_refused_with_the_name_that_was_meant(capsys, monkeypatch):

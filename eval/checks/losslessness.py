@@ -14,9 +14,9 @@ from longgraft.comparison.with_plain import plain_session
 from longgraft.config.settings import Settings
 from longgraft.engine.session import Session, answer
 from longgraft.loading import assemble
-from longgraft.methods.find import Method, find
+from longgraft.methods.find import Method
+from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import AUTO
-from longgraft.methods.own_settings import with_own_settings
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.kv_cache import KVCache
@@ -71,10 +71,10 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
         AssertionError: the tokens differ.
         ValueError: the method is lossy, or something that it needs is missing.
     """
-    settings = with_own_settings(Settings(method=method, dtype="float32", calibration=None))
-    asked, loaded = find(settings.method), assemble(model, drafter, settings)
-    if loaded.method.name != asked.name:
-        raise ValueError(f"{asked.name} cannot be checked: {loaded.notes[0]}. Give what it needs.")
+    plan = LoadPlan.of(model, drafter, Settings(method=method, dtype="float32", calibration=None))
+    loaded = assemble(plan)
+    if loaded.method.name != plan.method.name:
+        raise ValueError(f"{plan.method.name} cannot be checked: {loaded.notes[0]}. Give what it needs.")
     promise = loaded.method.promise
     if promise == "lossy":
         raise ValueError(f"Method {loaded.method.name!r} is lossy: its tokens need not be plain decoding's. Check a "

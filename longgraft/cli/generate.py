@@ -135,7 +135,6 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
     from longgraft.acceptance.sampling import Sampling
-    from longgraft.methods.own_settings import with_own_settings
 
     sampling = Sampling(**vars(draw), **shape.read())
     if shown.dry_run:
@@ -156,9 +155,8 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
     if recording is not None:
         sampling = Sampling(replay=recording)
-    settings = with_own_settings(settings)
-    budget = None if loaded.method.chooses(settings.budget) else session.engine.budget
-    settings = replace(settings, method=str(loaded.method), budget=budget)
+    budget = None if loaded.method.chooses(loaded.settings.budget) else session.engine.budget
+    settings = replace(loaded.settings, method=str(loaded.method), budget=budget)
     answers = Answers(session, settings, sampling, ends, shown.compare, prediction)
     if given.prompts:
         return _answer_all(answers, asked, out)

@@ -73,7 +73,8 @@ def load_target(source: ModelSource, settings: Settings) -> LoadedTarget:
         ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
     """
     if source.given is not None:
-        return LoadedTarget(_given(source, settings), source.given[1])
+        target, notes = _given(source, settings)
+        return LoadedTarget(target, source.given[1], notes)
     place, device = place_of(source.name), device_of(settings.device)
     local = Path(place.path).exists()
     with nullcontext() if local or hub_answers() else offline():
@@ -83,28 +84,28 @@ def load_target(source: ModelSource, settings: Settings) -> LoadedTarget:
         found, notes = _in_blocks(place, config, wanted, device, settings)
         model: Any = found or read_model(place.with_floats(wanted), place.name, config,
                                          wanted or config.dtype or torch.bfloat16)
-    target = _target(model.to(device), source.name, settings)
+    target, why_slow = _target(model.to(device), source.name, settings)
     # Added tokens are not counted: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
                          f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
-    return LoadedTarget(target, tokenizer, notes)
+    return LoadedTarget(target, tokenizer, (*notes, *why_slow))
 
 
-def _given(source: ModelSource, settings: Settings) -> Target:
-    """Returns the target of a model that was given loaded."""
+def _given(source: ModelSource, settings: Settings) -> tuple[Target, tuple[str, ...]]:
+    """Returns (the target of a model that was given loaded, notes)."""
     assert source.given is not None
     model, _ = source.given
     if settings.weights == "gguf":
         raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
                          "float, or the file.")
-    target = _target(model, source.name, settings)
+    target, notes = _target(model, source.name, settings)
     asked = None if settings.dtype is None else dtype_of(settings.dtype)
     if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
         raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
                          f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
     check_finite(model, source.name)
-    return target
+    return target, notes
 
 
 def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
@@ -135,8 +136,9 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
     return model, ("weights are the file's own blocks (--weights float dequantises them)",)
 
 
-def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
-    kernels = kernels_for(settings, model)
+def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
+    """Returns (the target with its kernels, a note if they were asked for and there are none)."""
+    kernels = _kernels(settings, model)
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     if not isinstance(kernels, CpuKernels) and (asked := [
             name for name, is_asked in (("--weights", settings.weights in ("int8", "gguf")),
@@ -149,9 +151,11 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> Target:
                          "given. Leave one of them out.")
     if settings.weights == "int8" and isinstance(kernels, CpuKernels):
         model = in_int8(model, kernels)
-    return Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                  small if isinstance(small, FusedModules) else None,
-                  dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
+    target = Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
+                    small if isinstance(small, FusedModules) else None,
+                    dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
+    slow = f"no compiled kernels: {kernels}; torch decodes, more slowly"
+    return target, (slow,) if isinstance(kernels, NotBuilt) else ()
 
 
 def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
@@ -174,7 +178,7 @@ def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtyp
     return torch.float32 if device.type == "cpu" else None
 
 
-def kernels_for(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
+def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
     """Returns the kernels, or why there are none; None if they are switched off or do not apply to device and dtype."""
     if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None

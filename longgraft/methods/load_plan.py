@@ -1,14 +1,17 @@
-"""Settings in a method's name, `method+setting=value`: its own choices, and fields of `MethodSettings`."""
+"""The plan of a session; settings in a method's name, `method+setting=value`, are its choices and `MethodSettings`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
 from longgraft.config.settings import MethodSettings, Settings
-from longgraft.methods.find import find
+from longgraft.methods.find import Method, find
+from longgraft.methods.needs import check_given
+from longgraft.models.targets import ModelSource, resolve
 
 # Fields of `MethodSettings`, and the fields of `Settings` that they replace for one method.
 REPLACES = {"budget": "budget", "levels": "draft_levels", "top_k": "draft_top_k", "window": "draft_window",
@@ -42,12 +45,32 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
     return joined(bare, choices), values
 
 
-def with_own_settings(settings: Settings) -> Settings:
-    """Replaces the session's settings by those in the method's name."""
-    if not isinstance(settings.method, str):
-        return settings
-    method, values = own_settings(settings.method)
-    if names := [key for key in values if key not in REPLACES]:
-        raise ValueError(f"{settings.method!r}: {names[0]} names a calibration of a sweep. Give --calibration FILE.")
-    own = {REPLACES[key]: value for key, value in values.items() if value is not None}
-    return replace(settings, method=method, **own)
+@dataclass(frozen=True)
+class LoadPlan:
+    """What a session is made of, before anything is read: from here on, no setting changes.
+
+    Attributes:
+        source: The target's source.
+        drafter: Hub id or folder of an EAGLE-3 head; AUTO: the known one of this target; None: none.
+        method: The requested method, with its choices.
+        settings: The settings; those of the method's name have replaced the session's.
+    """
+
+    source: ModelSource
+    drafter: str | Path | None
+    method: Method
+    settings: Settings
+
+    @classmethod
+    def of(cls, model: Any, drafter: str | Path | None, settings: Settings) -> LoadPlan:
+        """Resolves the arguments of `load`; raises ValueError if a name or a setting is wrong."""
+        if isinstance(name := settings.method, str):
+            name, values = own_settings(name)
+            if sweeps := [key for key in values if key not in REPLACES]:
+                raise ValueError(f"{settings.method!r}: {sweeps[0]} names a calibration of a sweep. Give --calibration "
+                                 "FILE.")
+            own = {REPLACES[key]: value for key, value in values.items() if value is not None}
+            settings = replace(settings, method=name, **own)
+        method = find(name)
+        check_given(settings.given, method.needs)
+        return cls(resolve(model), None if drafter == "none" else drafter, method, settings)
