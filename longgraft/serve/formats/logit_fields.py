@@ -5,34 +5,32 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from longgraft.serve.formats.json_fields import JsonFields
 
 MOST = 4096         # most choices or biases; clients send far fewer
 ANY_OBJECT = {"type": "object"}
 
 
-class NamedSchema(BaseModel):
+class NamedSchema(JsonFields):
     """OpenAI's named schema.  Its name and `strict` change nothing, because an answer always follows the schema."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     json_schema: dict[str, Any] = Field(alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(JsonFields):
     """OpenAI's description of the format that the answer must have."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     of_object: dict[str, Any] | None = Field(None, alias="schema", description="llama.cpp's, for type json_object")
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(JsonFields):
     """vLLM's constraints; one of them may be given."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -41,7 +39,7 @@ class StructuredOutputs(BaseModel):
     json_object: bool | None = None
 
 
-class LogitFields(BaseModel):
+class LogitFields(JsonFields):
     """Fields that change logits.  Null changes nothing, like a missing field."""
 
     presence_penalty: float | None = Field(None, description="-2 to 2, for each token that the answer has")

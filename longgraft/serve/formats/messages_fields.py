@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
 
@@ -15,10 +16,8 @@ DROPPED = ("thinking", "redacted_thinking")     # an earlier model's, which this
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
-class Block(BaseModel):
+class Block(JsonFields):
     """A part of a message: text, tool_use or tool_result."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: str
     text: str | None = None
@@ -32,34 +31,28 @@ class Block(BaseModel):
 Content = str | Annotated[list[Block], Field(fail_fast=True, max_length=MESSAGES)]
 
 
-class AnthropicMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class AnthropicMessage(JsonFields):
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
-class AnthropicTool(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class AnthropicTool(JsonFields):
     type: str | None = None
     name: Name
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
 
-class ToolChoice(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class ToolChoice(JsonFields):
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
     disable_parallel_tool_use: bool | None = False
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(JsonFields):
     """A request to /v1/messages/count_tokens.  The field thinking is ignored: no answer has thoughts apart."""
 
-    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]

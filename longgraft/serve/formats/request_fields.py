@@ -11,11 +11,12 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
+from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.logit_fields import LogitFields
 from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
 
@@ -47,10 +48,8 @@ class Unsupported(ValueError):
         self.param = param
 
 
-class Part(BaseModel):
+class Part(JsonFields):
     """A part of a message; only text is supported."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: str
     text: str | None = None
@@ -59,9 +58,7 @@ class Part(BaseModel):
 ContentParts = Annotated[list[Part], Field(fail_fast=True, max_length=MESSAGES)]
 
 
-class Message(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class Message(JsonFields):
     role: str
     content: str | ContentParts | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MESSAGES)] | None = None
@@ -80,19 +77,17 @@ class Message(BaseModel):
         return found
 
 
-class Prediction(BaseModel):
+class Prediction(JsonFields):
     """Text that the answer may repeat, such as the file to edit."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["content"] = "content"
     content: str | ContentParts
 
 
-class Speculative(BaseModel):
+class Speculative(JsonFields):
     """Limits on what the server proposes in this request; with an exact method the answer is the same."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = True
     method: str | None = Field(None, description="The server's method, or ar: plain decoding")
@@ -100,25 +95,23 @@ class Speculative(BaseModel):
         None, description="Most nodes per verification, root included; 1: nothing is proposed")
 
 
-class Own(BaseModel):
+class Own(JsonFields):
     """Fields that only longgraft has."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid")
 
     corpus: str | None = Field(None, max_length=100,
                                description="Name of a corpus on the server that the answer may repeat")
 
 
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class StreamOptions(JsonFields):
     include_usage: bool | None = False
 
 
 class AnswerRequest(LogitFields):
     """Sampling, stopping and streaming.  Null means the server's default, like a missing field."""
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
     temperature: float | None = Field(None, description="0: greedy, whatever the other sampling fields are")

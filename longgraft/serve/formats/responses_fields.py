@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
 
@@ -14,9 +15,7 @@ TEXTS = ("input_text", "output_text", "text", "refusal")
 STORED = ("previous_response_id", "conversation", "background", "prompt")   # need answers that a server stores
 
 
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class TextPart(JsonFields):
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -25,10 +24,8 @@ class TextPart(BaseModel):
 Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MESSAGES)]
 
 
-class Item(BaseModel):
+class Item(JsonFields):
     """An item of the input: a message, a call of a function, or its output."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: str = "message"
     role: str = ""
@@ -39,9 +36,7 @@ class Item(BaseModel):
     output: Content | None = None
 
 
-class ResponsesTool(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class ResponsesTool(JsonFields):
     type: str
     name: Name | None = None
     description: str | None = None
@@ -49,31 +44,27 @@ class ResponsesTool(BaseModel):
     strict: bool | None = None
 
 
-class NamedTool(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class NamedTool(JsonFields):
     type: Literal["function"]
     name: str
 
 
-class TextFormat(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True, serialize_by_alias=True)
+class TextFormat(JsonFields):
+    model_config = ConfigDict(serialize_by_alias=True)
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class TextOptions(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class TextOptions(JsonFields):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(JsonFields):
     """A request to /v1/responses.  Nothing is stored, so each request brings the whole conversation."""
 
-    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
     input: str | Annotated[list[Item], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]

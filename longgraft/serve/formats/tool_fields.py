@@ -7,16 +7,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.tools.grammar import Tool
 
 MOST_TOOLS = 512    # clients send up to some dozens
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
-class Function(BaseModel):
+class Function(JsonFields):
     """A function that the model may call.  strict: refuse a schema that cannot be followed in every keyword"""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    model_config = ConfigDict(extra="allow")
 
     name: Name
     description: str | None = None
@@ -24,9 +25,7 @@ class Function(BaseModel):
     strict: bool | None = None
 
 
-class FunctionTool(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class FunctionTool(JsonFields):
     type: Literal["function"] = "function"
     function: Function
 
@@ -36,32 +35,24 @@ class FunctionTool(BaseModel):
         return {"type": "function", "function": shown}
 
 
-class FunctionName(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class FunctionName(JsonFields):
     name: str
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(JsonFields):
     """OpenAI's choice of one function."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     type: Literal["function"]
     function: FunctionName
 
 
-class CalledFunction(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class CalledFunction(JsonFields):
     name: str
     arguments: str | dict[str, Any] | None = None
 
 
-class ToolCall(BaseModel):
+class ToolCall(JsonFields):
     """A call in an earlier answer."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     id: str = ""
     type: str = "function"

@@ -13,11 +13,12 @@ from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.llamacpp_fields import PIECES, LlamaCppRequest
 from longgraft.serve.infill_stops import InfillStop, TrimmedJob
@@ -33,10 +34,8 @@ NAME = "filename"           # llama.cpp's name of the file at the cursor
 CHARACTERS = 16             # most characters of a token: pieces beyond this many for each prompt token do not fit
 
 
-class Extra(BaseModel):
+class Extra(JsonFields):
     """Text of another file, or of another place in this one."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     text: str
     filename: str | None = None

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Message, TokenIds
 from longgraft.serve.prompts import chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
@@ -21,10 +22,8 @@ PART = 8192     # tokens that are written at once, in about a millisecond
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}    # for the OpenAPI schema
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(JsonFields):
     """A request to /tokenize: llama.cpp's content, or vLLM's prompt or messages."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     content: str | None = Field(None, description="llama.cpp's name of the text")
     prompt: str | None = Field(None, description="vLLM's name of the text")
@@ -49,9 +48,7 @@ class TokenizeRequest(BaseModel):
         return given[0]
 
 
-class DetokenizeRequest(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
-
+class DetokenizeRequest(JsonFields):
     tokens: TokenIds
 
 
