@@ -258,8 +258,8 @@ def doubled(folder):
     (lambda folder: (folder / "model.safetensors").unlink(), "neither .*safetensors nor pytorch_model.bin"),
     (lambda folder: (folder / "config.json").unlink(), "has no config.json. Give a folder"),
     (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
-    (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json is not JSON"),
-    (lambda folder: (folder / "config.json").write_text("[1]"), "config.json: one JSON object is needed; found list"),
+    (lambda folder: (folder / "config.json").write_bytes(b"\xff{}"), "config.json cannot be read: .* not UTF-8"),
+    (lambda folder: (folder / "config.json").write_text("[1]"), r"config.json holds \[1\]; a table is needed"),
     (lambda folder: (folder / "config.json").write_text("[" * 10 ** 5), "config.json is nested too deeply"),
     (lambda folder: (folder / "config.json").write_text("9" * 5000), "config.json is not JSON .*4300 digits"),
 ])

@@ -385,7 +385,7 @@ def test_plots_without_usable_rows_are_refused_with_the_reason(rows, labels, mes
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("environment", "[]", "one JSON object is needed; found list"), ("environment", "{}", "has no 'target'"),
+    ("environment", "[]", r"holds \[\]; a table is needed"), ("environment", "{}", "has no 'target'"),
     ("environment", json.dumps(ENVIRONMENT | {"device": 3}), "'device' is 3, which is of the wrong kind"),
     ("environment", json.dumps(ENVIRONMENT | {"threads": True}), "'threads' is true, which is of the wrong kind"),
     ("config", "{", "not JSON"), ("config", json.dumps(CONFIG | {"seed": "0"}), '\'seed\' is "0"'),

@@ -9,8 +9,9 @@ from dataclasses import dataclass, fields
 import pytest
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.data_files import read_table
 from longgraft.config.file_errors import reason
-from longgraft.config.option_files import describe, read_table
+from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, made, option, options, size
 from longgraft.config.settings import (
     HeadOverrides,
@@ -97,7 +98,7 @@ def test_a_librarys_error_becomes_plain_words(tmp_path):
 @pytest.mark.parametrize("text, message", [
     ('{"count": "3"}', "count is '3'"), ('{"count": true}', "count is True"),
     ('{"cuont": 3}', "sets 'cuont', .* Known: count, head, names, pair, places, quick, rows, share"),
-    ("[1]", "a table of options is needed"), ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
+    ("[1]", r"holds \[1\]; a table is needed"), ("{", "is not JSON"), ("[" * 100_000, "nested too deeply"),
     ('{"rows": [1, "2"]}', "rows is"), ('{"head": {"window": "x"}}', "head: window is 'x'"), ("\xff", "cannot be read"),
     ('{"count": 1e999}', "count is inf"), ('{"places": {"a": {"b": {}}}}', "places is")])
 def test_a_files_mistake_is_named_with_the_file_and_the_field(tmp_path, text, message):

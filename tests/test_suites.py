@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.config.recording_file import read_recording
+from longgraft.config.data_files import read_recording
 from longgraft.eval.prompts.suites import SUITES, Example, load_suite
 
 ROWS = Path(__file__).parents[2] / "shared" / "data"

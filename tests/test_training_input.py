@@ -77,9 +77,9 @@ def test_a_recipe_s_wrong_value_is_named_with_what_is_needed(recipe, given, mess
 
 
 @pytest.mark.parametrize("name, content, message", [
-    ("r.json", b"{", "r.json is not JSON"), ("r.json", b"[1]", r"holds \[1\]; a table of options"),
+    ("r.json", b"{", "r.json is not JSON"), ("r.json", b"[1]", r"holds \[1\]; a table is needed"),
     ("r.json", b"[" * 10 ** 5, "nested too deeply"), ("r.json", b"\xff", "cannot be read"),
-    ("r.json", b"9" * 5000, "4300 digits"), ("r.toml", b"a = [", "cannot be read"),
+    ("r.json", b"9" * 5000, "4300 digits"), ("r.toml", b"a = [", "is not TOML"),
     ("r.toml", b"stages = 3", "stages is 3; it must be a list"), ("none.toml", None, "does not exist")])
 def test_a_recipe_that_cannot_be_read_is_named(name, content, message, tmp_path):
     if content is not None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longgraft.config.data_files import read_table
 from longgraft.config.file_errors import reason
-from longgraft.config.json_input import read_object
 
 WEIGHTS = "pytorch_model.bin"
 FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
@@ -46,7 +46,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"Drafter {folder} has no config.json. Give a folder with config.json and the "
                          "weights.")
-    return read_object(path, {})
+    return read_table(path)
 
 
 def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:

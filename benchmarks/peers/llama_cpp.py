@@ -25,7 +25,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from longgraft.config.json_input import read_object
+from longgraft.config.data_files import read_table
 from longgraft.config.method_roles import PLAIN
 from longgraft.engine.repetition import loops
 from longgraft.engine.stats import Stats
@@ -62,7 +62,7 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
     reader = Reader.open(config.model)
     plan = planned(config, check_plan(config), reader)
     with sole_sweep(run):
-        environment = read_object(run / "environment.json", {}) | {"peers": about}
+        environment = read_table(run / "environment.json") | {"peers": about}
         (run / "environment.json").write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
         log = RowLog(run)
         plain = {row.key: row for row in log.rows if isinstance(row, Row) and row.key.method == PLAIN

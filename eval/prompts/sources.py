@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import parse_object
+from longgraft.config.data_files import parse_object, read_text
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.runtime.hub import hub_answers, offline
 
@@ -45,13 +45,9 @@ def local_file(name: str, data: Path | None) -> Path | None:
 
 def read_rows(path: Path) -> list[tuple[str, Row]]:
     """Returns every row with its place; a ValueError names the file, or the line that is no JSON object."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")      # JSON may hold U+2028 as it stands
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}. Give the path of a "
-                         f"JSONL file, or one of the suites {', '.join(SUITES)}.") from error
+    text = read_text(path, f"Give the path of a JSONL file, or one of the suites {', '.join(SUITES)}.")
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.split("\n"), 1):     # JSON may hold U+2028 as it stands
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import parse_object, whole
+from longgraft.config.data_files import parse_object, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pydantic import FiniteFloat as Number
 from pydantic import NonNegativeInt as Whole
 
-from longgraft.config.json_input import parse_object
+from longgraft.config.data_files import parse_object
 from longgraft.eval.runs.rows import record
 
 BATCHES = "concurrency.jsonl"

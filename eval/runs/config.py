@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from longgraft.config.data_files import read_table
 from longgraft.config.method_roles import COMPARED, PLAIN
-from longgraft.config.option_files import read_table
 from longgraft.config.options import Checked, like, made, option
 from longgraft.config.settings import POSITIONS, Budget, Pair, SamplingSettings, Settings, StopSettings
 from longgraft.eval.runs.variants import COLD, Variant

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import read_object
+from longgraft.config.data_files import read_table
 from longgraft.eval.runs.batches import Batch, read_batches
 from longgraft.eval.runs.rows import Result, read_rows
 
@@ -31,8 +31,8 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Reads a folder; a ValueError names the file, and what of it is missing or has another shape."""
-        return cls(folder, read_rows(folder), read_object(folder / "config.json", CONFIG),
-                   read_object(folder / "environment.json", ENVIRONMENT), read_batches(folder))
+        return cls(folder, read_rows(folder), read_table(folder / "config.json", CONFIG),
+                   read_table(folder / "environment.json", ENVIRONMENT), read_batches(folder))
 
     def describe(self) -> str:
         """Describes the run in one line."""

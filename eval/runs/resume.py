@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import read_object
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import rows_file
 
@@ -31,7 +30,6 @@ def resume_config(folder: Path) -> SweepConfig:
             raise ValueError(f"{folder} has {rows.name} and no {CONFIG}: nothing says with which options its rows were "
                              f"measured. Put its {CONFIG} back, or give another --out.")
         raise ValueError(f"{folder} holds no run: it has no {CONFIG}. Give the --out folder of a sweep.")
-    read_object(path, {})           # its error names the broken place
     return SweepConfig.load(path)
 
 

@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt as Whole
 from pydantic import TypeAdapter, ValidationError
 
 from longgraft.comparison.levels import Check
-from longgraft.config.json_input import parse_object
+from longgraft.config.data_files import parse_object
 from longgraft.config.options import in_words
 from longgraft.config.sole_writer import sole_writer
 

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import read_object
+from longgraft.config.data_files import read_table
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import read_batches, write_batches
 from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
@@ -102,7 +102,7 @@ def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Cr
 def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
     """Returns the function that writes environment.json when this process or a worker has opened a target."""
     path, devices = out / "environment.json", set[str]()
-    before = read_object(path, {}) if path.exists() else None
+    before = read_table(path) if path.exists() else None
     earlier = [] if before is None else [*before.pop("earlier", []), before]
 
     def opened(about: dict[str, Any]) -> None:

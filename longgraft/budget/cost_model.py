@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import read_object
+from longgraft.config.data_files import read_table
 from longgraft.config.new_paths import new_file
 
 Grid = Mapping[int, Mapping[int, float]]
@@ -88,7 +88,7 @@ class Costs:
     @classmethod
     def load(cls, path: Path) -> Costs:
         """Reads JSON as `save` writes it; raises ValueError with what is missing or impossible, and where."""
-        given = read_object(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
+        given = read_table(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
                                    "host": (int, float)})
         if unknown := sorted(given.keys() - {"unit", "key", "source", "host", *TABLES}):
             raise ValueError(f"{path} has {', '.join(unknown)}, which is unknown. {FORM}")

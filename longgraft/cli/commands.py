@@ -10,7 +10,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from longgraft.config.option_files import read_table
+from longgraft.config.data_files import read_table
 from longgraft.config.options import Option, named, options
 
 Run = Callable[..., Any]

@@ -14,10 +14,10 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.prompts import STDIN, GivenPrompt, PromptOptions
+from longgraft.config.data_files import read_recording
 from longgraft.config.new_paths import new_file
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, option
-from longgraft.config.recording_file import read_recording
 from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Settings, StopSettings
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.json_input import parse_json
+from longgraft.config.data_files import parse_json
 from longgraft.config.options import Checked, option
 
 STDIN = "-"

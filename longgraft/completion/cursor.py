@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.snippets import Cursor
-from longgraft.config.json_input import whole
+from longgraft.config.data_files import whole
 
 MOST_BYTES = 16 * 2 ** 20       # largest file of a cursor: it is read in a second, and no person wrote a larger one
 

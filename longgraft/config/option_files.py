@@ -1,29 +1,12 @@
-"""Files of options: reads TOML and JSON, writes TOML."""
+"""Writes options as TOML."""
 
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import fields, is_dataclass
-from pathlib import Path
 from typing import Any
 
-from longgraft.config.file_errors import reason
-from longgraft.config.json_input import parse_json
-from longgraft.config.options import options, shortened
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """Returns the table in a TOML file (by its suffix) or a JSON file; raises ValueError if it is neither."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {reason(error)}. Give a TOML or "
-                         "JSON file.") from error
-    if not isinstance(table, dict):
-        raise ValueError(f"File {path} holds {shortened(table)}; a table of options is needed.")
-    return table
+from longgraft.config.options import options
 
 
 def describe(*groups: Any) -> list[str]:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
-from longgraft.config.file_errors import reason
+from longgraft.config.data_files import read_text
 from longgraft.config.method_roles import DEFAULT
 from longgraft.config.options import Checked, like, option
 
@@ -178,10 +177,7 @@ def _text(given: str | None, marks: str) -> str | None:
     """Returns a file's text, or the given text itself if it contains one of the marks."""
     if given is None or any(mark in given for mark in marks):
         return given
-    try:
-        return Path(given).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{given} cannot be read: {reason(error)}. Give a file, or the text itself.") from error
+    return read_text(given, "Give a file, or the text itself.")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a session is made of, before anything is read: from here on, no setting changes.
+    """All choices of a session, made before anything is read: from here on, no setting changes.
 
     Attributes:
         source: The target's source.

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
-from longgraft.config.json_input import parse_object
+from longgraft.config.data_files import parse_object
 from longgraft.config.new_paths import new_file
 
 TYPES = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 import torch
 
-from longgraft.config.option_files import read_table
+from longgraft.config.data_files import read_table
 from longgraft.config.options import Checked, Count, Option, Positive, Share, named, options
 from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from longgraft.config.json_input import parse_json
+from longgraft.config.data_files import parse_json
 from longgraft.config.settings import Settings
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import end_tokens

@@ -1,0 +1,97 @@
+"""JSON, TOML and text from outside; every error names the file and the line."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from longgraft.config.file_errors import reason
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF), which no file
+            and no tokenizer takes.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{where} is nested too deeply to be read.") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not JSON: not UTF-8 ({error.reason} at byte {error.start}).") from error
+    except ValueError as error:     # raised also for a number of thousands of digits
+        raise ValueError(f"{where} is not JSON ({error}).") from error
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}: {error.object[error.start:error.end]!a} is half a character. Write the text "
+                         "again as UTF-8.") from error
+    return value
+
+
+def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Returns a JSON object; raises ValueError for anything else."""
+    value = parse_json(text, where)
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: one JSON object is needed; found {type(value).__name__}.")
+    return value
+
+
+def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
+    """Returns the text of a UTF-8 file, with or without a byte order mark; instead: what to do if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"File {path} cannot be read: {reason(error)}. {instead}".rstrip()) from error
+
+
+def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
+    """Returns the table in a TOML file (by its suffix) or a JSON file.
+
+    needed: names that it must have, and the types of their values
+    """
+    text = read_text(path, "It must be TOML (.toml) or JSON.")
+    try:
+        table = tomllib.loads(text) if path.suffix == ".toml" else parse_json(text, f"File {path}")
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"File {path} is not TOML: {error}.") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"File {path} holds {json.dumps(table)[:60]}; a table is needed.")
+    for name, kind in (needed or {}).items():
+        if name not in table:
+            raise ValueError(f"{path} has no {name!r}. Found: {', '.join(table) or 'nothing'}.")
+        if not isinstance(table[name], kind) or isinstance(table[name], bool):
+            raise ValueError(f"{path}: {name!r} is {json.dumps(table[name])[:60]}, which is of the wrong kind.")
+    return table
+
+
+def read_recording(path: Path) -> str | list[int]:
+    """Returns the recorded continuation in a file: its text, or the token ids of its JSON list.
+
+    Raises:
+        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be tokens.
+    """
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply to be read.") from error
+    except ValueError:
+        return text
+    if isinstance(found, list) and found and all(map(whole, found)):
+        return found
+    if isinstance(found, list | dict):
+        raise ValueError(f"{path} holds {json.dumps(found)[:40]}. A recorded continuation is text, or one JSON list of "
+                         "token ids such as [11, 42, 7].")
+    return text
+
+
+def whole(value: Any) -> bool:
+    """True for a count or an id: a whole number from 0 up, but not true or 1.0."""
+    return type(value) is int and value >= 0
