@@ -97,7 +97,10 @@ class FusedModules:
         return forward
 
     def _rotation(self, module: nn.Module) -> Forward | None:
-        """Returns a copy of the module's forward that calls our rotation; the library's own function is unchanged."""
+        """Returns a copy of the module's forward that calls our rotation; the library's own function is unchanged.
+
+        The rotation is a global of the modelling file, and transformers replaces it only by kernels from its hub.
+        """
         ordinary = type(module).forward
         if ordinary not in self._rotations:
             self._rotations[ordinary] = self._with_our_rotation(ordinary, dtype_of(module))

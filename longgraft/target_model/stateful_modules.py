@@ -39,7 +39,10 @@ HALF_TOLERANCE = 3e-2       # the same in 16 bits
 
 
 def keeps_state(cls: type) -> bool:
-    """True if modules of this class keep a state in transformers' cache."""
+    """True if modules of this class keep a state in transformers' cache.
+
+    transformers marks no such classes, so the names that their functions use are looked up.
+    """
     own = (inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member))
     return any(INTERFACE & set(function.__code__.co_names) for function in own)
 
