@@ -289,7 +289,8 @@ class Target:
     def engaged(self, run: PassContext) -> Iterator[None]:
         """Replaces the model's attention by ours until the block ends; one pass at a time per model.
 
-        transformers' public `set_attn_implementation` walks over all modules, which took 0.6 to 10 ms for the embedded model.
+        transformers' public `set_attn_implementation` walks over all modules, which took 0.6 to 10 ms for the embedded
+        model.
         """
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, mask)
