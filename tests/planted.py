@@ -22,6 +22,14 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     # tools, messages and responses
+    Mutation("stored gates look at the last level alone", "StoredGates.__call__", "at = at.before", "at = None", "test_high_batch.py::test_stored_gates_decide_like_gates_but_after_every_level"),
+    Mutation("the last closed gate decides", "StoredGates.__call__", "gated.insert(0, at)", "gated.append(at)", "test_high_batch.py::test_stored_gates_decide_like_gates_but_after_every_level"),
+    Mutation("each lane has a matrix of its own", "Parts.rows", "self.of_engine(key, empty) if shared else empty()", "empty()", "test_high_batch.py::test_running_requests_share_one_matrix_and_a_lone_one_starts_from_the_snapshot"),
+    Mutation("a rejected node replaces what another request kept", "MatrixWrites.write", "for part in (0, 1) for memory in sorted(of)]", "for memory in sorted(of) for part in (0, 1)]", "test_high_batch.py::test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one"),
+    Mutation("writes depend on who came first", "MatrixWrites.write", "sorted(of)", "of", "test_high_batch.py::test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one"),
+    Mutation("a request that begins empties the matrix of those that run", "MatrixWrites.begin", "return len(self._running) == 1", "return True", "test_high_batch.py::test_running_requests_share_one_matrix_and_a_lone_one_starts_from_the_snapshot"),
+    Mutation("ended requests count as running", "MatrixWrites.end", "self._running.discard(memory)", "pass", "test_high_batch.py::test_running_requests_share_one_matrix_and_a_lone_one_starts_from_the_snapshot"),
+    Mutation("a prediction stays in a shared matrix", "AdjacencyMemory.release", "self._forget_predictions()", "pass", "test_high_batch.py::test_a_prediction_leaves_the_shared_matrix_with_its_request"),
     Mutation("a required call may be text", "_with_calls", "not body.must_call, body.many_calls", "True, body.many_calls", "test_tools.py::test_a_required_call_is_answered_as_openai_answers_it"),
     Mutation("text may look like a call", "grammar:grammar", 'rules.append(f"TEXT: {anything} & ~/{tag}/")', 'rules.append(f"TEXT: {anything}")', "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
     Mutation("an answer calls without end", "grammar:grammar", "{{0,{MOST_CALLS - 1}}}", "*", "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
@@ -487,7 +495,7 @@ MUTATIONS = (
     # predictions
     Mutation("a prediction continues with the prompt", "TokenHistory.observe_prediction", "np.append(tokens.numpy(), BETWEEN)", "tokens.numpy()", "test_prediction.py::test_nothing_is_copied_across_the_end_of_a_prediction"),
     Mutation("all predictions end with the same token", "SuffixAutomaton.observe_prediction", "self.extend([LINK - 1 - len(self.text)])", "pass", "test_prediction.py::test_nothing_is_copied_across_the_end_of_a_prediction"),
-    Mutation("lasting rows keep predictions", "AdjacencyMemory.reset", "self.matrix.take_out(tokens, rows)", "pass", "test_prediction.py::test_lasting_rows_keep_nothing_of_a_prediction"),
+    Mutation("lasting rows keep predictions", "AdjacencyMemory._forget_predictions", "self.matrix.take_out(tokens, rows)", "pass", "test_prediction.py::test_lasting_rows_keep_nothing_of_a_prediction"),
     Mutation("a restored memory does not know its predictions", "AdjacencyMemory.rewind", "        self._predictions = mark[1]\n", "", "test_prediction.py::test_lasting_rows_keep_nothing_of_a_prediction"),
     Mutation("an answer's time is up in the middle of a line", "InfillStop.detector.complete", 'if "\\n" in step.text and', "if", "test_infill.py::test_an_answer_ends_with_a_line_when_its_time_is_up"),
     Mutation("a line that is too short to judge is sent", "InfillStop.certain", "return start if self.indent", "return len(text) if self.indent", "test_infill.py::test_new_lines_are_indented_enough_or_the_answer_ends_before_them"),
