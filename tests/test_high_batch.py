@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
 import torch
 from toys.levels import LOCAL
-from toys.sessions import beside, repeatable, toy_parts, toy_prompt
-from toys.trees import same, trees
+from toys.models import toy_network
+from toys.sessions import TOY_COSTS, beside, repeatable, toy_parts, toy_prompt
+from toys.trees import begun, same, trees
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.controller import Prices
+from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.drafters.pruning import Dense, Gates, StoredGates
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
+from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.head_passes import HeadPasses, Part
 from longgraft.methods.find import build
+from longgraft.methods.parts import DraftShape
 from longgraft.protocol.observation import Observation
+from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
+from longgraft.target_model.passes import SHARED
+from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 SHARING = ["eagle3", "graft", "graft-hb", "graft-x"]
@@ -89,8 +101,8 @@ def test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one():
             memory.observe(one)
         # 2 and 3 are each kept by one request, and rejected by the other: what was kept stands, whoever came last.
         assert [first.matrix.rows[token, 0].item() for token in (1, 2, 3, 4)] == [11, 12, 15, 14]
-    first.observe(seen([1, 5, 6], [0], [17, 18, 19]))
     second.observe(seen([1, 5, 6], [0], [20, 21, 22]))
+    first.observe(seen([1, 5, 6], [0], [17, 18, 19]))
     first.observe(seen([5, 7, 6], [0], [23, 24, 25]))       # a second pass, whose rejected nodes come last
     assert [second.matrix.rows[token, 0].item() for token in (1, 5, 6)] == [20, 23, 25]
 
@@ -146,3 +158,119 @@ def test_ids_do_not_depend_on_requests_that_come_go_and_are_cancelled(method, se
         assert tokens == (wanted[index] if whole else wanted[index][:len(tokens)])
         ended += whole
     assert ended == len(said) - cancelled == 6
+
+
+def draft_steps(requests) -> list[list[ProposalTree]]:
+    """Returns the trees of each request, decoded to the end together."""
+    found: list[list[ProposalTree]] = [[] for _ in requests]
+    while running := [request for request in requests if request.finish_reason is None]:
+        for request, step in zip(running, advance(running), strict=True):
+            found[requests.index(request)] += [] if step.tree is None else [step.tree]
+    return found
+
+
+def counted(monkeypatch) -> dict[Part, list[int]]:
+    """Counts the requests of each pass of a head, by part."""
+    calls: dict[Part, list[int]] = {part: [] for part in Part}
+    forward = HeadPasses.forward
+
+    def count(self, rows, part):
+        calls[part].append(len(rows))
+        return forward(self, rows, part)
+    monkeypatch.setattr(HeadPasses, "forward", count)
+    return calls
+
+
+@pytest.mark.parametrize("method", ["eagle3", "talon"])
+def test_drafts_share_passes_and_have_the_same_bits_as_alone(method, monkeypatch):
+    alone = [draft_steps([repeatable(method, kernels=LOCAL).open(ids, 12, law)])[0] for ids, law in ASKED]
+    session, calls = repeatable(method, kernels=LOCAL), counted(monkeypatch)
+    together_ = draft_steps([beside(session, ids, 12, law) for ids, law in ASKED])
+    for mine, theirs in zip(together_, alone, strict=True):
+        assert len(mine) == len(theirs) > 3 and all(same(a, b) for a, b in zip(mine, theirs, strict=True))
+    for part in Part:
+        assert max(calls[part]) == len(ASKED) and sum(calls[part]) > 1.4 * len(calls[part]), part
+
+
+def test_requests_at_different_levels_share_passes(monkeypatch):
+    """A draft of two levels and one of six: the shorter one adds no pass to the longer one."""
+    calls, parts = counted(monkeypatch), toy_parts()
+    short, long = (replace(parts, kept={}, shape=DraftShape(levels=levels)).drafter(Dense()) for levels in (2, 6))
+    asks = []
+    for ours in (short, long):
+        verifier, _, root = begun(parts.target, ours.memories, toy_prompt(20))
+        ours.memory.newest()
+        asks.append(partial(ours.propose, Ask(root, 16, verifier.cache.position)))
+    for part in Part:
+        calls[part].clear()
+    assert [len(tree) for tree in together(asks)] == [16, 16]
+    assert calls == {Part.FUSE: [], Part.FEED: [], Part.OUTPUT: [2, 2, 1, 1, 1, 1], Part.LEVEL: [2, 1, 1, 1, 1]}
+
+
+def test_passes_run_in_the_order_in_which_most_requests_meet(monkeypatch):
+    order = []
+
+    class Verifies:
+        name, packs, drafts, turn = "a target", True, False, staticmethod(int)
+
+        def forward(self, rows, wants):
+            order.append(("verification", len(rows)))
+            return rows
+    target, passes = Verifies(), HeadPasses(toy_network())
+    monkeypatch.setattr(passes, "forward", lambda rows, part: order.append((part, len(rows))) or rows)
+
+    def run(*parts):
+        for part in parts:
+            passes.run("rows", part)
+        SHARED.get()(target, ["rows"], 0)
+    together([run, partial(run, Part.LEVEL), partial(run, Part.OUTPUT, Part.LEVEL)])
+    assert order == [(Part.OUTPUT, 1), (Part.LEVEL, 2), ("verification", 3)]
+
+
+def test_a_draft_pass_is_shared_within_blocks_that_switch_modes():
+    class Counts:
+        name, packs, drafts, turn = "a drafter", True, True, staticmethod(int)
+
+        def forward(self, rows, wants):
+            assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+            return [len(rows)] * len(rows)
+    runner, states = Counts(), []
+
+    def run(block):
+        with block:
+            inside = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+            found = SHARED.get()(runner, ["a row"], 0)
+            states.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()) == inside)
+        return found, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+    blocks = [torch.inference_mode(), nullcontext(), torch.no_grad(), torch.inference_mode()]
+    assert together([partial(run, block) for block in blocks]) == [([4], False, True)] * 4 and all(states)
+    assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
+
+
+def test_a_level_is_cheaper_for_requests_that_share_it(monkeypatch):
+    costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 60: 2.0}}, {0: {2: 0.10, 8: 0.13}}, {0: {1: 0.1, 16: 0.25}}))
+    single, shared = Prices(costs, 0, 16, 4), Prices(costs, 0, 16, 4, others=24, sharing=4)
+    assert single.level == pytest.approx(0.11) and shared.level == pytest.approx((0.10 + 0.005 * 14) / 4)
+    assert single.feed(3) == pytest.approx(0.12) and shared.feed(3) == pytest.approx((0.1 + 0.01 * 11) / 4)
+    monkeypatch.setattr(Eagle3Cache, "accuracy", lambda self, most=0: (60, 64))     # so that it drafts
+    session = repeatable("graft-x")
+    requests, seen = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
+    while all(request.finish_reason is None for request in requests):
+        advance(requests)
+        seen += [lane.proposer._prices[2].sharing for lane in session.engine.lanes[1:] if lane.proposer._prices]
+    assert len({lane.proposer.estimates.drafter_cache.passes for lane in session.engine.lanes}) == 1
+    assert seen[0] == 1 and max(seen) == 2
+
+
+def test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone(monkeypatch):
+    monkeypatch.setattr(Eagle3Cache, "accuracy", lambda self, most=0: (60, 64))
+    session = repeatable("graft-x", costs=LiveCosts(TOY_COSTS))
+    requests, told = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
+    for lane in session.engine.lanes:
+        lane.proposer.costs.drafted = lambda *seconds: told.append(seconds)
+    drafted = 0
+    while all(request.finish_reason is None for request in requests):
+        drafted += sum(step.tree is not None and step.tree.stage is not None for step in advance(requests))
+    assert drafted > 4 and not told
+    draft_steps([session.open(*ASKED[0][:1], 12)])
+    assert told

@@ -14,6 +14,7 @@ from longgraft.drafters.pruning import Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.head_passes import HeadPasses
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.calibration import Calibration
@@ -142,8 +143,10 @@ class Parts:
         """Returns the EAGLE-3 head's keys and values."""
         network = self.the(HEAD)
         window = self.shape.window or window or network.config.window
+        passes = self.of_engine(("head passes", id(network), window),
+                                lambda: HeadPasses(network, window, self.target.kernels))
         return self.one(("drafter cache", id(network), window), lambda: Eagle3Cache(
-            network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels))
+            network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels, passes))
 
     def drafter(self, policy: PruningPolicy) -> Eagle3Drafter:
         """Returns an EAGLE-3 drafter whose tree is pruned by `policy`."""
