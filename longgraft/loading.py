@@ -78,7 +78,7 @@ class Loaded:
         adaptive = method.chooses(budget)
         if not adaptive and budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)
-        parts = self.parts
+        parts = replace(self.parts, shared={})
         if adaptive:
             costs = (parts.costs and parts.costs.copy()) or costs_for(self.target, parts.head, self.settings.costs,
                                                                       parts.regions)

@@ -185,7 +185,7 @@ class Ranks:
 
 def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, guesses: float = 0.0) -> Controller:
     """Returns a controller; levels: 0 for a source without levels; guesses: accuracy of the drafter."""
-    drafted = SimpleNamespace(waiting=5) if levels else None
+    drafted = SimpleNamespace(sharing=1, waiting=5) if levels else None
     estimates = AcceptanceEstimates(LiveCosts(costs, frozen=True), drafted)
     estimates.learnt.accuracy = guesses
     return Controller(ranks, estimates, beam=3 if levels else 0, levels=levels, probing=False)
@@ -316,7 +316,7 @@ class Simulation:
     """A controller in a world: its ranking, its drafter's cache and its clock are simulated, its decisions are its own.
     """
 
-    memories, drafter = (), object()
+    memories, drafter, sharing = (), object(), 1
 
     def __init__(self, world: World, frozen: bool = True, probing: bool = True) -> None:
         self.world, self.now_, self.random = world, 0.0, random.Random(7)

@@ -31,6 +31,7 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.attention.backends import packed
 from longgraft.attention.layout import Layout
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.head_passes import HeadRows, Part
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -90,7 +91,8 @@ def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], st
     text, n, first = text.to(target.device), len(hidden), start - 1             # slots first .. T - 2
     slots = torch.arange(first, first + n, device=target.device)
     layout = Layout(first, torch.arange(n), None, target.device)
-    states = memory.forward(network.fuse(hidden.to(network.fc.weight.dtype)[None]), text[start:], slots, layout)[0]
+    fused = memory.passes.run(HeadRows(hidden.to(network.fc.weight.dtype)), Part.FUSE)
+    states = memory.passes.run(HeadRows(fused, text[start:], slots, memory.cache, layout), Part.FEED)
     known = [(layer.keys[:, :, :first + n], layer.values[:, :, :first + n]) for layer in memory.cache.layers]
     starts = torch.arange(start, len(ids) - depth, device=target.device)        # [S]
 

@@ -50,18 +50,21 @@ class Prices:
     """Prices of trees of 1 to `most` nodes at one prefix: the time beyond a plain step, in seconds, and in tokens.
 
     beam: nodes that a draft level runs on, 0 without a drafter; level: seconds of such a level; others: rows of other
-    requests in the same pass, with or without a tree; rate: tokens per second, by which seconds become tokens
+    requests in the same pass, with or without a tree; sharing: requests that draft in the same passes, each of which
+    pays its share of a level and of a feed; rate: tokens per second, by which seconds become tokens
     """
 
-    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0) -> None:
+    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0,
+                 sharing: int = 1) -> None:
         self.plain = costs.verify(others + 1, prefix)
         self.seconds = [costs.verify(others + rows, prefix) - self.plain for rows in range(1, most + 1)]
         # By number of nodes: the least cost per further node, over all larger trees.
         self._least = [0.0, *(min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
                               for n in range(most - 1))]
         self.rate = 1.0 / self.plain
-        self.level = costs.level(beam, prefix) if beam else 0.0
-        self._feeds = [costs.feed(rows, prefix) for rows in FED] if beam else [0.0, 0.0]
+        self.sharing = sharing
+        self.level = costs.level(sharing * beam, prefix) / sharing if beam else 0.0
+        self._feeds = [costs.feed(sharing * rows, prefix) / sharing for rows in FED] if beam else [0.0, 0.0]
 
     def floors(self, budget: int) -> list[float]:
         """Returns, by number of nodes so far, the probability below which a next node makes no larger tree pay."""
@@ -104,7 +107,8 @@ class Controller:
         self.ranked, self.estimates, self.beam, self.levels = ranked, estimates, beam, levels
         self.costs, self.probing, self.clock = estimates.costs, probing, clock or Clock()
         self.memories = (*ranked.memories, estimates)
-        self._prices: tuple[int, int, Prices] | None = None     # (position, other requests' rows, prices)
+        # (position, (other requests' rows, requests that share a draft, budget), prices)
+        self._prices: tuple[int, tuple[int, int, int], Prices] | None = None
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -155,10 +159,12 @@ class Controller:
         The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
         each row delays all of them.
         """
-        others = -(-ask.batch.rows // ROUNDED) * ROUNDED
-        if (self._prices is None or not 0 <= ask.position - self._prices[0] < REPRICED_EVERY
-                or others != self._prices[1] or len(self._prices[2].seconds) != ask.budget):
-            self._prices = ask.position, others, Prices(self.costs, ask.position, ask.budget, self.beam, others)
+        others, cache = -(-ask.batch.rows // ROUNDED) * ROUNDED, self.estimates.drafter_cache
+        # The requests that shared the last level stand for those of the next one.
+        sharing = 1 if cache is None else min(cache.sharing, 1 + ask.batch.requests)
+        asked = others, sharing, ask.budget
+        if self._prices is None or not 0 <= ask.position - self._prices[0] < REPRICED_EVERY or asked != self._prices[1]:
+            self._prices = ask.position, asked, Prices(self.costs, ask.position, ask.budget, self.beam, others, sharing)
         prices = self._prices[2]
         prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
         return prices
@@ -189,8 +195,9 @@ class Controller:
         drafted = self.ranked.draft(ask, WhilePayingPolicy(self.beam, probability, prices.rate * prices.level))
         took = self.clock.now(wait=False) - began       # no sync needed: each level's policy waited for the device
         expansions = self.levels - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
-        expected = feed + expansions * prices.level
-        self.costs.drafted(expected, took)
+        expected = prices.sharing * (feed + expansions * prices.level)      # all that share wait for all shares
+        if not ask.batch.requests:      # otherwise other requests' work was timed, too
+            self.costs.drafted(expected, took)
         tree = self.ranked.rank(ask, drafted, prices)
         seconds = prices.plain + prices.seconds[len(tree) - 1] + expected
         return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * self._gains()[expansions])

@@ -68,14 +68,16 @@ class Eagle3Drafter:
     def _draft(self, ask: Ask) -> Tree:
         policy, levels = ask.pruning or self.policy, [self._region("root", self._first)]
         most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # a chain has one node a level
+        level: Level | None = None
         for index in range(most):
             last = index == most - 1
-            verdict = policy(Level(index, levels[-1].scores, last, ask.budget, levels[-1].log_probs))
+            level = Level(index, levels[-1].scores, last, ask.budget, levels[-1].log_probs, level)
+            verdict = policy(level)
             if last or not verdict.expand:
                 break
             self.clock.ran("draft")
             levels.append(self._region(index, partial(self._next, levels[-1], index)))
-        stage = UNPRUNED if verdict == Verdict() else index
+        stage = UNPRUNED if verdict == Verdict() else index if verdict.stage is None else verdict.stage
         slots = ask.budget - 1 if verdict.slots is None else min(ask.budget - 1, verdict.slots)
         slots = min(slots, sum(len(level.tokens) for level in levels))
         if self.regions.fixed and slots < SIZES[-1]:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from longgraft.protocol.pruning import Level, Verdict
 
 # Nodes kept, root included, of a tree of 60 if drafting stops after d expansions (Graft, Table 7;
@@ -38,22 +40,59 @@ class Gates:
     thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
 
     def __call__(self, level: Level) -> Verdict:
-        gate = self._gate(level)
-        threshold = 0.0 if gate is None else self.thresholds[gate]
-        if gate is None or threshold <= 0.0:
+        threshold = self.threshold(level)
+        if threshold <= 0.0:
             return Verdict()
         confidence = math.exp(level.scores.max().item())     # the gate's device sync
-        if confidence > threshold:
-            return Verdict()
-        # A gate that the paper does not have keeps as many nodes as its nearest shallower one.
+        return Verdict() if confidence > threshold else Verdict(self.slots(level), expand=False)
+
+    def threshold(self, level: Level) -> float:
+        """Returns the threshold after this level; 0 without a gate."""
+        gate = self._gate(level)
+        return 0.0 if gate is None else self.thresholds[gate]
+
+    def slots(self, level: Level) -> int:
+        """Returns the drafted nodes that are kept if the gate of this level is closed.
+
+        A gate that the paper does not have keeps as many nodes as its nearest shallower one.
+        """
+        gate = self._gate(level)
+        assert gate is not None, "a level without a gate was asked"
         of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
-        return Verdict(kept_nodes(level.budget, of_60) - 1, expand=False)
+        return kept_nodes(level.budget, of_60) - 1
 
     def _gate(self, level: Level) -> int | None:
         """Returns this level's checkpoint; the last level of a shallow tree stands for the deeper checkpoints."""
         if level.index in self.thresholds:
             return level.index
         return min((d for d in self.thresholds if d > level.index), default=None) if level.last else None
+
+
+@dataclass(frozen=True)
+class StoredGates:
+    """Graft's gates, decided only when every level has been drafted, so that all drafts have one shape.
+
+    The first closed gate decides how many of all drafted nodes are kept (the paper's serving mode, section C.3).
+    """
+
+    gates: Gates
+
+    def __call__(self, level: Level) -> Verdict:
+        if not level.last:
+            return Verdict()
+        gated: list[Level] = []
+        at: Level | None = level
+        while at is not None:
+            if self.gates.threshold(at) > 0.0:
+                gated.insert(0, at)
+            at = at.before
+        if not gated:
+            return Verdict()
+        best = torch.stack([one.scores.max() for one in gated]).tolist()        # one device sync for all gates
+        closed = (one for one, score in zip(gated, best, strict=True)
+                  if not math.exp(score) > self.gates.threshold(one))
+        found = next(closed, None)
+        return Verdict() if found is None else Verdict(self.gates.slots(found), stage=found.index)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,62 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 
-MOST_WAITING = 64       # most observations that wait to be written
+MOST_WAITING = 64       # passes whose observations wait to be written at most
+
+Rows = tuple[Tensor, Tensor]
+"""Tokens [n] int64 and their top-k [n, K], in writing order."""
+
+
+class MatrixWrites:
+    """Rows that wait to be written to a matrix, by one memory or by those of several requests that share it.
+
+    One update writes all of them.  Its order is defined, because the later of two writes to one row stands: passes
+    in turn; within a pass first the rejected nodes of every request, then what each request kept; requests in the order
+    of their memories.
+    """
+
+    def __init__(self, matrix: AdjacencyMatrix) -> None:
+        self.matrix, self._memories = matrix, 0
+        self._running: set[int] = set()
+        self._passes: list[dict[int, tuple[Rows, Rows]]] = []       # of each pass: (rejected, kept) by memory
+
+    def join(self, snapshot: Tensor | None) -> int:
+        """Returns the number of a new memory; the first one sets the matrix to a snapshot."""
+        if not self._memories:
+            self.matrix.restore(snapshot)
+        self._memories += 1
+        return self._memories - 1
+
+    def begin(self, memory: int) -> bool:
+        """Begins a request; returns True if no other one runs."""
+        self._running.add(memory)
+        return len(self._running) == 1
+
+    def end(self, memory: int) -> None:
+        """Ends a request; what it observed is still written."""
+        self._running.discard(memory)
+
+    def add(self, memory: int, rejected: Rows, kept: Rows) -> None:
+        """Adds an observation; a memory has one a pass."""
+        if not self._passes or memory in self._passes[-1]:
+            if len(self._passes) == MOST_WAITING:
+                self.write()
+            self._passes.append({})
+        self._passes[-1][memory] = rejected, kept
+
+    def write(self) -> None:
+        """Writes all that waits."""
+        if not self._passes:
+            return
+        rows = [of[memory][part] for of in self._passes for part in (0, 1) for memory in sorted(of)]
+        self._passes = []
+        tokens, topk = (torch.cat(column) for column in zip(*rows, strict=True))
+        self.matrix.update(tokens, topk)
+
+    def restore(self, snapshot: Tensor | None) -> None:
+        """Sets the matrix to a snapshot; nothing waits then."""
+        self._passes = []
+        self.matrix.restore(snapshot)
 
 
 class AdjacencyMemory(Memory):
@@ -28,20 +83,22 @@ class AdjacencyMemory(Memory):
     seeded:   True if prompt positions write rows; Token Recycling's do not
     in_order: write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last
     regions:  if they are fixed, passes of fixed shape are written at once, on the device
+    writes:   shared by the memories of requests that run at once: a request starts from the snapshot only if it runs
+              alone; None: the matrix is this memory's own
     """
 
     name = "matrix"
 
     def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
                  seeded: bool = True, in_order: bool = False, clock: Clock | None = None,
-                 regions: Regions = EAGER) -> None:
+                 regions: Regions = EAGER, writes: MatrixWrites | None = None) -> None:
         self._matrix, self.snapshot, self.regions = matrix, snapshot, regions
         self.lasting, self.seeded, self.in_order = lasting, seeded, in_order
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
-        self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._predictions: tuple[tuple[Tensor, Tensor], ...] = ()      # tokens and rows that were filled in
-        matrix.restore(snapshot)
+        self._predictions: tuple[Rows, ...] = ()        # what was filled in
+        self._writes = writes or MatrixWrites(matrix)
+        self._number = self._writes.join(snapshot)
 
     @property
     def device(self) -> torch.device:
@@ -54,12 +111,17 @@ class AdjacencyMemory(Memory):
         return self._matrix
 
     def reset(self, capacity: int) -> None:
-        if self.lasting:
-            for tokens, rows in self._predictions:
-                self.matrix.take_out(tokens, rows)
-        else:
-            self._waiting = []
-            self._matrix.restore(self.snapshot)
+        self._forget_predictions()
+        if self._writes.begin(self._number) and not self.lasting:
+            self._writes.restore(self.snapshot)
+
+    def release(self) -> None:
+        self._forget_predictions()
+        self._writes.end(self._number)
+
+    def _forget_predictions(self) -> None:
+        for tokens, rows in self._predictions:
+            self.matrix.take_out(tokens, rows)
         self._predictions = ()
 
     @torch.inference_mode()
@@ -77,15 +139,13 @@ class AdjacencyMemory(Memory):
             return self._observe_walked(seen.walked)
         assert seen.topk is not None
         # The pass reports the widest top-k that any memory wants.
-        tokens, topk = seen.tree.tokens, seen.topk[:, :self._matrix.width]
+        tokens, topk, rejected = seen.tree.tokens, seen.topk[:, :self._matrix.width], 0
         if seen.ranked is not None:
             tokens = tokens[seen.ranked]
         elif not (seen.prompt or self.in_order):
             order = _worst_first(seen)
-            tokens, topk = tokens[order], topk[sent(order, topk.device)]
-        self._waiting.append((tokens, topk))
-        if seen.prompt or len(self._waiting) > MOST_WAITING:
-            self._write()
+            tokens, topk, rejected = tokens[order], topk[sent(order, topk.device)], len(order) - len(seen.path)
+        self._writes.add(self._number, (tokens[:rejected], topk[:rejected]), (tokens[rejected:], topk[rejected:]))
 
     @torch.inference_mode()
     def _observe_walked(self, walked: Walked) -> None:
@@ -104,19 +164,14 @@ class AdjacencyMemory(Memory):
 
     def _write(self) -> None:
         """Writes waiting observations.  Called before rows are read, so steps that read none write none."""
-        if not self._waiting:
-            return
         with self.clock.part("update"):
-            tokens, topk = (torch.cat(column) for column in zip(*self._waiting, strict=True))
-            self._waiting = []
-            self._matrix.update(tokens, topk)
+            self._writes.write()
 
-    def mark(self) -> tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]:
+    def mark(self) -> tuple[Tensor, tuple[Rows, ...]]:
         return self.matrix.snapshot(), self._predictions
 
-    def rewind(self, mark: tuple[Tensor, tuple[tuple[Tensor, Tensor], ...]]) -> None:
-        self._waiting = []
-        self._matrix.restore(mark[0])
+    def rewind(self, mark: tuple[Tensor, tuple[Rows, ...]]) -> None:
+        self._writes.restore(mark[0])
         self._predictions = mark[1]
 
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
-from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
 from longgraft.attention.layout import DeviceLayout, Layout
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.memories.draft_cache import DraftCache
+from longgraft.memories.head_passes import HeadPasses, HeadRows, Part
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
@@ -38,8 +37,9 @@ class Eagle3Cache(DraftCache):
     name = "drafter"
 
     def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
-                 kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None) -> None:
-        """fused: kernels with which fixed regions take fewer launches."""
+                 kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None,
+                 passes: HeadPasses | None = None) -> None:
+        """fused: kernels with which fixed regions take fewer launches; passes: the engine's; None: its own."""
         super().__init__(KVCache(network.config.layers, 0), 0, clock)
         self.network, self.regions = network, regions
         self.window = window or network.config.window
@@ -47,10 +47,7 @@ class Eagle3Cache(DraftCache):
         self.positions = None if self.window else network.config.max_positions
         weight = network.fc.weight
         self.device = weight.device
-        # Both fall back to torch for what they do not support: many rows, another device or another dtype.
-        self.product = kernels.product if kernels else linear
-        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
-        self._fixed_backend = fixed_backend(weight.device)
+        self.passes = passes or HeadPasses(network, self.window, kernels)
         self._fused = nullcontext if fused is None else FusedModules(network, fused)
         self._write = index_copy if fused is None else fused.write
         # Inputs of regions, set before each run: `cache.length`, the root, and the newest state.
@@ -62,6 +59,11 @@ class Eagle3Cache(DraftCache):
     @property
     def identity(self) -> dict[str, str]:
         return drafter_identity(self.network, self.window)
+
+    @property
+    def sharing(self) -> int:
+        """Number of requests in the last pass over a drafted level."""
+        return self.passes.sharing
 
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
@@ -82,11 +84,12 @@ class Eagle3Cache(DraftCache):
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             states = self._feed_rows(features, tokens)
         else:
-            hidden = self.network.fuse(features[None], self.product)
+            hidden = self.passes.run(HeadRows(features), Part.FUSE)
             del features        # they are several times as wide as `hidden`
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
-            states = self.forward(hidden, sent(tokens, self.device), positions, layout)
+            rows = HeadRows(hidden, sent(tokens, self.device), positions, self.cache, layout)
+            states = self.passes.run(rows, Part.FEED)[None]
         # Copied, because a view would keep a prompt chunk's states alive.
         self._newest = states[:, n - 1:n].clone()
         self._fed += ((states[0, max(0, n - ACCURACY_TOKENS):n].clone(), tokens[-ACCURACY_TOKENS:]),)
@@ -102,16 +105,18 @@ class Eagle3Cache(DraftCache):
         wide[:n] = features
         following[:n] = sent(tokens, self.device)
         self.committed.fill_(self.cache.length)
-        return self.regions(key, lambda: self.extend(self.network.fuse(wide[None]), following))
+        return self.regions(key, lambda: self._extend(wide, following))
 
-    def extend(self, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """Reads hidden [1, n, H] and tokens [n] as a chain after the committed rows, in fixed buffers; returns states
+    def _extend(self, features: Tensor, tokens: Tensor) -> Tensor:
+        """Reads features [n, F] and tokens [n] as a chain after the committed rows, in fixed buffers; returns states
         [1, n, H]."""
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
         with self.cache.at(self.committed + depths, self._write), self._fused():
-            return self.forward(hidden, tokens, self.committed + depths, layout)
+            hidden = self.passes.run(HeadRows(features), Part.FUSE)
+            return self.passes.run(HeadRows(hidden, tokens, self.committed + depths, self.cache, layout),
+                                   Part.FEED)[None]
 
     def begin(self, root: int) -> None:
         """Begins a proposal: feeds waiting tokens and sets the inputs of regions."""
@@ -121,7 +126,7 @@ class Eagle3Cache(DraftCache):
 
     def log_probs(self, states: Tensor) -> Tensor:
         """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
-        return self.network.logits(states[0], self.product).float().log_softmax(-1)
+        return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
@@ -135,15 +140,18 @@ class Eagle3Cache(DraftCache):
             fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device),
                                     at // b if depths is None else depths, seen)
             with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
-                return self.forward(hidden, tokens, (self.committed + depth).expand(b), fixed)
+                return self._level(hidden, tokens, (self.committed + depth).expand(b), fixed)
         committed = self.cache.length
         layout = Layout(committed, torch.full((b,), depth), seen, self.device,
                         torch.arange(m) // b if depths is None else depths)
         self.cache.length += m - b
         try:
-            return self.forward(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
+            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
         finally:
             self.cache.length = committed
+
+    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
+        return self.passes.run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
     @torch.no_grad()
     def accuracy(self, most: int = ACCURACY_TOKENS) -> tuple[int, int]:
@@ -153,22 +161,8 @@ class Eagle3Cache(DraftCache):
         the target's own features.
         """
         states, tokens = (torch.cat(column)[-most - 1:] for column in zip(*self._fed, strict=True))
-        best = self.network.target_ids(self.network.logits(states[:-1], self.product).argmax(-1))
+        best = self.network.target_ids(self.network.logits(states[:-1], self.passes.product).argmax(-1))
         return int((best == tokens[1:].to(best.device)).sum()), len(best)
-
-    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
-        """Runs the network: hidden [1, n, H], tokens [n], positions [n] -> states [1, n, H].
-
-        Keys and values are written after the cache's length, or at its `rows`.
-        """
-        scale = self.network.config.head_dim ** -0.5
-        backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.cache.update(k, v, layer)
-            return backend(q, keys, values, layout, scale, self.window)
-
-        return self.network(hidden, tokens[None], positions[None], attend, self.product)
 
     def reset(self, capacity: int) -> None:
         super().reset(capacity)

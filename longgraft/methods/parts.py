@@ -12,8 +12,9 @@ from longgraft.drafters.adaptive_thresholds import AdaptiveDrafter, AdaptiveThre
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
 from longgraft.drafters.pruning import Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
-from longgraft.memories.adjacency_memory import AdjacencyMemory
+from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.head_passes import HeadPasses
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.calibration import Calibration
@@ -74,6 +75,7 @@ class Parts:
         choices: The method's own choices.
         source: Proposer whose nodes are ranked instead of a drafter's, if the method's choices name another method.
         kept: The memories made so far, by key.
+        shared: What the lanes of one engine share, by key.
     """
 
     target: Target
@@ -86,6 +88,7 @@ class Parts:
     choices: Any = None
     source: Proposer | None = None
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
+    shared: dict[tuple, Any] = field(default_factory=dict, repr=False)
 
     def the(self, need: Need[T]) -> T:
         """Returns the loaded need."""
@@ -102,6 +105,12 @@ class Parts:
             self.kept[key] = make()
         return self.kept[key]       # type: ignore[return-value]      # the key implies the type
 
+    def of_engine(self, key: tuple, make: Callable[[], T]) -> T:
+        """Returns the object of this key that all lanes of the engine share, and makes it at the first call."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
+
     def history(self) -> TokenHistory:
         """Returns the memory of all committed tokens."""
         return self.one(("history",), TokenHistory)
@@ -110,24 +119,34 @@ class Parts:
         """Returns the memory of all committed tokens as a distribution of what follows."""
         return self.one(("text",), PartialMatching)
 
-    def rows(self, warm: bool = True, unseen: int = UNSEEN, **kind: bool) -> AdjacencyMemory:
+    def rows(self, warm: bool = True, unseen: int = UNSEEN, shared: bool = False, **kind: bool) -> AdjacencyMemory:
         """Returns the adjacency matrix.
 
-        warm: start from the calibration's rows, if any; unseen: the id of an empty entry; kind: seeded, in_order and
-        lasting, as in `AdjacencyMemory`
+        warm: start from the calibration's rows, if any; unseen: the id of an empty entry; shared: one matrix for all
+        lanes of the engine; kind: seeded, in_order and lasting, as in `AdjacencyMemory`
         """
         snapshot = self.calibration.snapshot if warm else None
         kind = {"lasting": self.shape.persist} | kind
-        return self.one(("rows", id(snapshot), unseen, *sorted(kind.items())), lambda: AdjacencyMemory(
-            AdjacencyMatrix(self.target.vocab_size, device=self.target.device, unseen=unseen), snapshot=snapshot,
-            clock=self.clock, regions=self.regions, **kind))
+        key = ("rows", id(snapshot), unseen, shared, *sorted(kind.items()))
+
+        def empty() -> MatrixWrites:
+            return MatrixWrites(AdjacencyMatrix(self.target.vocab_size, device=self.target.device, unseen=unseen))
+
+        def memory() -> AdjacencyMemory:
+            writes = self.of_engine(key, empty) if shared else empty()
+            return AdjacencyMemory(writes.matrix, snapshot=snapshot, clock=self.clock, regions=self.regions,
+                                   writes=writes, **kind)
+
+        return self.one(key, memory)
 
     def drafter_cache(self, window: int | None = None) -> Eagle3Cache:
         """Returns the EAGLE-3 head's keys and values."""
         network = self.the(HEAD)
         window = self.shape.window or window or network.config.window
+        passes = self.of_engine(("head passes", id(network), window),
+                                lambda: HeadPasses(network, window, self.target.kernels))
         return self.one(("drafter cache", id(network), window), lambda: Eagle3Cache(
-            network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels))
+            network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels, passes))
 
     def drafter(self, policy: PruningPolicy) -> Eagle3Drafter:
         """Returns an EAGLE-3 drafter whose tree is pruned by `policy`."""
@@ -142,12 +161,15 @@ class Parts:
                           lambda: AdaptiveThresholds(dict(thresholds), levels, cost))
         return AdaptiveDrafter(self.drafter(policy(Gates(memory.thresholds))), memory)
 
-    def retriever(self, template: Callable[[int], Template] = envelope) -> MatrixRetriever:
-        """Returns Graft's retriever: the matrix is seeded by the prompt, slots are filled in the template's order."""
+    def retriever(self, template: Callable[[int], Template] = envelope, shared: bool = False) -> MatrixRetriever:
+        """Returns Graft's retriever: the matrix is seeded by the prompt, slots are filled in the template's order.
+
+        shared: as in `rows`
+        """
         depth, width = self.shape.depth, self.shape.width
         if template is envelope and (depth or width):
             template = partial(bounded, depth=depth or DEEPEST, width=width or WIDEST)
-        return MatrixRetriever(self.rows(), template, self.clock)
+        return MatrixRetriever(self.rows(shared=shared), template, self.clock)
 
     def graft(self, drafter: Proposer, retriever: Retriever) -> Graft:
         """Returns a drafter whose freed slots the retriever fills."""

@@ -20,6 +20,7 @@ class Level:
         budget: Nodes of the verified tree, root included.
         log_probs: [r, V] float32 on the device, log-probabilities over the draft vocabulary after each of the
             candidates' r parents, which have c / r candidates each.
+        before: The level before; None: this is the root's own draft step.
     """
 
     index: int
@@ -27,6 +28,7 @@ class Level:
     last: bool
     budget: int
     log_probs: Tensor | None = None
+    before: Level | None = None
 
     @property
     def entropy(self) -> Tensor:
@@ -43,10 +45,12 @@ class Verdict:
     Attributes:
         slots: Number of drafted candidates that may take a slot, over all levels, best first; None: all that fit.
         expand: True if another level is drafted.
+        stage: Expansions after which drafting was too unsure; None: those done so far.
     """
 
     slots: int | None = None
     expand: bool = True
+    stage: int | None = None
 
 
 class PruningPolicy(Protocol):

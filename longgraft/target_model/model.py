@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,7 @@ class Target:
     fused: FusedModules | None = None
     cache_dtype: torch.dtype | None = None
     packs: bool = True
+    drafts: ClassVar[bool] = False
     _configs: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -193,6 +194,10 @@ class Target:
         """
         shared = SHARED.get()
         return self.forward(segments, wants) if shared is None else shared(self, segments, wants)
+
+    def turn(self, wants: Wants) -> int:
+        """Returns 0: passes that want different reports run in any order."""
+        return 0
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:

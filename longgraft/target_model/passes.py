@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from longgraft.attention.layout import Layout
-from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.trees.tree import ProposalTree
-
-if TYPE_CHECKING:
-    from longgraft.target_model.model import Target
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +48,30 @@ class Segment:
         return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
 
 
-Shared = Callable[["Target", Sequence[Segment], Wants], "list[Report]"]
+class Runner(Protocol):
+    """A model whose passes several callers may share: the target, or a drafter's head.
+
+    Attributes:
+        packs: True if rows of several callers may share a pass; set to False when such a pass fails.
+        drafts: True if a verification follows its passes, so that they run first and in any mode of gradients.
+    """
+
+    packs: bool
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def drafts(self) -> bool: ...
+
+    def turn(self, wants: Any) -> int:
+        """Returns the order in which passes run that wait at the same time."""
+
+    def forward(self, segments: Sequence[Any], wants: Any) -> list[Any]:
+        """Returns one result per segment, in one pass."""
+
+
+Shared = Callable[[Runner, Sequence[Any], Any], "list[Any]"]
 SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", default=None)
 """Runs a pass together with those of other callers that wait; None: each caller runs its own passes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.config.options import Checked, option
-from longgraft.drafters.pruning import Dense, Filled, Split
+from longgraft.drafters.pruning import Dense, Filled, Gates, Split, StoredGates
 from longgraft.methods.combinators import PlainDecoding, TailGraft
 from longgraft.methods.method import BUDGETED, DRAFTS, Method
 from longgraft.methods.needs import HEAD
@@ -53,6 +53,11 @@ def graft(p: Parts) -> Proposer:
     return p.graft(drafter, p.retriever()) if c.retrieval == "root" else drafter
 
 
+def high_batch(p: Parts) -> Proposer:
+    """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests share."""
+    return p.graft(p.drafter(StoredGates(Gates(p.calibration.thresholds))), p.retriever(shared=True))
+
+
 METHODS: tuple[Method, ...] = (
     Method("ar", "plain decoding, one token a step", "-", lambda p: PlainDecoding(), budget=1, takes=frozenset()),
     Method("retrieval", "graft's matrix alone, seeded by the prompt; graft without a head", GRAFT,
@@ -60,4 +65,6 @@ METHODS: tuple[Method, ...] = (
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT, graft, (HEAD,),
            takes=DRAFTS | LOOKS_UP | {"thresholds", "online"}, fallback="retrieval", choices=GraftChoices()),
+    Method("graft-hb", "for many requests at once: drafts all levels, prunes afterwards, and all requests share one "
+           "matrix", GRAFT, high_batch, (HEAD,), takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval"),
 )
