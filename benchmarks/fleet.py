@@ -111,6 +111,7 @@ class Asked:
     done: simpy.Event
     left: float = 0.0       # prompt tokens that must still be read
     reused: int = 0
+    replica: int = 0        # the one that got it
     first: float = 0.0
     ended: float = 0.0
     decoded: int = 0
@@ -200,7 +201,7 @@ class Replica:
         if asked.decoded >= asked.new:
             self._running.remove(asked)
             asked.ended = self.fleet.env.now
-            asked.done.succeed()
+            self.fleet.end(asked)
 
 
 class Clients(Protocol):
@@ -223,8 +224,8 @@ class Plan:
     replicas: int = 100
     seconds: float = 900.0
     route: str = "prefix"
-    worth: float = 4.0
-    imbalance: int = 8
+    request: float = 2.0
+    imbalance: int = 4
     blocks: int = 4096
     memory: Storage = MEMORY
     storage: Storage | None = None
@@ -239,11 +240,11 @@ class Fleet:
     def __init__(self, plan: Plan, seed: int = 0) -> None:
         self.plan, self.env, self.dice = plan, simpy.Environment(), random.Random(seed)
         self.replicas = [Replica(self, number, plan.slow if number == 0 else 1.0) for number in range(plan.replicas)]
-        readers = round(plan.readers * plan.replicas)
+        readers = min(round(plan.readers * plan.replicas), plan.replicas - 1)
         for replica in self.replicas[:readers]:
             replica.reads_only = True
         self._front, self._decoders = self.replicas[:readers or None], self.replicas[readers:]
-        self._routes = PrefixRoutes[int](plan.worth, plan.imbalance, plan.blocks)
+        self._routes = PrefixRoutes[int](plan.request, plan.imbalance, plan.blocks)
         own = [Kept(plan.storage.gib if plan.storage else 0) for _ in self.replicas]
         self._stores = own[:1] * plan.replicas if plan.storage and plan.storage.shared else own
         self.answered: list[Asked] = []
@@ -255,15 +256,23 @@ class Fleet:
     def ask(self, cells: Sequence[Hashable], tokens: int, new: int) -> simpy.Event:
         """Routes a request; the event is its end."""
         asked = Asked(cells, tokens, new, self.env.now, self.env.event())
-        blocks = [hash(cell) for cell in cells] if self.plan.route == "prefix" else []
-        best = self._routes.ranked(blocks, {one.number: one.load for one in self._front})[0]
-        self._routes.sent(blocks, best, len(self._front))
+        blocks = [hash(cell) for cell in cells]
+        if self.plan.route == "load":       # nothing is known, and requests are only counted
+            blocks = []
+        asked.replica = best = self._routes.ranked(blocks, range(len(self._front)))[0]
+        self._routes.send(asked, blocks, best, len(self._front))
         self.replicas[best].take(asked)
         self.answered.append(asked)
         return asked.done
 
+    def end(self, asked: Asked) -> None:
+        """Tells the router and the client that an answer has ended."""
+        self._routes.end(asked)
+        asked.done.succeed()
+
     def hand_on(self, asked: Asked) -> None:
         """Sends a prompt that was read to a replica that decodes, over the network."""
+        self._routes.end(asked)
         def sent() -> Process:
             yield self.env.timeout(SHARED.start + SHARED.token * asked.tokens)
             min(self._decoders, key=lambda one: (one.load, self.dice.random())).take(asked)
@@ -276,11 +285,16 @@ class Fleet:
             self.env.process(plan.clients.client(self, number))
         self.env.run(until=plan.seconds)
         found = [one for one in self.answered if one.arrived >= WARM * plan.seconds and one.ended]
+        if not found:
+            raise ValueError(f"No request ended within {plan.seconds:g} simulated seconds. Simulate more.")
+        by_first = [one.first - one.arrived for one in found if one.replica == 0]
         first = sorted(one.first - one.arrived for one in found)
         whole = sorted(one.ended - one.arrived for one in found)
         return {"requests": len(found), "requests_per_second": len(found) / plan.seconds / (1 - WARM),
                 "reused": sum(one.reused for one in found) / sum(one.tokens for one in found),
                 "busy": sum(one.busy for one in self.replicas) / plan.seconds / plan.replicas,
+                "share_of_first_replica": len(by_first) * plan.replicas / len(found),
+                "its_first_mean": sum(by_first) / max(1, len(by_first)),
                 "first_mean": sum(first) / len(first), "first_p50": first[len(first) // 2],
                 "first_p95": first[int(0.95 * len(first))], "whole_p50": whole[len(whole) // 2],
                 "whole_p95": whole[int(0.95 * len(whole))]}

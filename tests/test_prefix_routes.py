@@ -6,8 +6,6 @@ import json
 
 from longgraft.serve.replicas.prefix_routes import BLOCK, PrefixRoutes, blocks_of
 
-IDLE = {"a": 0, "b": 0}
-
 
 def chat(*texts: str, **more) -> bytes:
     return json.dumps({**more, "messages": [{"role": "user", "content": text} for text in texts]}).encode()
@@ -38,43 +36,78 @@ def test_a_body_that_is_no_object_has_no_blocks():
         assert blocks_of(body) == ()
 
 
+def sent(routes: PrefixRoutes[str], blocks, replica: str, running: bool = False) -> None:
+    """Sends a request of these blocks to a replica."""
+    key = object()
+    routes.send(key, blocks, replica, 2)
+    if not running:
+        routes.end(key)
+
+
 def test_a_prompt_goes_where_most_of_it_went():
-    routes = PrefixRoutes[str](worth=0.1)
-    routes.sent((1, 2), "a", 2)
-    routes.sent((1, 2, 3), "b", 2)
-    assert routes.ranked((1, 2, 3, 4), IDLE) == ["b", "a"]
-    assert routes.ranked((1, 2, 3, 4), {"a": 0, "b": 8}) == ["b", "a"]
-    assert routes.ranked((1, 2, 9), {"a": 1, "b": 2}) == ["a", "b"]     # both have it: the less loaded one
+    routes = PrefixRoutes[str]()
+    sent(routes, (1, 2), "a")
+    sent(routes, (1, 2, 3), "b")
+    assert routes.ranked((1, 2, 3, 4), "ab") == ["b", "a"] and routes.ranked((1, 2, 9), "ab") == ["a", "b"]
+    sent(routes, (7,), "a", running=True)
+    assert routes.ranked((1, 2, 9), "ab") == ["b", "a"]     # both have it: the one with less work
 
 
-def test_a_few_known_blocks_are_not_worth_waiting_behind_another_request():
-    routes = PrefixRoutes[str](worth=4)
-    routes.sent(range(8), "a", 2)
-    assert routes.ranked(range(3), {"a": 0, "b": 0}) == ["a", "b"]
-    assert routes.ranked((0, 1, 2, 99), {"a": 1, "b": 0}) == ["b", "a"]     # a system prompt that all requests have
-    assert routes.ranked(range(5), {"a": 1, "b": 0}) == ["a", "b"]
+def test_reading_again_is_better_than_waiting_longer():
+    routes = PrefixRoutes[str](request=1)
+    sent(routes, range(8), "a")
+    sent(routes, range(100, 106), "a", running=True)        # seven blocks of work
+    assert routes.ranked(range(8), "ab") == ["a", "b"]
+    assert routes.ranked((*range(6), 50, 51), "ab") == ["b", "a"]
+    for _ in range(2):
+        sent(routes, range(100, 106), "a", running=True)        # known by now: only their answers are work
+    assert routes.ranked(range(8), "ab") == ["b", "a"]
+
+
+def test_a_system_prompt_that_all_share_leaves_no_replica_idle():
+    routes, got = PrefixRoutes[str](), []
+    for talk in range(4):
+        blocks = (*range(50), *range(1000 * talk + 100, 1000 * talk + 110))
+        got.append(routes.ranked(blocks, "abcd")[0])
+        routes.send(talk, blocks, got[-1], 4)
+    assert len(set(got)) == 4
 
 
 def test_a_replica_with_too_many_requests_comes_last_whatever_it_has():
-    routes = PrefixRoutes[str](worth=0.1, imbalance=2)
-    routes.sent((1,), "a", 3)
-    assert routes.ranked((1,), {"a": 2, "b": 0, "c": 1}) == ["a", "b", "c"]
-    assert routes.ranked((1,), {"a": 3, "b": 0, "c": 1}) == ["b", "c", "a"]
+    routes = PrefixRoutes[str](request=0, imbalance=2)
+    sent(routes, (1,), "a")
+    for _ in range(2):
+        sent(routes, (1,), "a", running=True)
+    assert routes.ranked((1,), "abc")[0] == "a"
+    sent(routes, (1,), "a", running=True)
+    assert routes.ranked((1,), "abc")[-1] == "a"
+
+
+def test_a_request_that_moves_or_ends_is_no_work_any_more():
+    routes = PrefixRoutes[str]()
+    for replica in "ab":
+        routes.send("key", (1, 2), replica, 2)
+        routes.send("key", (1, 2), replica, 2)
+    assert routes.ranked((), "ab") == ["a", "b"]
+    routes.end("key")
+    routes.end("key")
+    assert not routes._requests and not routes._work and not routes._running
 
 
 def test_unknown_prompts_spread_over_replicas_that_are_equally_loaded():
     routes, got = PrefixRoutes[str](), []
     for prompt in range(6):
-        got.append(routes.ranked((), {"a": 0, "b": 0, "c": 0})[0])
-        routes.sent((prompt,), got[-1], 3)
+        got.append(routes.ranked((), "abc")[0])
+        sent(routes, (prompt,), got[-1])
     assert sorted(got) == ["a", "a", "b", "b", "c", "c"]
 
 
 def test_least_recently_used_blocks_are_forgotten_the_end_of_a_prompt_first():
-    routes = PrefixRoutes[str](worth=0.1, blocks_each=2)       # four blocks of two replicas
-    routes.sent((1, 2, 3), "b", 2)
-    routes.sent((7, 8), "a", 2)
-    assert routes.ranked((1, 2, 3), {"a": 0, "b": 1}) == ["b", "a"]     # (1, 2) is still known
-    routes.sent((9, 10), "a", 2)
-    assert routes.ranked((1, 2, 3), {"a": 0, "b": 1}) == ["a", "b"]
-    assert routes.ranked((7, 8), {"a": 1, "b": 0}) == ["a", "b"]
+    routes = PrefixRoutes[str](blocks_each=2)       # four blocks of two replicas
+    sent(routes, (1, 2, 3), "b")
+    sent(routes, (7, 8), "a")
+    sent(routes, (), "b")
+    assert routes.ranked((1, 2, 3), "ab") == ["b", "a"]     # (1, 2) is still known
+    sent(routes, (9, 10), "a")
+    sent(routes, (), "b")
+    assert routes.ranked((1, 2, 3), "ab") == ["a", "b"] and routes.ranked((7, 8), "ab") == ["a", "b"]

@@ -9,20 +9,24 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import pytest
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
+from ray.serve.request_router import PendingRequest
 from toys.commands import assert_before_loading, run
 from toys.served import serving, until
 
 from longgraft.config.settings import Pair, Settings
+from longgraft.engine.decoder import Step
 from longgraft.runtime.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas.deployment import Opened, bound, replicas
 from longgraft.serve.replicas.front import ATTEMPTS, make_front
 from longgraft.serve.replicas.replica import Call, Head, PrefixRouter, Unfit
+from longgraft.serve.streaming import OPENAI_EVENTS, events_of
 
 STREAM = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"), (b"x-longgraft-replica", b"one")))
 JSON = Head(200, ((b"content-type", b"application/json"), (b"content-length", b"2")))
@@ -93,6 +97,30 @@ def asked(handle: Handle, method: str = "POST", path: str = "/v1/completions", h
 def metric(text: str, name: str) -> float:
     lines = (line for line in text.splitlines() if re.match(rf"longgraft:{name}[{{ ]", line))
     return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_only_comments_are_sent_before_the_first_text():
+    class Job:
+        job, end = SimpleNamespace(ids=(1, 2)), "end"
+
+        async def steps(self, beat):
+            for step in (None, Step(read=2), Step(tokens=(7,), text="a")):
+                yield step
+
+    class Form:
+        def opening_chunks(self):
+            yield "role"
+
+        def text_chunks(self, text, ids):
+            yield text
+
+        def closing_chunks(self, ids, rest, end):
+            yield end
+
+    async def play() -> list[str]:
+        return [event async for event in events_of(Job(), Form(), 0.0, OPENAI_EVENTS)]
+    waiting, *rest = "".join(asyncio.run(play())).split("data: ")
+    assert waiting.startswith(": 0 of 2") and rest == ['"role"\n\n', '"a"\n\n', '"end"\n\n']
 
 
 def test_an_answer_comes_from_the_replica_as_it_is():
@@ -188,34 +216,40 @@ def test_metrics_carry_the_replica():
     assert metric(response.text, "front_replicas") == 2
 
 
-def test_the_router_counts_what_replicas_have_and_avoids_those_that_were_unfit():
-    class Here:
-        def __init__(self, name: str) -> None:
-            self.replica_id = self
-            self.unique_id = name
+class Here:
+    """A running replica, which is its own id."""
 
-    class Asks:
-        def __init__(self, *args) -> None:
-            self.args = args
+    def __init__(self, name: str) -> None:
+        self.replica_id, self.unique_id = self, name
 
-    router = object.__new__(PrefixRouter)
-    router._use_replica_queue_len_cache = False
-    router.initialize_state(imbalance=1)
-    one, two = Here("one"), Here("two")
 
-    def best(*args) -> Here:
-        return asyncio.run(router.choose_replicas([one, two], Asks(*args)))[0][0]
+def test_the_router_follows_requests_and_avoids_replicas_that_were_unfit():
+    async def play() -> None:
+        def asks(key: str, **more) -> PendingRequest:
+            call = Call("POST", "/", blocks=(1, 2, 3), **more)
+            return PendingRequest([call], {}, SimpleNamespace(internal_request_id=key))
 
-    call = Call("POST", "/", blocks=(1, 2))
-    first = best(call)
-    other = two if first is one else one
-    assert best(call) is first and best(Call("POST", "/", blocks=(1, 2), avoid=(first.unique_id,))) is other
-    for _ in range(2):
-        router.on_send_request(first)
-    assert best(call) is other and best() is other
-    router.on_request_completed(first, "1")
-    router.on_request_completed(first, "2")
-    assert not router._loads
+        async def best(request: PendingRequest) -> Here:
+            return (await router.choose_replicas([one, two], request))[0][0]
+
+        router, one, two = object.__new__(PrefixRouter), Here("one"), Here("two")
+        router._replicas = {one: one, two: two}
+        router.initialize_state(imbalance=1)
+        first = await best(asks("1"))
+        router.on_request_completed(first, "1")
+        assert await best(asks("2")) is first
+        other = two if first is one else one
+        assert await best(asks("3", avoid=(first.unique_id,))) is other
+        router.on_request_routed(asks("3"), first, None)        # the other one was full
+        cancelled = asks("4")
+        assert await best(cancelled) is other       # two more would be too many
+        cancelled.future.cancel()
+        await asyncio.sleep(0)
+        for key in "23":
+            router.on_request_completed(first, key)
+        assert not router._routes._running
+
+    asyncio.run(play())
 
 
 @pytest.mark.parametrize("more, message", [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -115,32 +114,28 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, **given: Any) -> None:
         """Begins without knowledge.  given: fields of `PrefixRoutes`"""
         self._routes = PrefixRoutes[ReplicaID](**given)
-        self._loads: Counter[ReplicaID] = Counter()
 
     async def choose_replicas(self, candidate_replicas: list[RunningReplica],
                               pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
         """Returns the replicas, the best first; Ray Serve takes the first that is not full."""
-        call = _call(pending_request)
         here = {one.replica_id: one for one in candidate_replicas}
-        ranked = self._routes.ranked(call.blocks, {one: self._loads[one] for one in here})
+        call = _call(pending_request)
+        ranked = self._routes.ranked(call.blocks, here)
         ranked.sort(key=lambda one: one.unique_id in call.avoid)
-        self._routes.sent(call.blocks, ranked[0], len(here))      # requests that come at once belong together, too
+        if pending_request is not None:     # noted at once, for requests that come together
+            key = pending_request.metadata.internal_request_id
+            self._routes.send(key, call.blocks, ranked[0], len(here))
+            pending_request.future.add_done_callback(lambda done: self._routes.end(key) if done.cancelled() else None)
         return [[here[one]] for one in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """Takes note of a replica that has accepted a request."""
-        self._routes.sent(_call(pending_request).blocks, replica_id, len(self.curr_replicas))
-
-    def on_send_request(self, replica_id: ReplicaID) -> None:
-        """Counts a request that is sent."""
-        super().on_send_request(replica_id)
-        self._loads[replica_id] += 1
+        """Takes note of a replica that has accepted a request, as the first one may have been full."""
+        self._routes.send(pending_request.metadata.internal_request_id, _call(pending_request).blocks, replica_id,
+                          len(self.curr_replicas))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Counts a request that was answered, refused or lost."""
-        self._loads[replica_id] -= 1
-        if self._loads[replica_id] <= 0:
-            del self._loads[replica_id]
+        """Takes note of a request that was answered, refused or lost."""
+        self._routes.end(internal_request_id)
 
 
 def _call(request: PendingRequest | None) -> Call:
