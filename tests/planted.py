@@ -21,6 +21,18 @@ class Mutation(NamedTuple):
 
 
 MUTATIONS = (
+    # replicas
+    Mutation("known blocks are not preferred", "PrefixRoutes.ranked", "self._work.get(one, 0.0) - known.get(one, 0)", "self._work.get(one, 0.0)", "test_prefix_routes.py::test_a_prompt_goes_where_most_of_it_went"),
+    Mutation("a replica with too many requests is preferred", "PrefixRoutes.ranked", "self._requests[one] > most, ", "", "test_prefix_routes.py::test_a_replica_with_too_many_requests_comes_last_whatever_it_has"),
+    Mutation("the beginning of a prompt is forgotten first", "PrefixRoutes.send", "reversed(blocks)", "blocks", "test_prefix_routes.py::test_least_recently_used_blocks_are_forgotten_the_end_of_a_prompt_first"),
+    Mutation("a request that moves is work twice", "PrefixRoutes.send", "        self.end(key)\n", "", "test_prefix_routes.py::test_a_request_that_moves_or_ends_is_no_work_any_more"),
+    Mutation("an answer that has begun is given again", "Forward._answer", "if reply.begun:", "if False:", "test_replicas.py::test_an_answer_that_had_begun_ends_with_an_error_that_says_so"),
+    Mutation("a comment begins an answer", "Reply.take", 'not part.startswith(b":")', "True", "test_replicas.py::test_a_request_that_had_not_begun_goes_to_another_replica"),
+    Mutation("a stream's opening is sent while it waits", "events_of", "opening = form.opening_chunks()", 'opening: Any = ()\n    for part in form.opening_chunks():\n        yield events.event(part)', "test_replicas.py::test_only_comments_are_sent_before_the_first_text"),
+    Mutation("an unfit replica is asked again", "Forward._answer", "(*call.avoid, error.replica)", "call.avoid", "test_replicas.py::test_a_request_that_had_not_begun_goes_to_another_replica"),
+    Mutation("the front lets everyone in", "make_front", "    guard(app, options)\n", "", "test_replicas.py::test_the_front_controls_access"),
+    Mutation("metrics do not say whose they are", "FrontCounts.registry", '{**one.labels, "replica": replica}', "one.labels", "test_replicas.py::test_metrics_carry_the_replica"),
+    Mutation("a request that was cancelled stays work", "PrefixRouter.choose_replicas", "if done.cancelled() else None", "if False else None", "test_replicas.py::test_the_router_follows_requests_and_avoids_replicas_that_were_unfit"),
     # tools, messages and responses
     Mutation("stored gates look at the last level alone", "StoredGates.__call__", "at = at.before", "at = None", "test_high_batch.py::test_stored_gates_decide_like_gates_but_after_every_level"),
     Mutation("the last closed gate decides", "StoredGates.__call__", "gated.insert(0, at)", "gated.append(at)", "test_high_batch.py::test_stored_gates_decide_like_gates_but_after_every_level"),

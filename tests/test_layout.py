@@ -16,7 +16,7 @@ FLOORS = [      # from the lowest; a room is named by the longest dotted name th
     ["methods", "yarn_drafters.training"], ["loading"], ["comparison", "transformers_generate"],
     ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["eval", "completion.repository"],
     ["completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
-    ["serve"], ["serve.routes"], ["serve.app"], ["__init__"], ["cli"], ["benchmarks"]]
+    ["serve"], ["serve.routes"], ["serve.app"], ["serve.replicas"], ["__init__"], ["cli"], ["benchmarks"]]
 # Modules that answer requests import nothing that measures.
 NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.root", "cli.commands", "cli.complete", "cli.corpus",
                "cli.generate", "cli.models", "cli.prefill", "cli.prompts", "cli.serve")

@@ -16,10 +16,11 @@ from longgraft.eval.runs import jobs
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.eval.runs.ray_workers import NodeShare, actors
+from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import ATTEMPTS, spread
+from longgraft.runtime.ray_cluster import NodeShare
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.config.settings import Pair, Settings
-from longgraft.serve.options import KEY_VARIABLE, Serving
+from longgraft.serve.options import KEY_VARIABLE, Replicas, Serving
 
 serving = typer.Typer()
 
@@ -20,11 +21,12 @@ KEPT = 4.0      # GiB of the prefix cache: an editor sends the same file again a
 
 
 @command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
-def serve(pair: Pair, settings: Settings, serving: Serving) -> None:
+def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> None:
     """Answer editors and other clients over HTTP, as OpenAI's and llama.cpp's servers do."""
     try:
         from longgraft.serve.app import make_app
         from longgraft.serve.http_server import bind, run, url
+        from longgraft.serve.replicas.deployment import Opened, replicas
     except ImportError as error:
         raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
 
@@ -33,11 +35,19 @@ def serve(pair: Pair, settings: Settings, serving: Serving) -> None:
     listens = bind(serving)        # before a model is loaded, because the address may be taken
     if not serving.local and serving.api_key is None:
         _say(f"no API key is needed at {url(listens, serving)}; set {KEY_VARIABLE} to require one")
-    session, _ = open_session(pair, settings, tell=True)
-    app = make_app(session, serving)
-    with suppress(KeyboardInterrupt):       # the usual end of a server; it may be raised again after all is closed
-        run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
-                                       "ends it"))
+    with ExitStack() as stack:
+        if place.ray is None:
+            session, _ = open_session(pair, settings, tell=True)
+            app = make_app(session, serving)
+        else:
+            application = f"longgraft-{socket.gethostname()}-{listens.getsockname()[1]}"
+            handle, name = stack.enter_context(replicas(place, Opened(pair, settings, serving), application))
+            from longgraft.serve.replicas.front import make_front
+
+            app = make_front(handle, name, serving)
+        with suppress(KeyboardInterrupt):       # the usual end of a server; it may be raised again after all is closed
+            run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
+                                           "ends it"))
     _say("ended")
 
 

@@ -23,8 +23,11 @@ from longgraft.serve.worker import Worker
 ROUTERS = (models, openai, responses, messages, infill, llamacpp, tokenize, live_page, metrics)
 
 
-def make_app(session: Session, options: Serving | None = None) -> FastAPI:
-    """Returns the application.  It owns the session: from now on only its worker may open requests on it."""
+def make_app(session: Session, options: Serving | None = None, guarded: bool = True) -> FastAPI:
+    """Returns the application.  It owns the session: from now on only its worker may open requests on it.
+
+    guarded: False if something in front of it controls access
+    """
     options = options or Serving()
     state = State(session, options, Worker(session, options.queue, running=options.max_running),
                   EncodingPool(options.queue), default_sampling(session.target.model))
@@ -49,9 +52,15 @@ def make_app(session: Session, options: Serving | None = None) -> FastAPI:
     install_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router(state))
-    app.add_middleware(Guard, options=options)
     if tracing is not None:
         app.add_middleware(TraceHeaders)
+    if guarded:
+        guard(app, options)
+    return app
+
+
+def guard(app: FastAPI, options: Serving) -> None:
+    """Puts access control in front of an application."""
+    app.add_middleware(Guard, options=options)
     if options.cors:        # outside the guard: a preflight request has no key
         app.add_middleware(CORSMiddleware, allow_origins=list(options.cors), allow_methods=["*"], allow_headers=["*"])
-    return app

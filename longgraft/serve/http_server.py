@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import h11
 import uvicorn
@@ -22,7 +22,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
-from longgraft.serve.worker import Worker
 
 GRACE_SECONDS = 5       # time for clients to receive the rest of their answers when the server stops
 HEADER_SECONDS = 10.0   # time for a client to send a request's headers
@@ -64,6 +63,17 @@ def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None
     Server(app, ready).run([listens])
 
 
+class Drains(Protocol):
+    """The worker of an application's state, or what stands in its place."""
+
+    draining: bool
+
+    @property
+    def idle(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
 class Server(uvicorn.Server):
     """A uvicorn server that drains on SIGTERM, and ends after the current step on Ctrl-C or a second signal.
 
@@ -77,7 +87,7 @@ class Server(uvicorn.Server):
             app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS))
         self._app, self._ready = app, ready
-        self._worker: Worker = app.state.longgraft.worker
+        self._worker: Drains = app.state.longgraft.worker
         self._until = math.inf      # time at which draining ends
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -78,3 +78,40 @@ def of_this_machine(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host == "localhost"
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """Replicas on a Ray cluster, extra ray.
+
+    Each has its own model, queue and kept prompts; --queue, --max-running and --prefixes hold for each.
+    """
+
+    ray: str | None = option(None, "Serve from replicas on a Ray cluster: auto, HOST:PORT, or local to start one here. "
+                             "Models and files given as paths must be there on every node", metavar="ADDRESS",
+                             none="no cluster; the model is loaded here")
+    replicas: int | None = option(None, "Number of replicas", low=1, high=4096, none="one per GPU, else per node")
+    autoscale: str | None = option(None, "Fewest and most replicas; their number follows the running requests",
+                                   metavar="MIN:MAX", none="a fixed number")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.ray is None and (self.replicas or self.autoscale):
+            raise ValueError(f"--{'replicas' if self.replicas else 'autoscale'} needs a Ray cluster. Give --ray local "
+                             "to start one here, or the address of one.")
+        if self.replicas and self.autoscale:
+            raise ValueError("--replicas is a fixed number, and --autoscale lets it change. Leave one out.")
+        if self.autoscale is not None and (not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}", self.autoscale)
+                                           or self.fewest > (self.most or 0)):
+            raise ValueError(f"--autoscale is {self.autoscale!r}; it must be the fewest and the most replicas, such as "
+                             "1:4.")
+
+    @property
+    def fewest(self) -> int:
+        """Fewest replicas that --autoscale leaves."""
+        return int((self.autoscale or "1").partition(":")[0])
+
+    @property
+    def most(self) -> int | None:
+        """Most replicas; None if the cluster decides."""
+        return self.replicas if self.autoscale is None else int(self.autoscale.partition(":")[2])

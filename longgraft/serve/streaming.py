@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -162,16 +163,15 @@ class EventStream(Response):
 
 
 async def events_of(running: JobSteps, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
-    """Yields the events of one job's chunks, and comments."""
-    for part in form.opening_chunks():
-        yield events.event(part)
+    """Yields the events of one job's chunks, and comments; nothing but comments before there is something to say."""
+    opening = form.opening_chunks()
     ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
     async for step in running.steps(beat):
         if step is not None:
             read += step.read
             ids += step.tokens
             if step.text:
-                for part in form.text_chunks(step.text, ids[sent:]):
+                for part in chain(opening, form.text_chunks(step.text, ids[sent:])):
                     yield events.event(part)
                 sent, sent_at = len(ids), time.monotonic()
                 continue
@@ -179,7 +179,7 @@ async def events_of(running: JobSteps, form: AnswerFormat, beat: float, events: 
             yield f": {read} of {len(running.job.ids)} prompt tokens read\n\n"
             sent_at = time.monotonic()
     assert running.end is not None
-    for part in form.closing_chunks(ids, ids[sent:], running.end):
+    for part in chain(opening, form.closing_chunks(ids, ids[sent:], running.end)):
         yield events.event(part)
 
 

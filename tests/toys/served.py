@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
@@ -124,15 +125,22 @@ def listening(session: Session | None = None, *watchers: Any, **options: Any) ->
 @contextmanager
 def started(session: Session | None = None, *watchers: Any, **options: Any) -> Iterator[tuple[str, Server]]:
     """Starts a server on a real socket and yields (URL, server)."""
-    given = Serving(port=0, **options)
-    app, listens, ready = make_app(session or text_session(), given), bind(given), threading.Event()
+    app = make_app(session or text_session(), Serving(port=0, **options))
     app.state.longgraft.worker.watchers += watchers
-    server = Server(app, ready.set)
+    with serving(app) as (at, server):
+        yield at, server
+
+
+@contextmanager
+def serving(app: FastAPI) -> Iterator[tuple[str, Server]]:
+    """Serves an application on a real socket and yields (URL, server)."""
+    options, ready = app.state.longgraft.options, threading.Event()
+    listens, server = bind(options), Server(app, ready.set)
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     try:
         assert ready.wait(20)
-        yield url(listens, given), server
+        yield url(listens, options), server
     finally:
         server.should_exit = True
         thread.join(20)

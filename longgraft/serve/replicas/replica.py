@@ -1,0 +1,144 @@
+"""A replica: the application of a session, in an actor that Ray Serve starts, checks, drains and replaces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray import serve
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
+
+from longgraft.config.settings import Pair, Settings
+from longgraft.loading import open_session
+from longgraft.serve.app import make_app
+from longgraft.serve.options import Serving
+from longgraft.serve.replicas.prefix_routes import PrefixRoutes
+
+REPLICA_HEADER = b"x-longgraft-replica"
+
+
+@dataclass(frozen=True)
+class Call:
+    """An HTTP request on its way to a replica.
+
+    blocks: its prompt, for the router; avoid: replicas that were not fit to answer it
+    """
+
+    method: str
+    path: str
+    query: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    body: bytes = b""
+    blocks: tuple[int, ...] = ()
+    avoid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Head:
+    """The beginning of an HTTP response."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+
+
+class Unfit(Exception):
+    """The replica cannot answer now, and another one should.  replica: its id"""
+
+    def __init__(self, replica: str, trouble: str) -> None:
+        super().__init__(replica, trouble)
+        self.replica = replica
+
+
+class Replica:
+    """A session and its application, for a deployment of Ray Serve."""
+
+    def __init__(self, pair: Pair, settings: Settings, options: Serving, threads: int) -> None:
+        torch.set_num_threads(threads)
+        session, _ = open_session(pair.model, pair.drafter, settings)
+        self._app = make_app(session, options, guarded=False)
+        self._state = self._app.state.longgraft
+        self._id: str = serve.get_replica_context().replica_id.unique_id
+
+    def name(self) -> str:
+        """Returns the model's name for clients."""
+        return self._state.name
+
+    def check_health(self) -> None:
+        """Raises RuntimeError if the decoding thread has ended, or has work and makes no step; called by Ray Serve."""
+        if trouble := self._state.worker.trouble:
+            raise RuntimeError(trouble)
+
+    async def metrics(self) -> tuple[str, str]:
+        """Returns the replica's id and its metrics as text."""
+        parts = [part async for part in self.answer(Call("GET", "/metrics"))]
+        return self._id, b"".join(part for part in parts if isinstance(part, bytes)).decode()
+
+    async def answer(self, call: Call) -> AsyncIterator[Head | bytes]:
+        """Yields the head of the response and the parts of its body; if it is cancelled, the request is cancelled.
+
+        Raises:
+            Unfit: The replica is not healthy.
+        """
+        if trouble := self._state.worker.trouble:
+            raise Unfit(self._id, trouble)
+        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
+                 "method": call.method, "path": call.path, "raw_path": call.path.encode(), "query_string": call.query,
+                 "headers": list(call.headers), "client": None, "server": None}
+        arrives: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        arrives.put_nowait({"type": "http.request", "body": call.body})
+        events: asyncio.Queue[dict[str, Any] | asyncio.Task[None]] = asyncio.Queue()
+        task: asyncio.Task[None] = asyncio.create_task(self._app(scope, arrives.get, events.put))     # type: ignore
+        task.add_done_callback(events.put_nowait)
+        try:
+            while not isinstance(event := await events.get(), asyncio.Task):
+                if event["type"] == "http.response.start":
+                    yield Head(event["status"], (*event["headers"], (REPLICA_HEADER, self._id.encode())))
+                elif body := event.get("body"):
+                    yield body
+            event.result()
+        finally:
+            task.cancel()
+
+    async def __del__(self) -> None:
+        """Closes the worker, after Ray Serve has drained the replica."""
+        async with self._app.router.lifespan_context(self._app):
+            pass
+
+
+class PrefixRouter(RequestRouter):
+    """Ray Serve's adapter of `PrefixRoutes`; it runs in the front."""
+
+    def initialize_state(self, **given: Any) -> None:
+        """Begins without knowledge.  given: fields of `PrefixRoutes`"""
+        self._routes = PrefixRoutes[ReplicaID](**given)
+
+    async def choose_replicas(self, candidate_replicas: list[RunningReplica],
+                              pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
+        """Returns the replicas, the best first; Ray Serve takes the first that is not full."""
+        here = {one.replica_id: one for one in candidate_replicas}
+        call = _call(pending_request)
+        ranked = self._routes.ranked(call.blocks, here)
+        ranked.sort(key=lambda one: one.unique_id in call.avoid)
+        if pending_request is not None:     # noted at once, for requests that come together
+            key = pending_request.metadata.internal_request_id
+            self._routes.send(key, call.blocks, ranked[0], len(here))
+            pending_request.future.add_done_callback(lambda done: self._routes.end(key) if done.cancelled() else None)
+        return [[here[one]] for one in ranked]
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        """Takes note of a replica that has accepted a request, as the first one may have been full."""
+        self._routes.send(pending_request.metadata.internal_request_id, _call(pending_request).blocks, replica_id,
+                          len(self.curr_replicas))
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        """Takes note of a request that was answered, refused or lost."""
+        self._routes.end(internal_request_id)
+
+
+def _call(request: PendingRequest | None) -> Call:
+    """Returns the call that a request carries; a bare one if it is for another method."""
+    found = [one for one in (request.args if request else ()) if isinstance(one, Call)]
+    return found[0] if found else Call("GET", "/")
