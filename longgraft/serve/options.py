@@ -81,7 +81,7 @@ def of_this_machine(host: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Replicas:
+class Replicas(Checked):
     """Replicas on a Ray cluster, extra ray.
 
     Each has its own model, queue and kept prompts; --queue, --max-running and --prefixes hold for each.
@@ -95,7 +95,7 @@ class Replicas:
                                    metavar="MIN:MAX", none="a fixed number")
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         if self.ray is None and (self.replicas or self.autoscale):
             raise ValueError(f"--{'replicas' if self.replicas else 'autoscale'} needs a Ray cluster. Give --ray local "
                              "to start one here, or the address of one.")
