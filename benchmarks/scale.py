@@ -31,8 +31,8 @@ IMBALANCE = (1, 2, 4, 8, 32)
 BLOCKS = (64, 256, 1024, 4096)
 SIZES = (0.125, 0.25, 0.5, 1.0, 4.0)    # GiB
 SMALL = 0.25            # GiB of memory beside a disk or a shared store
-READ = (512, 1024, 2048, 4096, 8192)    # tokens of a prompt that nobody has kept
-READERS = (0.0, 0.2, 0.4, 0.6, 0.8)     # share of the replicas that only read
+READ = (512, 1024, 2048, 4096)    # tokens of a prompt that nobody has kept
+READERS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)       # share of the replicas that only read
 COUNTS = (25, 400)      # replicas, beside the usual number
 SLOW = 4.0
 
@@ -162,27 +162,28 @@ def _kept(plt: Any, rows: list[dict[str, Any]]) -> Any:
 def _tier(plt: Any, rows: list[dict[str, Any]]) -> Any:
     """Draws the wait for an answer by the share of replicas that only read, and the wait at one slow replica."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8))
-    for style, tokens in enumerate(READ):
-        ours = [row for row in rows if row.get("tokens") == tokens]
-        base, = (row for row in ours if row["readers"] == 0)
-        for axis, y in zip(axes, ("whole_p50", "first_p95"), strict=False):
+    for axis, y, title in zip(axes, ("whole_p95", "first_p95"), ("whole answer, 95 %", "first token, 95 %"),
+                              strict=False):
+        for style, tokens in enumerate(READ):
+            ours = [row for row in rows if row.get("tokens") == tokens]
+            base, = (row[y] for row in ours if row["readers"] == 0)
             for row in ours:
-                row[f"{y}_times"] = row[y] / base[y]
-            _curve(axis, ours, "readers", f"{y}_times", f"{tokens:,} prompt tokens", style)
-    for axis, title in zip(axes, ("whole answer, median", "first token, 95 %"), strict=False):
-        axis.set(title=title, xlabel="share of replicas that only read", xticks=READERS, yscale="log",
+                row["times"] = row[y] / base
+            _curve(axis, ours, "readers", "times", f"{tokens:,} prompt tokens", style)
+        axis.set(title=title, xlabel="share of replicas that only read", xticks=READERS, yscale="log", ylim=(0.4, 10),
                  ylabel="times that without a tier")
-        axis.set_yticks(ticks := (0.5, 1, 2, 4, 8, 16), [f"{tick:g}" for tick in ticks])
+        axis.set_yticks(ticks := (0.5, 1, 2, 4, 8), [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.axhline(1, color="#999999", linewidth=0.8)
-    for style, name in enumerate(FLEETS):
-        ours = [row for row in rows if row.get("fleet") == name and row.get("slow") == SLOW]
-        for row in ours:
-            row["times"] = row["its_first_mean"] / row["first_mean"]
-        _curve(axes[2], ours, "request", "times", name, style + len(READ))
-    axes[2].set(title=f"one replica {SLOW:g} times as slow", ylabel="mean wait for its first tokens,\ntimes all")
-    axes[2].set_ylim(bottom=0)
-    _ticks(axes[2], REQUEST, "work of an answer, blocks")
+    for style, (route, chosen) in enumerate({"load": {"route": "load"}, "prefix": {"request": Plan.request}}.items()):
+        ours = [next(row for row in rows if {"fleet": name, "slow": SLOW, **chosen}.items() <= row.items())
+                for name in FLEETS]
+        bars = axes[2].bar([0.4 * style + place for place in range(len(FLEETS))],
+                           [row["its_first_mean"] / row["first_mean"] for row in ours], 0.36,
+                           color=style_of(style)["color"], label=f"routed by {route}")
+        axes[2].bar_label(bars, [f"{row['share_of_first_replica']:.0%}" for row in ours])
+    axes[2].set(title=f"one replica {SLOW:g} times as slow", ylabel="mean wait for its first tokens, times all")
+    axes[2].set_xticks([0.2 + place for place in range(len(FLEETS))], [name.replace(", ", ",\n") for name in FLEETS])
     legend(list(axes))
     return figure
 
