@@ -24,7 +24,7 @@ from longgraft.budget.acceptance_estimates import (
     AcceptanceEstimates,
     StepPlan,
 )
-from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, ROUNDED, Controller, Prices, WhilePayingPolicy
+from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, Controller, Prices, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
 from longgraft.memories.eagle3_cache import ACCURACY_TOKENS
@@ -452,15 +452,27 @@ def test_prices_follow_the_prefix_and_the_rate():
     assert controller.prices_for(Ask(0, 60, 150)).rate == pytest.approx((90 + 10) / (10 + 10 * 1.5))
 
 
-def test_prices_count_the_rows_of_the_other_requests_in_steps():
+def test_prices_count_the_rows_of_the_other_requests():
     costs = Costs({}, "made up", {0: {1: 1.0, 8: 2.0, 16: 20.0, 64: 90.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs)
-    for rows, rounded in ((0, 0), (1, ROUNDED), (ROUNDED, ROUNDED), (ROUNDED + 1, 2 * ROUNDED)):
+    for rows in (0, 1, 8, 9):
         ask = replace(Ask(0, 60, 0), batch=BatchLoad(1, rows))
-        expected = Prices(controller.costs, 0, 60, controller.beam, rounded)
+        expected = Prices(controller.costs, 0, 60, controller.beam, rows)
         assert list(controller.prices_for(ask).seconds) == list(expected.seconds)
     alone = Prices(controller.costs, 0, 60, controller.beam, 0)
     assert list(expected.seconds) != list(alone.seconds)
+
+
+def test_rows_beside_other_requests_cost_their_share_of_a_block():
+    """Alone, a row within a block is free.  Beside others it is not known where the block ends."""
+    blocks = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0, 17: 26.0, 24: 26.0, 25: 34.0,
+                                                 32: 34.0}}, {}, {}), frozen=True)
+    alone, among = Prices(blocks, 0, 8), Prices(blocks, 0, 8, others=11)
+    assert alone.seconds[6] == 0.0 and among.plain == blocks.verify(12, 0) == 18.0
+    for rows in range(2, 9):
+        assert among.seconds[rows - 1] == pytest.approx(8.0 * (rows - 1) / 8, abs=1.0)
+    full = Prices(blocks, 0, 8, others=7)       # a plain pass has eight rows
+    assert full.plain == 10.0 and full.seconds[1] > 0.7
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():

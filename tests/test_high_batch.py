@@ -260,7 +260,7 @@ def test_a_level_is_cheaper_for_requests_that_share_it(monkeypatch):
     requests, seen = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
     while all(request.finish_reason is None for request in requests):
         advance(requests)
-        seen += [lane.proposer._prices[2].sharing for lane in session.engine.lanes[1:] if lane.proposer._prices]
+        seen += [sharing for lane in session.engine.lanes[1:] for _, sharing, _ in list(lane.proposer._prices[1])[-1:]]
     assert len({lane.proposer.estimates.drafter_cache.passes for lane in session.engine.lanes}) == 1
     assert seen[0] == 1 and max(seen) == 2
 

@@ -25,7 +25,9 @@ PROBED = 0.02           # share of the time that may go to probes of a source th
 LEAST = 0.08            # tokens that nodes must be expected to bring beyond their price: estimates are not more precise
 LEAST_DRAFTED = 0.2     # the same for a draft, whose estimates are made before drafting
 REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
-ROUNDED = 8             # other requests' rows are rounded up to a multiple of this before pricing, to keep prices
+# Rows over which costs of shared passes are averaged: kernels multiply rows in blocks of 8, and it is not known exactly
+# how many rows the other requests will have.
+BLOCK = 8
 FED = (1, 64)           # numbers of fed tokens whose price is looked up; the others lie on the line through both
 
 
@@ -57,7 +59,10 @@ class Prices:
     def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0,
                  sharing: int = 1) -> None:
         self.plain = costs.verify(others + 1, prefix)
-        self.seconds = [costs.verify(others + rows, prefix) - self.plain for rows in range(1, most + 1)]
+        before = BLOCK // 2 if others else 0        # alone, the number of rows is known
+        passes = [costs.verify(max(1, others + rows), prefix) for rows in range(1 - before, most + 1 + before)]
+        means = [sum(passes[at:at + 2 * before + 1]) / (2 * before + 1) for at in range(most)]
+        self.seconds = [seconds - means[0] for seconds in means]
         # By number of nodes: the least cost per further node, over all larger trees.
         self._least = [0.0, *(min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
                               for n in range(most - 1))]
@@ -107,8 +112,8 @@ class Controller:
         self.ranked, self.estimates, self.beam, self.levels = ranked, estimates, beam, levels
         self.costs, self.probing, self.clock = estimates.costs, probing, clock or Clock()
         self.memories = (*ranked.memories, estimates)
-        # (position, (other requests' rows, requests that share a draft, budget), prices)
-        self._prices: tuple[int, tuple[int, int, int], Prices] | None = None
+        # (position, prices by (other requests' rows, requests that share a draft, budget))
+        self._prices: tuple[int, dict[tuple[int, int, int], Prices]] = 0, {}
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -159,13 +164,15 @@ class Controller:
         The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
         each row delays all of them.
         """
-        others, cache = -(-ask.batch.rows // ROUNDED) * ROUNDED, self.estimates.drafter_cache
+        others, cache = ask.batch.rows, self.estimates.drafter_cache
         # The requests that shared the last level stand for those of the next one.
         sharing = 1 if cache is None else min(cache.sharing, 1 + ask.batch.requests)
-        asked = others, sharing, ask.budget
-        if self._prices is None or not 0 <= ask.position - self._prices[0] < REPRICED_EVERY or asked != self._prices[1]:
-            self._prices = ask.position, asked, Prices(self.costs, ask.position, ask.budget, self.beam, others, sharing)
-        prices = self._prices[2]
+        if not 0 <= ask.position - self._prices[0] < REPRICED_EVERY:
+            self._prices = ask.position, {}
+        asked, known = (others, sharing, ask.budget), self._prices[1]
+        if asked not in known:
+            known[asked] = Prices(self.costs, ask.position, ask.budget, self.beam, others, sharing)
+        prices = known[asked]
         prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
         return prices
 
