@@ -15,7 +15,7 @@ import json
 import random
 from bisect import bisect
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ PASSES = 8              # passes of a round
 GIB = 2 ** 30
 TOKEN_BYTES = 24_576    # a kept token: keys and values of 24 layers, 2 heads of 64, in float32
 WARM = 0.25             # share of the time that is not counted
-Process = Iterator[simpy.Event]
+Process = Generator[simpy.Event, Any, Any]
 
 
 @dataclass(frozen=True)

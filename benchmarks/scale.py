@@ -175,7 +175,8 @@ def _tier(plt: Any, rows: list[dict[str, Any]]) -> Any:
         axis.set_yticks(ticks := (0.5, 1, 2, 4, 8), [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.axhline(1, color="#999999", linewidth=0.8)
-    for style, (route, chosen) in enumerate({"load": {"route": "load"}, "prefix": {"request": Plan.request}}.items()):
+    routes: dict[str, dict[str, Any]] = {"load": {"route": "load"}, "prefix": {"request": Plan.request}}
+    for style, (route, chosen) in enumerate(routes.items()):
         ours = [next(row for row in rows if {"fleet": name, "slow": SLOW, **chosen}.items() <= row.items())
                 for name in FLEETS]
         bars = axes[2].bar([0.4 * style + place for place in range(len(FLEETS))],
