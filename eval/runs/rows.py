@@ -129,6 +129,8 @@ def record(kind: Any, given: Mapping[str, Any], where: str) -> Any:
         return _reader(kind).validate_json(json.dumps({**given, "key": own}), strict=True)
     except ValidationError as error:
         wrong = [one["loc"] for one in error.errors()]
+        if not wrong[0]:
+            raise ValueError(f"{where}: no row of a sweep: {error.errors()[0]['msg']}.") from error
         absent = [place for place in wrong if place[0] not in given and place[-1] not in own]
         if missing := [str(place[-1]) for place in absent if len(place) == len(absent[0])]:   # of the key first
             raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import floor, log2
 
+from pydantic import FiniteFloat, NonNegativeInt
+
 EPSILON = 0.1       # logits: near ties of half precision are closer, unless one step of the precision is wider
 # Distance of neighbouring numbers in [1, 2).
 STEPS = {"float32": 2.0 ** -23, "float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
@@ -20,10 +22,10 @@ class Check:
     larger of the two logits, None if it was not noted
     """
 
-    tokens: int
-    first_divergence: int | None
-    margin: float | None = None
-    at: float | None = None
+    tokens: NonNegativeInt
+    first_divergence: NonNegativeInt | None
+    margin: FiniteFloat | None = None
+    at: FiniteFloat | None = None
 
     def near(self, dtype: str) -> bool:
         """True if the two logits were so close that half precision may swap them."""

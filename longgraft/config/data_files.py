@@ -67,7 +67,8 @@ def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None 
         if name not in table:
             raise ValueError(f"{path} has no {name!r}. Found: {', '.join(table) or 'nothing'}.")
         if not isinstance(table[name], kind) or isinstance(table[name], bool):
-            raise ValueError(f"{path}: {name!r} is {json.dumps(table[name])[:60]}, which is of the wrong kind.")
+            shown = json.dumps(table[name], default=str)[:60]
+            raise ValueError(f"{path}: {name!r} is {shown}, which is of the wrong kind.")
     return table
 
 

@@ -227,7 +227,8 @@ def _inner(kind: Any) -> Any:
 
 @cache
 def _type(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind, config=None if is_dataclass(kind) else ConfigDict(allow_inf_nan=False))
+    return TypeAdapter(kind, config=None if is_dataclass(kind) else ConfigDict(
+        allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -67,15 +67,19 @@ class Lane:
             if self.regions.fixed:
                 capacity = self._padded_capacity(capacity)
             self.cache.clear()
-            self.cache.reserve(capacity)
-            for memory in self.proposer.memories:
-                memory.reset(capacity)
-            self.clock.lap()
-            with self.clock.part("host"):
+            try:
+                self.cache.reserve(capacity)
                 for memory in self.proposer.memories:
-                    tell(memory)
-            reset_peak_memory(self.target.device)
-            request = made()
+                    memory.reset(capacity)
+                self.clock.lap()
+                with self.clock.part("host"):
+                    for memory in self.proposer.memories:
+                        tell(memory)
+                reset_peak_memory(self.target.device)
+                request = made()
+            except BaseException:
+                self.release()
+                raise
             self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
         return request
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,8 @@ ASKED = 5.0         # seconds for replicas to send their health and metrics
 FORMS = {"/v1/responses": NAMED_EVENTS, "/v1/messages": NAMED_EVENTS, "/infill": ONLY_DATA, "/completion": ONLY_DATA}
 LOST = ApiError(500, "The replica that was answering has ended, so this answer is not complete. Ask again.",
                 code="replica_lost")
+NONE_READY = ApiError(503, "No replica is ready. Ray starts them again; the log of its controller says why.",
+                      headers={"Retry-After": "5"})
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
         if forward.draining:
             raise Closing
         if not await forward.ask_all("check_health"):
-            raise ApiError(503, "No replica is ready. Ray starts them again; the log of its controller says why.")
+            raise NONE_READY
         return {"status": "ok"}
 
     @app.api_route("/live", methods=["GET", "HEAD"])
@@ -102,8 +105,9 @@ class Forward:
     def close(self) -> None:
         """Ends all answers."""
         self.draining = self._closed = True
-        for answer in self._answers:
-            answer.cancel()
+        for answer in tuple(self._answers):
+            with suppress(Exception):       # it has failed already, and its own request says so
+                answer.cancel()
 
     async def ask_all(self, method: str) -> list[Any]:
         """Returns what this method of each replica returns; replicas where it raises an exception are left out."""
@@ -138,18 +142,26 @@ class Forward:
                 return await reply.end()
             except RequestCancelledError:       # the client has disconnected, or this server closes
                 return await reply.fail(ApiError.of(Closing())) if self._closed else None
-            except BackPressureError as error:
-                raise Busy(self._options.queue, 1) from error
+            except BackPressureError:
+                return await reply.fail(ApiError.of(Busy(self._options.queue, 1)))
+            except DeploymentUnavailableError:
+                return await reply.fail(NONE_READY)
             except Unfit as error:
                 call = replace(call, avoid=(*call.avoid, error.replica))
             except RayActorError:
                 pass        # Ray's router has removed the replica, and the next attempt goes to another
+            except Exception as error:
+                if not reply.started:
+                    raise
+                return await reply.fail(ApiError.of(error))
             finally:
                 self._answers.discard(answer)
             if reply.begun:
                 self.counts.lost.inc()
                 return await reply.fail(LOST)
             self.counts.retried.inc()
+        if len(call.avoid) == ATTEMPTS:     # no replica can take requests now, and none has ended
+            return await reply.fail(NONE_READY)
         self.counts.lost.inc()
         await reply.fail(ApiError(500, f"{ATTEMPTS} replicas ended while they had this request. It is not sent to "
                                        "another one.", code="replica_lost"))
@@ -162,23 +174,33 @@ class Reply:
         self._send, self._form = send, form
         self._head = Head(500, ())
         self._sent: Head | None = None      # the head that the client got
-        self.begun = False
+        self.begun = self._ended = False
+
+    @property
+    def started(self) -> bool:
+        """True once the client has the head of the response."""
+        return self._sent is not None
 
     async def take(self, part: Head | bytes) -> None:
         """Passes on what a replica has sent.  The head is held back until something follows."""
         if isinstance(part, Head):
             self._head = part
         elif self._sent is not None and self._head.status != self._sent.status:     # the next replica refuses
-            await self.fail(ApiError(self._head.status, json.loads(part)["error"]["message"]))
+            if not self._ended:
+                message = part.decode(errors="replace")
+                with suppress(ValueError, KeyError, TypeError):     # otherwise it is not one of our errors
+                    message = json.loads(part)["error"]["message"]
+                await self.fail(ApiError(self._head.status, message))
         else:
             await self._start()
             self.begun |= not part.startswith(b":")
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def end(self) -> None:
-        """Ends the response."""
+        """Ends the response, unless an error has."""
         await self._start()
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        if not self._ended:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def fail(self, error: ApiError) -> None:
         """Answers with the error: as the response, or as the last event of a stream that has begun.
@@ -188,6 +210,7 @@ class Reply:
         if self._sent is None or not any(name == b"content-type" and value.startswith(EVENTS.encode())
                                          for name, value in self._sent.headers):
             raise error
+        self._ended = True
         await self._send({"type": "http.response.body", "more_body": False,
                           "body": (self._form.error(error) + self._form.last).encode()})
 
