@@ -166,6 +166,26 @@ def test_a_refusal_after_comments_is_an_event():
     assert "16 requests wait already" in response.text and response.text.count("data: {") == 1
 
 
+@pytest.mark.parametrize(("error", "message"), [
+    (BackPressureError(1, 1), "requests wait already"), (DeploymentUnavailableError("gone"), "No replica is ready"),
+    (RuntimeError("lost"), "The server failed")], ids=["full", "gone", "unknown"])
+def test_a_stream_with_comments_ends_with_an_error_event_whatever_happens(error, message):
+    found = asked(Handle(Answer(STREAM, b": waiting\n\n", DIED), Answer(error)))
+    assert found.status_code == 200 and message in found.text and found.text.endswith("data: [DONE]\n\n")
+
+
+def test_a_stream_ends_once_if_the_next_replica_refuses():
+    refusal = Head(400, ((b"content-type", b"text/plain"),))
+    found = asked(Handle(Answer(STREAM, b": waiting\n\n", DIED), Answer(refusal, b"no JSON", b"more")))
+    assert found.text.count("no JSON") == 1 and "more" not in found.text
+
+
+def test_replicas_that_cannot_take_requests_are_not_counted_as_lost():
+    handle = Handle(*(Answer(Unfit(str(number), "full")) for number in range(ATTEMPTS)))
+    found = asked(handle)
+    assert found.status_code == 503 and found.headers["retry-after"]
+
+
 def test_a_full_front_refuses_with_429():
     response = asked(Handle(Answer(BackPressureError(num_queued_requests=9, max_queued_requests=9))))
     assert response.status_code == 429 and response.headers["retry-after"] == "1"

@@ -310,6 +310,15 @@ def test_a_request_that_cannot_begin_is_refused_before_the_others_step():
     assert len(list(events)) == 1 and len(calls) > passes and len(scheduler.running) == 1
 
 
+def test_a_lane_that_could_not_begin_holds_nothing(monkeypatch):
+    session = repeatable("graft")
+    memory = session.engine.proposer.memories[-1]
+    monkeypatch.setattr(memory, "reset", lambda capacity: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        session.open(toy_prompt(60), 4)
+    assert not session.engine.cache.capacity and not session.engine.busy
+
+
 def test_requests_whose_events_were_not_taken_are_not_lost():
     scheduler = Scheduler(repeatable("ar"), 3)
     asked = [Scheduled(GenerationRequest(toy_prompt(9), 1)) for _ in range(2)]
