@@ -24,7 +24,7 @@ from longgraft.engine.decoder import Step
 from longgraft.runtime.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas.deployment import Opened, bound, replicas
-from longgraft.serve.replicas.front import ATTEMPTS, make_front
+from longgraft.serve.replicas.front import ATTEMPTS, Reply, make_front
 from longgraft.serve.replicas.replica import Call, Head, PrefixRouter, Unfit
 from longgraft.serve.streaming import OPENAI_EVENTS, events_of
 
@@ -175,9 +175,17 @@ def test_a_stream_with_comments_ends_with_an_error_event_whatever_happens(error,
 
 
 def test_a_stream_ends_once_if_the_next_replica_refuses():
-    refusal = Head(400, ((b"content-type", b"text/plain"),))
-    found = asked(Handle(Answer(STREAM, b": waiting\n\n", DIED), Answer(refusal, b"no JSON", b"more")))
-    assert found.text.count("no JSON") == 1 and "more" not in found.text
+    sent = []
+
+    async def take() -> None:
+        async def send(message) -> None:
+            sent.append(message)
+        reply = Reply(send, OPENAI_EVENTS)
+        for part in (STREAM, b": waiting\n\n", Head(400, ((b"content-type", b"text/plain"),)), b"no JSON", b"more"):
+            await reply.take(part)
+        await reply.end()
+    asyncio.run(take())
+    assert [one.get("more_body") for one in sent] == [None, True, False] and b"no JSON" in sent[-1]["body"]
 
 
 def test_replicas_that_cannot_take_requests_are_not_counted_as_lost():
