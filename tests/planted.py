@@ -669,7 +669,7 @@ MUTATIONS = (
     Mutation("a source's seconds begin at zero", "Controller._with_source", "self.clock.now(wait=False) - began", "self.clock.now(wait=False)", "test_controller.py::test_controller_learns_how_long_drafts_really_take"),
     Mutation("a draft's seconds begin at zero", "Controller._draft", "self.clock.now(wait=False) - began", "self.clock.now(wait=False)", "test_controller.py::test_controller_learns_how_long_drafts_really_take"),
     Mutation("prices are computed anew at the same position", "Controller.prices_for", "not 0 <= ask", "not 0 < ask", "test_controller.py::test_prices_follow_the_prefix_and_the_rate"),
-    Mutation("a floor looks at the next node alone", "Prices.__init__", "for m in range(n + 1, most))", "for m in range(n + 1, n + 2))", "test_controller.py::test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price"),
+    Mutation("a floor looks at the next node alone", "Prices.__init__", "np.where(further > 0,", "np.where(further == 1,", "test_controller.py::test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price"),
     Mutation("a wheel's library is loaded by any processor", "prebuilt", " and level.needs <= features()", "", "test_kernels.py::test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_one_built_here"),
     Mutation("a library that cannot be loaded is not built", "loaded", "            break", "            raise", "test_kernels.py::test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_one_built_here"),
     Mutation("a wheel's best library lacks bfloat16 products", "build:", "\"-mavx512vnni\", \"-mavx512bf16\")", "\"-mavx512vnni\")", "test_compiled_layers.py::test_the_library_that_a_wheel_brings_for_this_processor_has_the_bits_of_a_local_build"),

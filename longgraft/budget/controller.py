@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import numpy as np
+
 from longgraft.budget.acceptance_estimates import PRIOR, AcceptanceEstimates, StepPlan
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
@@ -64,8 +66,10 @@ class Prices:
         means = [sum(passes[at:at + 2 * before + 1]) / (2 * before + 1) for at in range(most)]
         self.seconds = [seconds - means[0] for seconds in means]
         # By number of nodes: the least cost per further node, over all larger trees.
-        self._least = [0.0, *(min((self.seconds[m] - self.seconds[n]) / (m - n) for m in range(n + 1, most))
-                              for n in range(most - 1))]
+        counts, seconds = np.arange(most), np.array(self.seconds)
+        further = counts - counts[:, None]
+        slopes = np.where(further > 0, (seconds - seconds[:, None]) / np.maximum(further, 1), np.inf)
+        self._least = [0.0, *slopes[:-1].min(axis=1).tolist()]
         self.rate = 1.0 / self.plain
         self.sharing = sharing
         self.level = costs.level(sharing * beam, prefix) / sharing if beam else 0.0
