@@ -619,7 +619,7 @@ MUTATIONS = (
     Mutation("the metrics need no key", "PUBLIC_PATHS", '"/live")', '"/live", "/metrics")', "test_serve_errors.py::test_every_path_but_the_public_ones_needs_the_api_key"),
     Mutation("expected and taken seconds of a draft are swapped", "Controller._draft", "self.costs.drafted(expected, took)", "self.costs.drafted(took, expected)", "test_controller.py::test_controller_learns_how_long_drafts_really_take"),
     Mutation("a draft's feed is not expected", "Controller._draft", "(feed + expansions * prices.level)", "(expansions * prices.level)", "test_controller.py::test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root"),
-    Mutation("prices ignore the other requests", "Controller.prices_for", "ask.budget, self.beam, others, sharing)", "ask.budget, self.beam, 0, sharing)", "test_controller.py::test_prices_count_the_rows_of_the_other_requests_in_steps"),
+    Mutation("prices ignore the other requests", "Controller.prices_for", "ask.budget, self.beam, others, sharing)", "ask.budget, self.beam, 0, sharing)", "test_controller.py::test_prices_count_the_rows_of_the_other_requests"),
     Mutation("the rate ignores the other requests", "Controller.prices_for", "(1 + ask.batch.requests) * ", "", "test_side_by_side.py::test_nodes_cost_more_while_other_requests_wait"),
     Mutation("a draft costs twice its levels", "Controller.drafting_pays", "prices.rate * n * prices.level", "2 * prices.rate * n * prices.level", "test_controller.py::test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path"),
     Mutation("a timed pass moves only the rows below", "LiveCosts.timed", "own[right] += OWN * moved * share", "pass", "test_costs.py::test_costs_follow_timed_passes_and_mostly_change_together"),

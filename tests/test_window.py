@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys.models import VOCAB, toy_network
@@ -9,6 +11,7 @@ from toys.models import VOCAB, toy_network
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.memories.head_passes import HeadPasses, Part
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ROOT, ProposalTree
@@ -60,11 +63,13 @@ def test_the_tree_does_not_depend_on_chunk_size(window):
 def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkeypatch):
     """Drafts from the same window of text at the beginning and 40,000 positions later."""
     tokens, features = text(14)
-    far = Eagle3Cache.forward
+    far, passes = HeadPasses.forward, []
 
-    def shifted(self, hidden, fed, positions, layout):
-        return far(self, hidden, fed, positions + 40_000, layout)
+    def shifted(self, rows, part):
+        passes.append(part)
+        return far(self, [one if one.positions is None else replace(one, positions=one.positions + 40_000)
+                          for one in rows], part)
 
     near = proposed(tokens, features, 13)
-    monkeypatch.setattr(Eagle3Cache, "forward", shifted)
-    assert same(near, proposed(tokens, features, 13))
+    monkeypatch.setattr(HeadPasses, "forward", shifted)
+    assert same(near, proposed(tokens, features, 13)) and Part.LEVEL in passes
