@@ -50,6 +50,7 @@ MUTATIONS = (
     Mutation("a shared level has its whole price", "Prices.__init__", "self.level = costs.level(sharing * beam, prefix) / sharing", "self.level = costs.level(beam, prefix)", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
     Mutation("a shared feed has its whole price", "Prices.__init__", "costs.feed(sharing * rows, prefix) / sharing for", "costs.feed(rows, prefix) for", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
     Mutation("drafts are timed while others run", "Controller._draft", "if not ask.batch.requests:", "if True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
+    Mutation("rows within a block are free beside others", "Prices.__init__", "before = BLOCK // 2 if others else 0", "before = 0", "test_controller.py::test_rows_beside_other_requests_cost_their_share_of_a_block"),
     Mutation("a required call may be text", "_with_calls", "not body.must_call, body.many_calls", "True, body.many_calls", "test_tools.py::test_a_required_call_is_answered_as_openai_answers_it"),
     Mutation("text may look like a call", "grammar:grammar", 'rules.append(f"TEXT: {anything} & ~/{tag}/")', 'rules.append(f"TEXT: {anything}")', "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
     Mutation("an answer calls without end", "grammar:grammar", "{{0,{MOST_CALLS - 1}}}", "*", "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
