@@ -551,6 +551,8 @@ MUTATIONS = (
     Mutation("a lane that could not begin keeps its cache", "Lane.begin", "                self.release()\n", "", "test_side_by_side.py::test_a_lane_that_could_not_begin_holds_nothing"),
     Mutation("a stream breaks on an unknown error", "Forward._answer", "return await reply.fail(ApiError.of(error))", "raise", "test_replicas.py::test_a_stream_with_comments_ends_with_an_error_event_whatever_happens[unknown]"),
     Mutation("a refused stream ends twice", "Reply.fail", "        self._ended = True\n", "", "test_replicas.py::test_a_stream_ends_once_if_the_next_replica_refuses"),
+    Mutation("prompts of a sweep share a matrix", "Prefilled._build", "shared=of_prompt,", "", "test_measure.py::test_a_matrix_that_requests_share_begins_empty_with_each_prompt"),
+    Mutation("rows of a prompt are written in the first step", "AdjacencyMemory.observe", "if seen.prompt and self._writes.alone:", "if False:", "test_seeding.py::test_rows_of_a_prompt_are_written_while_it_is_read"),
     Mutation("priorities are ignored", "by_priority", "key=lambda one: one.asked.priority", "key=lambda one: 0", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy[priority]"),
     Mutation("a policy is ignored", "Scheduler._next", "self.pick(tuple(self.waiting))", "self.waiting[0]", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy[shortest]"),
     Mutation("a priority does not reach the scheduler", "job_of", "priority=body.priority or 0, ", "", "test_worker.py::test_a_job_has_the_priority_of_its_request[/v1/completions-body0]"),

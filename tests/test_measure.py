@@ -208,3 +208,11 @@ def test_recording_is_in_no_method_s_time(monkeypatch):
         tokens, stats = state.decode(Variant.parse(name), Sampling(), 6)
         assert tokens == alone(name, Sampling())[0][:6] and stats.decode_seconds == 0.0
     assert late[0] > 0
+
+
+def test_a_matrix_that_requests_share_begins_empty_with_each_prompt():
+    variant, stock = Variant.parse("graft-hb"), Stock({"": toy_parts()})
+    Prefilled(stock, [variant], toy_prompt(90, seed=7), NEW).decode(variant, Sampling(), NEW)
+    after, fresh = (untimed(Prefilled(one, [variant], PROMPT[:20], NEW).decode(variant, Sampling(), NEW))
+                    for one in (stock, Stock({"": toy_parts()})))
+    assert after == fresh

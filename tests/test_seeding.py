@@ -49,6 +49,15 @@ def test_the_matrix_equals_the_rows_of_every_position_written_in_order(prompt, c
         assert not torch.equal(memory.matrix.rows, of_every_position(prompt, snapshot, -1))
 
 
+def test_rows_of_a_prompt_are_written_while_it_is_read():
+    matrix = AdjacencyMatrix(VOCAB)
+    memory = AdjacencyMemory(matrix)
+    memory.reset(256)
+    for seen in read_prompt(reader(), torch.tensor(PROMPT), memory.wants, 64):
+        memory.observe(seen)
+    assert torch.equal(matrix.rows, of_every_position(PROMPT))
+
+
 def test_a_last_token_that_is_read_again_overwrites_its_row():
     memory, verifier = AdjacencyMemory(AdjacencyMatrix(VOCAB)), reader()
     prompt = [*PROMPT, PROMPT[3]]

@@ -152,11 +152,12 @@ class Prefilled:
         """Builds the proposers by variant and run; all share their memories, except that each run has its own lasting
         ones.  Run "" stands for no run."""
         kept: dict[tuple, Memory] = {}
+        of_prompt: dict[tuple, Any] = {}    # a prompt knows nothing of the prompts before it
         made = {}
         # Each prompt begins with the costs that were measured at load, because a rewound memory restores them.
         costs = {head: parts.costs and parts.costs.copy() for head, parts in stock.heads.items()}
         for variant in variants:
-            parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept,
+            parts = replace(stock.parts(variant), clock=self._clock, regions=self._regions, kept=kept, shared=of_prompt,
                             costs=costs[variant.head])
             make = partial(build, variant.method, adaptive=variant.adaptive(self._budget))
             proposer = made[variant.name, ""] = make(parts)

@@ -43,6 +43,11 @@ class MatrixWrites:
         self._memories += 1
         return self._memories - 1
 
+    @property
+    def alone(self) -> bool:
+        """True if one memory writes, so that no other request's rows belong to the same pass."""
+        return self._memories == 1
+
     def begin(self, memory: int) -> bool:
         """Begins a request; returns True if no other one runs."""
         self._running.add(memory)
@@ -146,6 +151,8 @@ class AdjacencyMemory(Memory):
             order = _worst_first(seen)
             tokens, topk, rejected = tokens[order], topk[sent(order, topk.device)], len(order) - len(seen.path)
         self._writes.add(self._number, (tokens[:rejected], topk[:rejected]), (tokens[rejected:], topk[rejected:]))
+        if seen.prompt and self._writes.alone:      # a part of reading, and not of the first step
+            self._write()
 
     @torch.inference_mode()
     def _observe_walked(self, walked: Walked) -> None:

@@ -1,4 +1,4 @@
-"""Routing by prefix: which replica has probably kept the beginning of a prompt.
+"""Routing by prefix: finds the replica that has probably kept the beginning of a prompt.
 
 A prompt is the JSON text of the fields that the prompt is made of, cut into blocks. Each block has the hash of all text
 up to its end. Nobody tells the front what a replica has kept; it remembers where it sent which blocks. A request goes
@@ -37,7 +37,7 @@ def blocks_of(body: bytes) -> tuple[int, ...]:
 
 @dataclass
 class PrefixRoutes(Generic[Id]):
-    """Which replicas got which blocks, and the work that they have.
+    """Remembers the blocks that each replica got, and the work that it has.
 
     The work of a request is the number of its blocks that its replica did not know, and `request` for its answer.  The
     defaults come from docs/scale.md.
