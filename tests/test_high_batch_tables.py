@@ -1,0 +1,35 @@
+"""Tables of the high-batch benchmark (the paper's Table 13), and the configurations that measure them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.high_batch import CONFIGS, lines
+from longgraft.eval.runs.batches import Batch, BatchKey
+from longgraft.eval.runs.config import SweepConfig
+
+
+def test_the_tables_have_what_table_13_has_beside_plain_decoding():
+    dense, graft = "eagle3+budget=8+levels=5+top_k=4", "graft-hb+budget=8+levels=5+top_k=4"
+
+    def measured(method, repeat, seconds, mat, **more):
+        key = BatchKey("humaneval", 0, "greedy", method, 4, repeat)
+        return Batch(key, 16, 1000, seconds, (0.25, 0.75), (20.0, 30.0, 70.0), mat, 1, 16, **more)
+    found = [measured("ar", 0, 10.0, 0.0), measured(dense, 0, 5.0, 2.0), measured(dense, 1, 4.0, 2.2),
+             measured(dense, 2, 1.0, 2.1), measured(graft, 0, 2.0, 2.3),
+             measured("graft-x", 0, 1.0, 1.0, error="no room")]
+    text = "\n".join(lines(found))
+    rows = [line for line in text.splitlines() if line.startswith("| humaneval | 4 |")]
+    assert rows == ["| humaneval | 4 | 1.00 | 3.10 | 3.30 | - |", "| humaneval | 4 | 100.0 | 250.0 | 500.0 | - |",
+                    "| humaneval | 4 | 30.0 | 30.0 | 30.0 | - |", "| humaneval | 4 | 0.50 | 0.50 | 0.50 | - |",
+                    "| humaneval | 4 | 15/16 | 45/48 | 15/16 | - |", "| humaneval | 4 | +0.20, +100.0 % |",
+                    "| humaneval | 4 | 2.50 | 5.00 | - |"]
+    assert text.endswith("graft-x, 4 at once, humaneval: no room")
+
+
+@pytest.mark.parametrize("name", ["embedded", "smollm2"])
+def test_the_configurations_of_the_table_measure_all_methods_up_to_sixteen_requests(name):
+    config = SweepConfig.load(CONFIGS / name / "sweep.toml")
+    assert {variant.method for variant in config.variants} == {
+        "ar", "eagle3", "graft", "graft-hb", "graft-x", "graft-x-text"}
+    assert config.concurrency == (1, 2, 4, 8, 16) and config.prompts >= 16
