@@ -233,9 +233,24 @@ def test_a_source_is_probed_when_it_was_not_used_for_long(levels, probing, waits
     if levels:
         estimates.drafter_cache.waiting = waits
     monkeypatch.setattr(estimates, "probe_within", lambda share, seconds: asked.append((share, seconds)))
+    for others in (0, 1):       # each delays all, so that each has its share of that time
+        ask = Ask(0, 60, 100, batch=BatchLoad(others, others))
+        controller.propose(ask)
+        price = controller.prices_for(ask).feed(waits + ACCURACY_TOKENS) if levels else PRIOR * 10.0
+        assert asked == [(PROBED / (1 + others), pytest.approx(price))] * probes
+        asked.clear()
+
+
+def test_a_drafter_is_not_even_measured_beside_so_many_requests_that_no_draft_can_pay(monkeypatch):
+    controller, probes = choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7)), guesses=0.9), []
+    controller.probing, controller.estimates.learnt.unprobed = True, True
+    monkeypatch.setattr(controller.estimates, "probe", lambda: probes.append(1))
+    controller.estimates.learnt.spent = 1e9
+    controller.estimates.drafter_cache.waiting = 500
+    controller.propose(Ask(0, 60, 100, batch=BatchLoad(63, 63)))
+    assert not probes and controller.estimates._plan.drafted is None
     controller.propose(Ask(0, 60, 100))
-    price = controller.prices_for(Ask(0, 60, 100)).feed(waits + ACCURACY_TOKENS) if levels else PRIOR * 10.0
-    assert asked == [(PROBED, pytest.approx(price))] * probes
+    assert probes
 
 
 def test_a_step_is_counted_once_with_its_accepted_tokens():
@@ -457,9 +472,9 @@ def test_prices_count_the_rows_of_the_other_requests():
     controller = choosing(Ranks(KNOWN), costs)
     for rows in (0, 1, 8, 9):
         ask = replace(Ask(0, 60, 0), batch=BatchLoad(1, rows))
-        expected = Prices(controller.costs, 0, 60, controller.beam, rows)
+        expected = Prices(controller.costs, 0, 60, controller.beam, BatchLoad(1, rows))
         assert list(controller.prices_for(ask).seconds) == list(expected.seconds)
-    alone = Prices(controller.costs, 0, 60, controller.beam, 0)
+    alone = Prices(controller.costs, 0, 60, controller.beam)
     assert list(expected.seconds) != list(alone.seconds)
 
 
@@ -467,12 +482,25 @@ def test_rows_beside_other_requests_cost_their_share_of_a_block():
     """Alone, a row within a block is free.  Beside others it is not known where the block ends."""
     blocks = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0, 17: 26.0, 24: 26.0, 25: 34.0,
                                                  32: 34.0}}, {}, {}), frozen=True)
-    alone, among = Prices(blocks, 0, 8), Prices(blocks, 0, 8, others=11)
+    alone, among = Prices(blocks, 0, 8), Prices(blocks, 0, 8, batch=BatchLoad(1, 11))
     assert alone.seconds[6] == 0.0 and among.plain == blocks.verify(12, 0) == 18.0
     for rows in range(2, 9):
         assert among.seconds[rows - 1] == pytest.approx(8.0 * (rows - 1) / 8, abs=1.0)
-    full = Prices(blocks, 0, 8, others=7)       # a plain pass has eight rows
+    full = Prices(blocks, 0, 8, batch=BatchLoad(1, 7))       # a plain pass has eight rows
     assert full.plain == 10.0 and full.seconds[1] > 0.7
+
+
+def test_each_other_request_has_a_row_at_least():
+    """Eight requests with a row each fill a block, so that any further row needs another block."""
+    blocks = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0}}, {}, {}), frozen=True)
+    assert Prices(blocks, 0, 4, batch=BatchLoad(7, 7)).seconds[1] == pytest.approx(8.0 * 5 / 9)
+
+
+def test_prompts_of_other_requests_do_not_make_time_cheaper():
+    """A pass with a chunk of a prompt takes long, but the answers wait at the usual rate for what it delays."""
+    costs = Costs({}, "made up", {0: {1: 1.0, 2: 1.0, 102: 101.0}}, {}, {})
+    prices = choosing(Ranks(KNOWN), costs, levels=0).prices_for(Ask(0, 60, 0, batch=BatchLoad(1, 100)))
+    assert prices.plain == pytest.approx(100.0) and prices.rate == pytest.approx(2.0)
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():
@@ -511,6 +539,9 @@ def test_a_prompt_of_many_chunks_is_probed_once():
     estimates.begin()
     estimates.begin()
     assert probes == [1]
+    estimates.learnt.unprobed, estimates.learnt.answered = True, 3      # nobody needed it before the answer began
+    estimates.begin()
+    assert probes == [1] and not estimates.learnt.unprobed
 
 
 def test_nothing_is_drafted_for_the_last_token():

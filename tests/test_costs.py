@@ -175,6 +175,15 @@ def test_drafts_slower_than_their_parts_raise_only_the_costs_of_drafting():
     assert live.verify(1, 512) == COSTS.verify(1, 512)
 
 
+def test_the_table_of_passes_has_the_costs_of_each_number_of_rows():
+    live = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 4: 2.0}, 100: {1: 2.0, 4: 5.0}}, {}, {}))
+    for rows, prefix in ((6, 50), (9, 50), (3, 100), (5, 0)):
+        table = live.verify_up_to(rows, prefix)
+        assert len(table) > rows and table[1:] == [live.verify(n, prefix) for n in range(1, len(table))]
+    live.timed(4, 50, 9.0)
+    assert live.verify_up_to(9, 50)[4] == live.verify(4, 50) > 3.5
+
+
 def test_frozen_costs_do_not_change():
     live = LiveCosts(COSTS, frozen=True)
     live.timed(4, 512, 1.0)

@@ -27,7 +27,7 @@ from longgraft.memories.head_passes import HeadPasses, Part
 from longgraft.methods.find import build
 from longgraft.methods.parts import DraftShape
 from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import Ask
+from longgraft.protocol.proposer import Ask, BatchLoad
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.target_model.passes import SHARED
 from longgraft.target_model.together import together
@@ -183,8 +183,9 @@ def counted(monkeypatch) -> dict[Part, list[int]]:
 
 @pytest.mark.parametrize("method", ["eagle3", "talon"])
 def test_drafts_share_passes_and_have_the_same_bits_as_alone(method, monkeypatch):
-    alone = [draft_steps([repeatable(method, family="qwen3", kernels=LOCAL).open(ids, 12, law)])[0] for ids, law in ASKED]
-    session, calls = repeatable(method, family="qwen3", kernels=LOCAL), counted(monkeypatch)
+    made = partial(repeatable, method, family="qwen3", kernels=LOCAL)
+    alone = [draft_steps([made().open(ids, 12, law)])[0] for ids, law in ASKED]
+    session, calls = made(), counted(monkeypatch)
     together_ = draft_steps([beside(session, ids, 12, law) for ids, law in ASKED])
     for mine, theirs in zip(together_, alone, strict=True):
         assert len(mine) == len(theirs) > 3 and all(same(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -249,7 +250,7 @@ def test_a_draft_pass_is_shared_within_blocks_that_switch_modes():
 
 def test_a_level_is_cheaper_for_requests_that_share_it(monkeypatch):
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 60: 2.0}}, {0: {2: 0.10, 8: 0.13}}, {0: {1: 0.1, 16: 0.25}}))
-    single, shared = Prices(costs, 0, 16, 4), Prices(costs, 0, 16, 4, others=24, sharing=4)
+    single, shared = Prices(costs, 0, 16, 4), Prices(costs, 0, 16, 4, BatchLoad(3, 24), sharing=4)
     assert single.level == pytest.approx(0.11) and shared.level == pytest.approx((0.10 + 0.005 * 14) / 4)
     assert single.feed(3) == pytest.approx(0.12) and shared.feed(3) == pytest.approx((0.1 + 0.01 * 11) / 4)
     monkeypatch.setattr(Eagle3Cache, "accuracy", lambda self, most=0: (60, 64))     # so that it drafts
@@ -257,7 +258,7 @@ def test_a_level_is_cheaper_for_requests_that_share_it(monkeypatch):
     requests, seen = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
     while all(request.finish_reason is None for request in requests):
         advance(requests)
-        seen += [sharing for lane in session.engine.lanes[1:] for _, sharing, _ in list(lane.proposer._prices[1])[-1:]]
+        seen += [key[2] for lane in session.engine.lanes[1:] for key in list(lane.proposer._prices[1])[-1:]]
     assert len({lane.proposer.estimates.drafter_cache.passes for lane in session.engine.lanes}) == 1
     assert seen[0] == 1 and max(seen) == 2
 

@@ -26,6 +26,7 @@ from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all, steps_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.clock import Clock
 from longgraft.serve.jobs import Busy, Failed, Job
 from longgraft.target_model.passes import Segment
@@ -235,7 +236,7 @@ def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():
 
 def test_nodes_cost_more_while_other_requests_wait():
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 16: 1.1, 64: 5.0, 128: 12.0}}, {}, {}), frozen=True)
-    single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, others=40)
+    single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, batch=BatchLoad(3, 40))
     assert among.plain == pytest.approx(costs.verify(41, 0))
     assert among.seconds[15] == pytest.approx(costs.verify(56, 0) - costs.verify(41, 0)) and single.seconds[15] < 0.11
     session = repeatable("graft-x-text", kernels=None, costs=costs)

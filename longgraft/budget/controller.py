@@ -18,7 +18,7 @@ from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.drafters.pruning import mass
 from longgraft.memories.eagle3_cache import ACCURACY_TOKENS
-from longgraft.protocol.proposer import Ask
+from longgraft.protocol.proposer import SINGLE_REQUEST, Ask, BatchLoad
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
 from longgraft.trees.tree import UNPRUNED, ProposalTree
@@ -26,6 +26,7 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 PROBED = 0.02           # share of the time that may go to probes of a source that is expected to lose
 LEAST = 0.08            # tokens that nodes must be expected to bring beyond their price: estimates are not more precise
 LEAST_DRAFTED = 0.2     # the same for a draft, whose estimates are made before drafting
+EXCELLENT = 0.9         # accuracy that no known drafter exceeds on real text
 REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
 # Rows over which costs of shared passes are averaged: kernels multiply rows in blocks of 8, and it is not known exactly
 # how many rows the other requests will have.
@@ -53,24 +54,28 @@ class WhilePayingPolicy:
 class Prices:
     """Prices of trees of 1 to `most` nodes at one prefix: the time beyond a plain step, in seconds, and in tokens.
 
-    beam: nodes that a draft level runs on, 0 without a drafter; level: seconds of such a level; others: rows of other
-    requests in the same pass, with or without a tree; sharing: requests that draft in the same passes, each of which
-    pays its share of a level and of a feed; rate: tokens per second, by which seconds become tokens
+    beam: nodes that a draft level runs on, 0 without a drafter; level: seconds of such a level; batch: the other
+    requests in the same pass, each of which has a row at least; sharing: requests that draft in the same passes, each
+    of which pays its share of a level and of a feed; plain: seconds of a plain step's pass; decoding: likewise, once no
+    other request reads its prompt; rate: tokens per second, by which seconds become tokens
     """
 
-    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, others: int = 0,
+    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, batch: BatchLoad = SINGLE_REQUEST,
                  sharing: int = 1) -> None:
-        self.plain = costs.verify(others + 1, prefix)
-        before = BLOCK // 2 if others else 0        # alone, the number of rows is known
-        passes = [costs.verify(max(1, others + rows), prefix) for rows in range(1 - before, most + 1 + before)]
-        means = [sum(passes[at:at + 2 * before + 1]) / (2 * before + 1) for at in range(most)]
-        self.seconds = [seconds - means[0] for seconds in means]
+        least = min(batch.rows, batch.requests)
+        self.plain, self.decoding = costs.verify(batch.rows + 1, prefix), costs.verify(least + 1, prefix)
+        around = BLOCK // 2 if batch.rows else 0        # alone, the number of rows is known
+        own = np.arange(1, most + 1)[:, None]
+        rows = np.maximum(batch.rows + own + np.arange(-around, around + 1), least + own)
+        seconds = np.array(costs.verify_up_to(int(rows.max()), prefix))[rows].mean(axis=1)
+        seconds -= seconds[0]
+        self.seconds = seconds.tolist()
         # By number of nodes: the least cost per further node, over all larger trees.
-        counts, seconds = np.arange(most), np.array(self.seconds)
+        counts = np.arange(most)
         further = counts - counts[:, None]
         slopes = np.where(further > 0, (seconds - seconds[:, None]) / np.maximum(further, 1), np.inf)
         self._least = [0.0, *slopes[:-1].min(axis=1).tolist()]
-        self.rate = 1.0 / self.plain
+        self.rate = 1.0 / self.decoding
         self.sharing = sharing
         self.level = costs.level(sharing * beam, prefix) / sharing if beam else 0.0
         self._feeds = [costs.feed(sharing * rows, prefix) / sharing for rows in FED] if beam else [0.0, 0.0]
@@ -116,30 +121,39 @@ class Controller:
         self.ranked, self.estimates, self.beam, self.levels = ranked, estimates, beam, levels
         self.costs, self.probing, self.clock = estimates.costs, probing, clock or Clock()
         self.memories = (*ranked.memories, estimates)
-        # (position, prices by (other requests' rows, requests that share a draft, budget))
-        self._prices: tuple[int, dict[tuple[int, int, int], Prices]] = 0, {}
+        # (position, prices by (other requests, their rows, requests that share a draft, budget))
+        self._prices: tuple[int, dict[tuple[int, int, int, int], Prices]] = 0, {}
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("control"):
-            self.estimates.begin()
             prices = self.prices_for(ask)
             tree = self.ranked.rank(ask, None, prices)
             probabilities = tree.scores.exp().tolist()
             plan = StepPlan(len(tree), ask.position, prices.plain + prices.seconds[len(tree) - 1],
                             sum(probabilities) - 1.0, alone=not ask.batch.requests)
             if self.beam and self.estimates.drafter_cache is not None:
-                first = probabilities[1] if len(probabilities) > 1 else 0.0
-                waiting = self.estimates.drafter_cache.waiting
-                if self.drafting_pays(prices, first, waiting):
-                    tree, plan = self._draft(ask, prices, plan, first)
-                elif self.probing and waiting >= self.estimates.learnt.patience:
-                    self.estimates.probe_within(PROBED, prices.feed(waiting + ACCURACY_TOKENS))
+                if self.drafts_could_pay(prices):
+                    tree, plan = self._with_levels(ask, prices, tree, plan)
             elif self.ranked.drafter is not None:
+                self.estimates.begin()
                 tree, plan = self._with_source(ask, prices, tree, plan)
             self.estimates.expect(plan)
             return tree
+
+    def _with_levels(self, ask: Ask, prices: Prices, tree: ProposalTree,
+                     plan: StepPlan) -> tuple[ProposalTree, StepPlan]:
+        """Returns a draft and its plan, if it is expected to bring more than it costs."""
+        estimates, cache = self.estimates, self.estimates.drafter_cache
+        assert cache is not None
+        estimates.begin()
+        first = float(tree.scores[1].exp()) if len(tree) > 1 else 0.0
+        if self.drafting_pays(prices, first, cache.waiting):
+            return self._draft(ask, prices, plan, first)
+        if self.probing and cache.waiting >= estimates.learnt.patience:
+            estimates.probe_within(PROBED / (1 + ask.batch.requests), prices.feed(cache.waiting + ACCURACY_TOKENS))
+        return tree, plan
 
     def _with_source(self, ask: Ask, prices: Prices, tree: ProposalTree,
                      plan: StepPlan) -> tuple[ProposalTree, StepPlan]:
@@ -151,7 +165,7 @@ class Controller:
         if estimates.worth <= prices.rate * cost:
             if self.probing and estimates.learnt.idle >= estimates.learnt.patience:
                 # A probe runs nothing; its price stands for the PRIOR proposals that the better estimate may cause.
-                estimates.probe_within(PROBED, PRIOR * cost)
+                estimates.probe_within(PROBED / (1 + ask.batch.requests), PRIOR * cost)
             return tree, plan
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask)
@@ -166,37 +180,50 @@ class Controller:
         """Returns the prices at this prefix.
 
         The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
-        each row delays all of them.
+        each row delays all of them.  It is that of passes without prompts: a delay now is one for the answers to come.
         """
-        others, cache = ask.batch.rows, self.estimates.drafter_cache
+        cache = self.estimates.drafter_cache
         # The requests that shared the last level stand for those of the next one.
         sharing = 1 if cache is None else min(cache.sharing, 1 + ask.batch.requests)
         if not 0 <= ask.position - self._prices[0] < REPRICED_EVERY:
             self._prices = ask.position, {}
-        asked, known = (others, sharing, ask.budget), self._prices[1]
+        asked, known = (ask.batch.requests, ask.batch.rows, sharing, ask.budget), self._prices[1]
         if asked not in known:
-            known[asked] = Prices(self.costs, ask.position, ask.budget, self.beam, others, sharing)
+            known[asked] = Prices(self.costs, self._prices[0], ask.budget, self.beam, ask.batch, sharing)
         prices = known[asked]
-        prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.plain)
+        prices.rate = (1 + ask.batch.requests) * self.estimates.rate(prices.decoding)
         return prices
+
+    def drafts_could_pay(self, prices: Prices) -> bool:
+        """Tells if the draft of an excellent drafter would pay now; if not, the drafter is neither fed nor measured.
+
+        Beside many requests no draft pays on a CPU, and even one measurement per prompt takes several percent of the
+        time.
+        """
+        return self._pays(prices, self._gains(EXCELLENT), waiting=1)
 
     def drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
         """Tells if any number of levels is expected to gain more than it costs.
 
         first: probability that memories predict the next token, so that no draft is needed; waiting: tokens that must
-        be fed first.  A tree of n expansions has a root and n + 1 nodes of the path.
+        be fed first.
         """
         missed = (1.0 - first) * self.estimates.trust
-        least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
-        gains = self._gains()
-        return missed * gains[-1] > least and any(
-            missed * gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
+        return self._pays(prices, [missed * gain for gain in self._gains(self.estimates.learnt.accuracy)], waiting)
 
-    def _gains(self) -> list[float]:
+    def _pays(self, prices: Prices, gains: Sequence[float], waiting: int) -> bool:
+        """Tells if any of these gains, those of 0, 1, ... expansions, is above its price.
+
+        A tree of n expansions has a root and n + 1 nodes of the path.
+        """
+        least = LEAST_DRAFTED + prices.rate * prices.feed(max(1, waiting))
+        return gains[-1] > least and any(
+            gain > least + prices.rate * n * prices.level + prices.of(2 + n) for n, gain in enumerate(gains))
+
+    def _gains(self, accuracy: float) -> list[float]:
         """Returns the expected tokens of a draft with 0, 1, ... expansions: one level more than expansions, each right
-        with the measured accuracy."""
-        probability = self.estimates.learnt.accuracy
-        return list(accumulate(probability ** depth for depth in range(1, self.levels + 1)))
+        with this probability."""
+        return list(accumulate(accuracy ** depth for depth in range(1, self.levels + 1)))
 
     def _draft(self, ask: Ask, prices: Prices, plan: StepPlan, first: float) -> tuple[ProposalTree, StepPlan]:
         assert self.estimates.drafter_cache is not None
@@ -211,4 +238,5 @@ class Controller:
             self.costs.drafted(expected, took)
         tree = self.ranked.rank(ask, drafted, prices)
         seconds = prices.plain + prices.seconds[len(tree) - 1] + expected
-        return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * self._gains()[expansions])
+        gains = self._gains(self.estimates.learnt.accuracy)
+        return tree, replace(plan, rows=len(tree), seconds=seconds, drafted=(1.0 - first) * gains[expansions])

@@ -167,6 +167,7 @@ def along(points: Points, at: int) -> float:
 OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
 SHARED = 0.15       # share of a difference that moves all costs: mostly the whole machine became slower or faster
 OWN = 0.05          # share of a difference that moves only the costs of these rows
+KEPT_CURVES = 192   # curves that are kept: 64 requests at prefixes of their own, three curves each
 FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
 
 
@@ -185,7 +186,8 @@ class LiveCosts:
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = self._rows()
-        self._curves: dict[str, tuple[int, Points]] = {}        # (last prefix, its curve) by name
+        self._curves: dict[tuple[str, int], Points] = {}        # by name and prefix, the latest KEPT_CURVES
+        self._tables: dict[int, list[float]] = {}       # by prefix: seconds of passes of 0, 1, 2 .. rows
 
     def _rows(self) -> dict[int, float]:
         return dict.fromkeys({rows for row in self.costs.passes.values() for rows in row}, 0.0)
@@ -199,7 +201,7 @@ class LiveCosts:
             return
         self.costs, self._reached = self.measure(prefix, seconds), prefix
         self._own = self._rows() | self._own
-        self._curves.clear()
+        self._forget()
 
     def state(self) -> CostState:
         """Returns a copy of all that was learnt from timed steps."""
@@ -209,7 +211,7 @@ class LiveCosts:
         """Goes back to a `state`."""
         self._machine, self._drafts, self._proposal = state[:3]
         self._own = self._rows() | state[3]
-        self._curves.clear()
+        self._forget()
 
     def copy(self) -> LiveCosts:
         """Returns an independent copy."""
@@ -221,6 +223,12 @@ class LiveCosts:
     def verify(self, rows: int, prefix: int) -> float:
         """Like `Costs.verify`, with the learnt slowdown; the next two methods correspond likewise."""
         return along(self._curve("passes", prefix), rows)
+
+    def verify_up_to(self, rows: int, prefix: int) -> Sequence[float]:
+        """Returns the seconds of passes of 0, 1, 2 .. rows: those of `verify`, and perhaps of more rows."""
+        points, table = self._curve("passes", prefix), self._tables.setdefault(prefix, [])
+        table += [along(points, count) for count in range(len(table), rows + 1)]
+        return table
 
     def level(self, rows: int, prefix: int) -> float:
         return along(self._curve("levels", prefix), rows)
@@ -239,12 +247,12 @@ class LiveCosts:
         share = min(1.0, math.log(rows / left) / math.log(right / left)) if left < right else 1.0
         own[left] += OWN * moved * (1.0 - share)
         own[right] += OWN * moved * share
-        self._curves.clear()
+        self._forget()
 
     def drafted(self, expected: float, seconds: float) -> None:
         """Learns that a draft, including feeding, took `seconds` where `expected` seconds were expected."""
         self._drafts += SHARED * self._moved(expected, seconds)
-        self._curves.clear()
+        self._forget()
 
     @property
     def proposal(self) -> float:
@@ -270,9 +278,16 @@ class LiveCosts:
         return min(max(math.log(seconds / expected), -OUTLIER), OUTLIER)
 
     def _curve(self, name: str, prefix: int) -> Points:
-        if self._curves.get(name, (None,))[0] != prefix:
+        if (found := self._curves.get((name, prefix))) is None:
+            if len(self._curves) == KEPT_CURVES:
+                self._forget()
             passes = name == "passes"
-            self._curves[name] = prefix, _never_falling([
+            found = self._curves[name, prefix] = _never_falling([
                 (rows, seconds * math.exp(self._machine + (self._own[rows] if passes else self._drafts)))
                 for rows, seconds in curve(getattr(self.costs, name), prefix)])
-        return self._curves[name][1]
+        return found
+
+    def _forget(self) -> None:
+        """Drops all curves and tables: costs have changed, or there are too many."""
+        self._curves.clear()
+        self._tables.clear()
