@@ -52,25 +52,35 @@ def lines(batches: Sequence[Batch]) -> Iterator[str]:
     """Yields the tables: one per figure, then methods beside each other, then failures."""
     cells = cells_of(batches)
     methods = list(dict.fromkeys(one.key.method for one in batches))
+    short = {method: _bare(method) if list(map(_bare, methods)).count(_bare(method)) == 1 else method
+             for method in methods}
+    yield from (f"{name} is {method}.  " for method, name in short.items() if name != method)
     for name, shown in FIGURES.items():
-        yield from _table(name, methods, cells, [partial(_shown, shown, method) for method in methods])
-    dense = next((method for method in methods if method.split("+")[0] == DENSE), "")
-    grafts = [method for method in methods if method.split("+")[0] in GRAFTS]
-    yield from _table(f"accepted length and tokens/s over {dense}\n\n{PAPER}", grafts, cells,
-                      [partial(_over, dense, method) for method in grafts])
+        yield from _table(name, short.values(), cells, [partial(_shown, shown, method) for method in methods])
+    dense = next((method for method in methods if _bare(method) == DENSE), "")
+    grafts = [method for method in methods if _bare(method) in GRAFTS]
+    if dense and grafts:
+        yield from _table(f"accepted length and tokens/s over {DENSE}\n\n{PAPER}", [short[name] for name in grafts],
+                          cells, [partial(_over, dense, method) for method in grafts])
     rest = [method for method in methods if method != PLAIN]
-    yield from _table(f"tokens/s over {PLAIN}", rest, cells, [partial(_times, PLAIN, method) for method in rest])
+    yield from _table(f"tokens/s over {PLAIN}", [short[name] for name in rest], cells,
+                      [partial(_times, PLAIN, method) for method in rest])
     yield from (f"\n{one.key.method}, {one.key.running} at once, {suite_name(one.key.suite)}: {one.error}"
                 for one in batches if one.error)
 
 
-def _table(heading: str, columns: Sequence[str], cells: Cells, shown: Sequence[Callable[[Found], str]]
+def _table(heading: str, columns: Iterable[str], cells: Cells, shown: Sequence[Callable[[Found], str]]
            ) -> Iterator[str]:
     yield f"\n### {heading[0].upper()}{heading[1:]}\n"
     yield f"| suite | at once | {' | '.join(columns)} |"
-    yield f"|{'---|' * (2 + len(columns))}"
+    yield f"|{'---|' * (2 + len(shown))}"
     for (suite, running), found in cells.items():
         yield f"| {suite_name(suite)} | {running} | {' | '.join(one(found) for one in shown)} |"
+
+
+def _bare(method: str) -> str:
+    """Returns the method's name without its settings."""
+    return method.split("+")[0]
 
 
 def _shown(shown: Callable[[Sequence[Batch]], str], method: str, found: Found) -> str:

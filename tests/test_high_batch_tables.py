@@ -24,6 +24,8 @@ def test_the_tables_have_what_table_13_has_beside_plain_decoding():
                     "| humaneval | 4 | 30.0 | 30.0 | 30.0 | - |", "| humaneval | 4 | 0.50 | 0.50 | 0.50 | - |",
                     "| humaneval | 4 | 15/16 | 45/48 | 15/16 | - |", "| humaneval | 4 | +0.20, +100.0 % |",
                     "| humaneval | 4 | 2.50 | 5.00 | - |"]
+    assert "| suite | at once | ar | eagle3 | graft-hb | graft-x |" in text
+    assert f"eagle3 is {dense}." in text and "graft-x is" not in text
     assert text.endswith("graft-x, 4 at once, humaneval: no room")
 
 
