@@ -284,6 +284,15 @@ def test_a_draft_pays_for_each_level_that_it_expands_and_each_node_of_its_path(c
     assert controller.drafting_pays(Prices(controller.costs, 100, 60, 3), first=0.8, waiting=1) is pays
 
 
+def test_a_draft_that_pays_could_always_pay():
+    costs = Costs({}, "made up", {0: {1: 1.0, 60: 2.0}}, {0: {1: 0.8}}, {0: {1: 0.8}})
+    controller = choosing(Ranks(KNOWN), costs, guesses=0.8)
+    prices = Prices(controller.costs, 100, 60, 3)
+    assert not controller.drafts_could_pay(prices)
+    controller.estimates.learnt.drafts = [30.0, 20.0]       # drafts brought half as much again as was expected
+    assert controller.drafting_pays(prices, first=0.0, waiting=1) and controller.drafts_could_pay(prices)
+
+
 # A seeded simulation, whose best fixed policy is known ---------------------------------------------------------------
 
 LEVELS = 5
@@ -539,9 +548,6 @@ def test_a_prompt_of_many_chunks_is_probed_once():
     estimates.begin()
     estimates.begin()
     assert probes == [1]
-    estimates.learnt.unprobed, estimates.learnt.answered = True, 3      # nobody needed it before the answer began
-    estimates.begin()
-    assert probes == [1] and not estimates.learnt.unprobed
 
 
 def test_nothing_is_drafted_for_the_last_token():

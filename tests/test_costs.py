@@ -14,7 +14,7 @@ from toys.models import toy_model, toy_network, toy_target
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
-from longgraft.budget.cost_model import TABLES, Costs, LiveCosts
+from longgraft.budget.cost_model import KEPT_CURVES, TABLES, Costs, LiveCosts
 from longgraft.target_model.model import Target
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
@@ -180,6 +180,8 @@ def test_the_table_of_passes_has_the_costs_of_each_number_of_rows():
     for rows, prefix in ((6, 50), (9, 50), (3, 100), (5, 0)):
         table = live.verify_up_to(rows, prefix)
         assert len(table) > rows and table[1:] == [live.verify(n, prefix) for n in range(1, len(table))]
+    for prefix in range(KEPT_CURVES + 1):
+        assert live.verify_up_to(3, prefix)[2] == live.verify(2, prefix)
     live.timed(4, 50, 9.0)
     assert live.verify_up_to(9, 50)[4] == live.verify(4, 50) > 3.5
 

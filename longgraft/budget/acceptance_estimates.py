@@ -110,14 +110,10 @@ class AcceptanceEstimates(Memory):
         self._plan: StepPlan | None = None
 
     def begin(self) -> None:
-        """Prepares the plan of a step: measures the drafter on a prompt that was read, once for all its chunks.
-
-        It is not measured once the answer has begun: the controller had no use for it until then, and may probe it.
-        """
+        """Prepares the plan of a step: measures the drafter on a prompt that was read, once for all its chunks."""
         if self.learnt.unprobed:
             self.learnt.unprobed = False
-            if not self.learnt.answered:
-                self.probe()
+            self.probe()
 
     def expect(self, plan: StepPlan) -> None:
         """Sets the current step's plan; the next observed tree is compared with it."""

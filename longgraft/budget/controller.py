@@ -56,8 +56,8 @@ class Prices:
 
     beam: nodes that a draft level runs on, 0 without a drafter; level: seconds of such a level; batch: the other
     requests in the same pass, each of which has a row at least; sharing: requests that draft in the same passes, each
-    of which pays its share of a level and of a feed; plain: seconds of a plain step's pass; decoding: likewise, once no
-    other request reads its prompt; rate: tokens per second, by which seconds become tokens
+    of which pays its share of a level and of a feed; plain: seconds of a plain step's pass; decoding: seconds of a pass
+    in which every request has one row; rate: tokens per second, by which seconds become tokens
     """
 
     def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, batch: BatchLoad = SINGLE_REQUEST,
@@ -180,7 +180,7 @@ class Controller:
         """Returns the prices at this prefix.
 
         The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
-        each row delays all of them.  It is that of passes without prompts: a delay now is one for the answers to come.
+        each row delays all of them.  It is at least the rate of plain decoding by all, even while others read prompts.
         """
         cache = self.estimates.drafter_cache
         # The requests that shared the last level stand for those of the next one.
@@ -195,12 +195,13 @@ class Controller:
         return prices
 
     def drafts_could_pay(self, prices: Prices) -> bool:
-        """Tells if the draft of an excellent drafter would pay now; if not, the drafter is neither fed nor measured.
+        """Tells if the draft of an excellent drafter would pay now; if not, the drafter is not measured.
 
-        Beside many requests no draft pays on a CPU, and even one measurement per prompt takes several percent of the
-        time.
+        On a CPU no draft pays beside eight other requests, and even one measurement per prompt takes several percent of
+        the time.
         """
-        return self._pays(prices, self._gains(EXCELLENT), waiting=1)
+        trust = max(1.0, self.estimates.trust)
+        return self._pays(prices, [trust * gain for gain in self._gains(EXCELLENT)], waiting=1)
 
     def drafting_pays(self, prices: Prices, first: float, waiting: int) -> bool:
         """Tells if any number of levels is expected to gain more than it costs.

@@ -167,7 +167,7 @@ def along(points: Points, at: int) -> float:
 OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
 SHARED = 0.15       # share of a difference that moves all costs: mostly the whole machine became slower or faster
 OWN = 0.05          # share of a difference that moves only the costs of these rows
-KEPT_CURVES = 192   # curves that are kept: 64 requests at prefixes of their own, three curves each
+KEPT_CURVES = 192   # curves after which all are dropped; a request needs three per 16 tokens
 FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
 
 
@@ -186,7 +186,7 @@ class LiveCosts:
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # logarithm of a proposal's seconds
         self._own = self._rows()
-        self._curves: dict[tuple[str, int], Points] = {}        # by name and prefix, the latest KEPT_CURVES
+        self._curves: dict[tuple[str, int], Points] = {}        # by name and prefix
         self._tables: dict[int, list[float]] = {}       # by prefix: seconds of passes of 0, 1, 2 .. rows
 
     def _rows(self) -> dict[int, float]:
