@@ -26,7 +26,7 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 PROBED = 0.02           # share of the time that may go to probes of a source that is expected to lose
 LEAST = 0.08            # tokens that nodes must be expected to bring beyond their price: estimates are not more precise
 LEAST_DRAFTED = 0.2     # the same for a draft, whose estimates are made before drafting
-EXCELLENT = 0.9         # accuracy that no known drafter exceeds on real text
+EXCELLENT = 0.9         # accuracy above those of the trained heads in docs/training.md (0.74 at most)
 REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
 # Rows over which costs of shared passes are averaged: kernels multiply rows in blocks of 8, and it is not known exactly
 # how many rows the other requests will have.
@@ -197,8 +197,7 @@ class Controller:
     def drafts_could_pay(self, prices: Prices) -> bool:
         """Tells if the draft of an excellent drafter would pay now; if not, the drafter is not measured.
 
-        On a CPU no draft pays beside eight other requests, and even one measurement per prompt takes several percent of
-        the time.
+        Beside many requests on a CPU no draft pays, and measuring would still feed the waiting tokens of every request.
         """
         trust = max(1.0, self.estimates.trust)
         return self._pays(prices, [trust * gain for gain in self._gains(EXCELLENT)], waiting=1)
