@@ -100,6 +100,8 @@ MUTATIONS = (
     Mutation("text that belongs to no file loses its last blanks", "PromptLayout.lay_out", "_blanks(cursor.before) if cursor.path else \"\"", "_blanks(cursor.before)", "test_fim.py::test_text_that_belongs_to_no_file_keeps_its_last_blanks"),
     Mutation("latents of several requests are swapped", "packed_cache:_PackedLayer.update", "torch.cat(keys, dim=2)", "torch.cat(keys[::-1], dim=2)", "test_families.py::test_requests_of_latent_attention_share_a_pass"),
     Mutation("the last row identifies the weights", "loading:identity_of", "[::max(1, target.vocab_size // 8)]", "[-1]", "test_calibration.py::test_identity_of_weights_depends_on_rows_before_the_padding"),
+    Mutation("final states of Cohere give logits that are not scaled", "Target.logits", "logits = logits * factor", "pass", "test_families.py::test_logits_of_final_states_are_scaled_as_in_the_family[cohere-more1]"),
+    Mutation("final states of Granite give logits that are not scaled", "Target.logits", "logits = logits / divisor", "pass", "test_families.py::test_logits_of_final_states_are_scaled_as_in_the_family[granite-more2]"),
     Mutation("one token's time step has no limit", "_Call", "if nodes.shape[1] == 1 else", "if False else", "test_families.py::test_hybrids_read_chunks_of_any_size_as_the_models_own_forward[granitemoehybrid]"),
     Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(own_lse.float() - per_row)", "torch.sigmoid(own_lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("a sink ignores the prefix", "backends:split", "own_lse = torch.logaddexp(far_lse.float(), own_lse.float())", "own_lse = own_lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),

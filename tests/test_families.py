@@ -129,6 +129,16 @@ def test_the_first_prompt_does_not_decide_how_jamba_reads():
     torch.testing.assert_close(logits, forward(model, prompt)[6:], atol=2e-4, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("family", "more"), [
+    ("llama", {}), ("cohere", {"logit_scale": 0.25}), ("granite", {"logits_scaling": 4.0}),
+    ("gemma2", {"final_logit_softcapping": 2.0})])
+def test_logits_of_final_states_are_scaled_as_in_the_family(family, more):
+    model, ids = random_model(tiny(CONFIG_MAPPING[family], **more)), torch.arange(3, 9)
+    with torch.no_grad():
+        states = model.get_decoder()(ids[None], use_cache=False).last_hidden_state[0]
+        torch.testing.assert_close(Target(model).logits(states), forward(model, ids))
+
+
 @pytest.mark.parametrize("family", [
     "cohere2", "deepseek_v3", "gemma2", "gemma3", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "lfm2", "llama",
     "mistral", "mixtral", "olmo3", "qwen3_next",

@@ -284,7 +284,12 @@ class Target:
             hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
         if cap := getattr(c, "final_logit_softcapping", None):      # Gemma
             logits = cap * torch.tanh(logits / cap)
-        return logits * getattr(c, "logit_scale", 1.0) / getattr(c, "logits_scaling", 1.0)     # Cohere, Granite
+        # Other families skip two passes over the vocabulary.
+        if (factor := getattr(c, "logit_scale", 1.0)) != 1.0:           # Cohere
+            logits = logits * factor
+        if (divisor := getattr(c, "logits_scaling", 1.0)) != 1.0:       # Granite
+            logits = logits / divisor
+        return logits
 
     def _topk(self, hidden: Tensor, k: int) -> Tensor:
         """Returns the top-k [n, K] int32 of hidden states [n, H]."""
