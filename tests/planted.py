@@ -73,6 +73,7 @@ MUTATIONS = (
     Mutation("evicted cells are compared with", "Prefixes.put", "self._tokens.remove(key)", "pass", "test_prefixes.py::test_evicted_cells_differ_from_nothing"),
     # layers that carry a state, latents and sinks; quantised weights
     Mutation("a quantised weight is asked for one sum", "parts", 'not hasattr(tensor, "__tensor_flatten__")', "True", "test_weights.py::test_quantised_weights_decode_and_are_checked_by_their_parts"),
+    Mutation("a head beside integers keeps its floats", "head_of", 'if target.weights != "float" and target.kernels:', "if False:", "test_integers.py::test_a_head_beside_integers_is_in_bytes_and_drafts_as_well"),
     Mutation("packed integers are taken for a gate's dtype", "gate_of", "(dtype := dtype_of(module)) not in DTYPES", "(dtype := dtype_of(module)) is None", "test_fused.py::test_a_product_of_packed_integers_is_left_alone"),
     Mutation("the state of another branch is kept", "SegmentStates.keep", "state.after(row, place + 1)", "state.after(0, place + 1)", "test_stateful.py::test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order"),
     Mutation("a kept path's state forgets what came before", "SegmentStates.keep", "ModuleState() if held is None else held.of_sequences(1)", "ModuleState()", "test_stateful.py::test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order"),

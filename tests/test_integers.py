@@ -187,6 +187,20 @@ def test_int8_rounds_any_model(kernels):
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
+def test_a_head_beside_integers_is_in_bytes_and_drafts_as_well(kernels):
+    prompts = [f"def add_{i}(a, b):\n    return a + b\n\n\ndef" for i in range(3)]
+    accepted, kinds = {}, {}
+    for weights in ("float", "int8"):
+        session, plain = (longgraft.load(tell=False, method=method, weights=weights) for method in ("eagle3", "ar"))
+        answers = [session.generate(prompt, 40) for prompt in prompts]
+        assert [one.token_ids for one in answers] == [plain.generate(prompt, 40).token_ids for prompt in prompts]
+        accepted[weights] = sum(one.stats.tokens_per_step for one in answers) / len(answers)
+        network = session.engine.proposer.memories[0].network
+        kinds[weights] = {type(module.weight) for module in network.modules() if isinstance(module, nn.Linear)}
+    assert kinds == {"float": {nn.Parameter}, "int8": {PackedWeight}}
+    assert accepted["float"] > 3 and accepted["int8"] == pytest.approx(accepted["float"], rel=0.15)
+
+
 def test_a_damaged_file_is_not_decoded_in_its_blocks(tmp_path, kernels):
     write_gguf(tmp_path / "part.gguf", kind="Q8_0", without="blk.1.ffn_up.weight")
     with pytest.raises(ValueError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight\."):

@@ -162,13 +162,18 @@ def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
     """Returns a model whose linear weights are rounded to bytes; it shares all other tensors with the given one."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     found: Any = copy.deepcopy(model, shared)
+    round_weights(found, kernels)
+    return found
+
+
+def round_weights(model: nn.Module, kernels: CpuKernels) -> None:
+    """Rounds the linear weights of a model to bytes, in place."""
     packed: dict[int, PackedWeight] = {}        # tied weights are packed once
-    for module in found.modules():
+    for module in model.modules():
         if type(module) is nn.Linear and type(weight := module.weight) is nn.Parameter:
             if id(weight) not in packed:
                 packed[id(weight)] = kernels.packed_integers(rounded(weight), weight.dtype)
             put_weight(module, packed[id(weight)])
-    return found
 
 
 def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
