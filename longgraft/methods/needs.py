@@ -110,8 +110,8 @@ def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
 def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle3Network:
     """Loads a head in the target's precision, on its device; a head without an embedding shares the target's.
 
-    Beside a target in blocks of integers, its linear weights are rounded to bytes: a level reads a quarter of the
-    memory, and no draft changes the answer.
+    Beside a target in blocks of integers, its linear weights are rounded to bytes: a level reads less memory, and no
+    draft changes the answer.
     """
     shape = TargetShape(target.config.num_hidden_layers, target.config.hidden_size, target.vocab_size)
     network = load_head(path, shape, overrides, dtype=target.dtype, device=target.device)
