@@ -1,8 +1,9 @@
-"""python -m benchmarks: a command for each part, and four commands for a machine with a GPU."""
+"""python -m benchmarks: a command for each part, and `check` and `pair` for a machine with a GPU."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -14,8 +15,7 @@ import torch
 import typer
 
 from benchmarks import pair as pairs
-from benchmarks import training
-from benchmarks.kernels import HEADS, attention, interpreted, sweep
+from benchmarks.kernels import attention, sweep
 from benchmarks.machine import Machine
 from benchmarks.modes import MODES, prepared, usual
 from benchmarks.parts import ONCE, PARTS, ROWS, Bench, costs
@@ -23,14 +23,12 @@ from benchmarks.products import SHAPE
 from benchmarks.products import products as by_type
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES, Rig, Shape
-from longgraft.attention.backends import available
 from longgraft.runtime.devices import device_of, dtype_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Time single parts, and compare them with the least time that this machine allows.")
-BOTH = "llama-3.1-8b,qwen3-8b"
 LONG = "4096,8192,16384,32768"
-REHEARSED = 8       # number of training steps of a rehearsal
+CHECKERS = 8        # processes that compile kernels and run tests on a GPU
 SAVING = 0.75       # minutes reserved for ending the running part and writing the results
 
 Shapes = Annotated[str, typer.Option(help=f"Any of {', '.join(SHAPES)}; comma-separated.")]
@@ -47,6 +45,8 @@ Minutes = Annotated[float, typer.Option(help="Most minutes that the command take
 Rehearse = Annotated[bool, typer.Option("--rehearse", help="Use small shapes, only to see that it runs; always so "
                                                            "without a GPU.")]
 Chosen = Annotated[str, typer.Option("-k", help="Tests to run, as for pytest's -k.")]
+Model = Annotated[Optional[str], typer.Option(      # noqa: UP045
+    help="A name of `longgraft models`, or a folder. Default: the embedded pair.")]
 HERE = Path("results")
 Parts = dict[str, Callable[[Bench], Iterator[Row]]]
 
@@ -121,7 +121,7 @@ def _add_command(name: str, parts: Parts, help: str, alone: bool = False) -> Non
 for _name, _part in PARTS.items():
     _add_command(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
 _add_command("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
-_add_command("parts", dict(PARTS), "All parts, and files of costs for the controller and `longgraft project`.",
+_add_command("parts", PARTS, "All parts, and files of costs for the controller and `longgraft project`.",
              alone=True)
 
 
@@ -136,49 +136,44 @@ def products(out: Out = HERE, patience: Patience = 0.3, minutes: Minutes = 10.0,
 
 @app.command()
 def check(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False,
-          chosen: Chosen = "") -> None:
+          chosen: Chosen = "", workers: Annotated[Optional[int], typer.Option(   # noqa: UP045
+              help="Processes that run the tests. Default: 8 on a GPU, else none but this.")] = None) -> None:
     """Correctness on this device: run the tests marked gpu, and measure the device's rates."""
-    from benchmarks.checks import capability, tests
+    from benchmarks.checks import capability, software, tests
 
     where, kind = place(device, None)
     small = rehearse or where.type != "cuda"
     patience = 0.01 if small else 0.3
+    if workers is None:
+        workers = min(CHECKERS, os.cpu_count() or 1) if where.type == "cuda" else 0
     report, machine = opened("check", out, minutes - SAVING, where, kind, patience)
+    report.take("software", software(where))
     report.take("capability", capability(machine, patience, 256 if small else 4096))
-    report.attempt("tests", lambda: tests(report, chosen))
+    report.attempt("tests", lambda: tests(report, chosen, workers))
     raise SystemExit(report.finish() or int(bool(report.left_out)))     # tests that did not run have not passed
 
 
-@app.command("time")
-def time_(shape: Shapes = BOTH, device: Device = None, dtype: Dtype = None, out: Out = HERE, minutes: Minutes = 8.0,
-          rehearse: Rehearse = False) -> None:
-    """Speed on this device: time every part with real shapes after 4K to 32K tokens, and write files of costs."""
-    where, kind = place(device, dtype)
-    small = rehearse or where.type != "cuda"
-    prefixes, patience = ([64, 256], 0.01) if small else (numbers(LONG), 0.15)
-    report, machine = opened("time", out, minutes - SAVING, where, kind, patience)
-    shapes = shapes_of(shape, small)
-    for each in shapes:
-        time_shape(report, each, machine, prefixes, patience, PARTS, usual(where, small))
-    # Attention is the same for all shapes with the same heads, so one of them is enough.
-    for each in {tuple(each.config[name] for name in HEADS): each for each in shapes}.values():
-        report.take(f"attention of {each.name}", attention(each, machine, prefixes, ROWS, patience))
-        if not available()["triton"] or interpreted():
-            report.take(f"kernel of {each.name}", sweep(
-                each, machine, prefixes[:1] if small else [prefixes[0], prefixes[-1]], (8,) if small else (1, 16, 64),
-                patience, small))
+@app.command()
+def plans(shape: Shapes = "llama-3.1-8b", toy: Toy = False, prefix: Prefixes = "4096,32768", device: Device = None,
+          dtype: Dtype = None, out: Out = HERE, patience: Patience = 0.3, minutes: Minutes = 10.0) -> None:
+    """The attention kernel with its own plan, and with the best of the plans around it."""
+    report, machine = opened("plans", out, minutes, *place(device, dtype), patience)
+    for each in shapes_of(shape, toy):
+        report.take(f"plans of {each.name}", sweep(each, machine, numbers(prefix), (8,) if toy else (1, 16, 64),
+                                                   patience, toy))
     raise SystemExit(report.finish())
 
 
 @app.command()
-def pair(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False) -> None:
-    """The embedded pair: time ar, eagle3, graft, graft-x and transformers' generate, in float32 and bfloat16."""
+def pair(model: Model = None, device: Device = None, out: Out = HERE, minutes: Minutes = 6.0,
+         rehearse: Rehearse = False) -> None:
+    """A target and its head: time ar, eagle3, graft, graft-x and transformers' generate, in float32 and bfloat16."""
     where, kind = place(device, None)
     small = rehearse or where.type != "cuda"
     lengths, new, repeats = ([96], 4, 1) if small else (numbers(LONG), 256, 2)
     report, _ = opened("pair", out, minutes - SAVING, where, kind, 0.01 if small else 0.3)
     for dtype in ("bfloat16", "float32"):
-        task = pairs.Task(where, dtype, lengths, new, repeats)
+        task = pairs.Task(where, dtype, lengths, new, repeats, model=model)
         report.take(f"methods in {dtype}", pairs.methods(task))
         # cuDNN's attention takes half precision only, and a rehearsal has no cuDNN.
         for last in (False, True) if dtype == "bfloat16" and not small else (False,):
@@ -192,47 +187,16 @@ def pair(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehears
 
 @app.command(hidden=True)
 def baseline(prefix: Prefixes = LONG, device: Device = None, dtype: Dtype = None,
-             new: Annotated[int, typer.Option()] = 256, static: Annotated[bool, typer.Option("--static")] = False,
+             model: Model = None, new: Annotated[int, typer.Option()] = 256,
+             static: Annotated[bool, typer.Option("--static")] = False,
              minutes: Minutes = 6.0) -> None:
     """transformers' generate alone: print each row as one line of JSON, after a tab."""
     where, kind = place(device, dtype)
     end = time.monotonic() + 60 * minutes
-    for row in pairs.baseline(pairs.Task(where, str(kind)[6:], numbers(prefix), new), static):
+    for row in pairs.baseline(pairs.Task(where, str(kind)[6:], numbers(prefix), new, model=model), static):
         print("\t" + json.dumps(asdict(row)), flush=True)
         if time.monotonic() > end:
             return
-
-
-@app.command()
-def train(device: Device = None, out: Out = HERE, minutes: Minutes = 6.0, rehearse: Rehearse = False,
-          what: Annotated[str, typer.Option(help="target (a new one) or drafter (more training of the embedded head).")]
-          = "target",
-          corpus: Annotated[Path, typer.Option(help="File written by `encode`.")] = training.CARRIED,
-          tokens: Annotated[int, typer.Option(help="Tokens of a training step.")] = 16_384) -> None:
-    """Training of the embedded pair: measure the rate, train for the remaining time, save the weights."""
-    if what not in training.WHAT:
-        raise ValueError(f"{what!r} cannot be trained here. Known: {', '.join(training.WHAT)}.")
-    where, kind = place(device, None)
-    small = rehearse or where.type != "cuda"
-    text = training.rehearsed() if small and not corpus.exists() else training.carried(corpus)
-    report, machine = opened("train", out, minutes - SAVING, where, kind, 0.01 if small else 0.3)
-    recipe, trainer = training.WHAT[what]
-    made, make = recipe(where, tokens, small), trainer(text)
-    batches = [made.tokens_per_step] if small else [8192, 16_384, 65_536]
-    report.take("rate", training.rate(make, made, batches, machine))
-    made = replace(made, budget_minutes=max(0.05, report.left / 60 - SAVING))
-    if small:
-        made = replace(made, total_tokens=REHEARSED * made.tokens_per_step)
-    report.take("training", training.train(make, made, out))
-    raise SystemExit(report.finish())
-
-
-@app.command()
-def encode(data: Annotated[list[Path], typer.Argument(help="JSONL(.gz) with text, or text files.")],
-           out: Annotated[Path, typer.Option(help="New file.")] = training.CARRIED) -> None:
-    """Write text as ids of the embedded tokenizer, for `train` on a machine that has only the checkout."""
-    corpus = training.encode(data, out)
-    print(f"{len(corpus.tokens):,} tokens of {len(corpus.types):,} documents, {out.stat().st_size >> 20} MiB: {out}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from importlib import metadata
 from itertools import cycle
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +15,13 @@ from torch import Tensor
 from benchmarks.machine import Machine, Work, race
 from benchmarks.report import Report, Row
 from benchmarks.texts import ROOT
+from longgraft.kernels.build import NotBuilt
+from longgraft.memories.continuations import compiled
+from longgraft.target_model.fused_modules import kernels_for
 
+# Packages beside torch and transformers, whose versions each report has.
+PACKAGES = ("triton", "numpy", "pydantic", "greenlet", "gguf", "typer", "accelerate", "datasets", "pytest-xdist",
+            "flash-attn")
 ENDED = (0, 1)      # pytest's statuses if all tests passed or some failed; others mean that pytest itself failed
 
 
@@ -20,21 +29,23 @@ class _Collected:
     """A pytest plugin that makes a row of every test as it ends, and begins none after the deadline."""
 
     def __init__(self, report: Report) -> None:
-        self.report, self.rows = report, 0
-        self.session: pytest.Session | None = None
+        self.report = report
+        self.ended: set[str] = set()        # tests that have a row
+        self.runner: Any = None             # begins the tests: pytest's session, or pytest-xdist's
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self.session = session
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.runner = session.config.pluginmanager.getplugin("dsession") or session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "call" or not report.passed:
-            self.rows += 1
+        # A worker that ended itself is reported once more for the test that it had just reported.
+        if (report.when == "call" or not report.passed) and report.nodeid not in self.ended:
+            self.ended.add(report.nodeid)
             name = report.nodeid.rsplit("/", 1)[-1].partition("::")[2]
             test, _, case = name.partition("[")
             self.report.add(Row(test.removeprefix("test_").replace("_", " "), case.rstrip("]"), report.duration,
                                 note=_reason(report), ok=None if report.skipped else report.passed))
-        if self.session is not None and self.report.left <= 0:
-            self.session.shouldstop = "no time is left"
+        if self.report.left <= 0:
+            self.runner.shouldstop = "no time is left"
 
 
 def _reason(report: pytest.TestReport) -> str:
@@ -47,10 +58,16 @@ def _reason(report: pytest.TestReport) -> str:
     return (crash.message if crash else str(report.longrepr)).splitlines()[0][:110]
 
 
-def tests(report: Report, chosen: str = "") -> None:
+def tests(report: Report, chosen: str = "", workers: int = 0) -> None:
     """Runs all tests marked gpu on the report's device, and adds their rows to the report.
 
-    Raises RuntimeError if no test could be run.  chosen: expression for pytest's -k
+    Args:
+        report: Takes a row for each test.
+        chosen: Expression for pytest's -k.
+        workers: Processes of pytest-xdist; 0: this process alone.  Most of the time on a GPU is Triton's compiler.
+
+    Raises:
+        RuntimeError: no test could be run.
     """
     files = [str(path) for path in sorted((ROOT / "tests").glob("test_*.py")) if "mark.gpu" in path.read_text()]
     if not files:
@@ -58,11 +75,29 @@ def tests(report: Report, chosen: str = "") -> None:
     seen = _Collected(report)
     # The options in pyproject.toml are for running the whole suite on many cores, so they are cleared.
     status = pytest.main(["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "gpu", "-k", chosen,
-                          "--rootdir", str(ROOT), "--on", report.device.type, *files], plugins=[seen])
+                          "-n", str(workers), "--rootdir", str(ROOT), "--on", report.device.type, *files],
+                         plugins=[seen])
     if status == pytest.ExitCode.INTERRUPTED and report.left <= 0:
         report.left_out.append("the rest of the tests")
-    elif status not in ENDED or not seen.rows:
-        raise RuntimeError(f"pytest ended with {status!r} after {seen.rows} tests: nothing is shown by that.")
+    elif status not in ENDED or not seen.ended:
+        raise RuntimeError(f"pytest ended with {status!r} after {len(seen.ended)} tests: nothing is shown by that.")
+
+
+def software(device: torch.device) -> Iterator[Row]:
+    """Yields what this machine has of the packages, compilers and kernels that longgraft can use."""
+    for name in PACKAGES:
+        try:
+            yield Row("package", name, note=metadata.version(name))
+        except metadata.PackageNotFoundError:
+            yield Row("package", name, note="missing")
+    for name in ("c++", "nvcc"):
+        yield Row("compiler", name, note=shutil.which(name) or "missing")
+    text = compiled()
+    yield Row("kernels", "continuations of the text", note=str(text) if isinstance(text, NotBuilt) else "compiled")
+    for dtype in (torch.bfloat16, torch.float32) if device.type == "cuda" else ():
+        small = kernels_for(torch.empty(0, device=device).device, dtype)
+        yield Row("kernels", f"fused, {str(dtype)[6:]}", note=str(small) if isinstance(small, NotBuilt) else "compiled",
+                  ok=not isinstance(small, NotBuilt))
 
 
 def capability(machine: Machine, patience: float, side: int = 4096) -> Iterator[Row]:

@@ -82,12 +82,24 @@ def attention(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Seq
 
             actions: dict[str, Callable[[], object]] = {}
             for name, backend in backends(machine.dtype).items():
-                actions[name] = partial(over, backend)
-                if machine.device.type == "cuda":
-                    actions[f"{name}, recorded"] = recorded(actions[name])
+                try:
+                    actions |= _launches(name, partial(over, backend), machine.device)
+                except torch.AcceleratorError:      # the device is lost to this process
+                    raise
+                except RuntimeError as error:       # this backend refuses the shape; the others are still timed
+                    why = str(error).splitlines()[0][:110]
+                    yield Row(f"attention, {n} rows", f"{shape.name} {prefix:,} {name}", note=why, ok=False)
             spent = race(actions, machine.device, patience)
             for name in actions:
                 yield row(shape, machine, n, prefix, spent[name] / len(every), "attention", name, backend=name)
+
+
+def _launches(name: str, action: Callable[[], None], device: torch.device) -> dict[str, Callable[[], object]]:
+    """Returns the actions to time: launched one by one and, on a GPU, recorded.  Runs the action."""
+    action()
+    if device.type != "cuda":
+        return {name: action}
+    return {name: action, f"{name}, recorded": recorded(action)}
 
 
 def interpreted() -> bool:

@@ -1,4 +1,4 @@
-"""The embedded pair against plain decoding and against transformers' own generate, on long prompts of code."""
+"""A target and its head against plain decoding and against transformers' own generate, on long prompts of code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Task:
     """The prompts and answers to time.
 
     lengths: prompt tokens; new: tokens of an answer; repeats: number of times that each answer is decoded, of which the
-    fastest counts; graphs: as in `Settings`
+    fastest counts; graphs: as in `Settings`; model: a name, as of `load`; None: the embedded target
     """
 
     device: torch.device
@@ -42,6 +42,7 @@ class Task:
     new: int
     repeats: int = 2
     graphs: str = "auto"
+    model: str | None = None
 
     def texts(self, session: Session) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yields (length, prompt, the source's own continuation) for each length, from the beginning of the sources."""
@@ -80,7 +81,7 @@ def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain
 
 def _session(task: Task, name: str) -> Session:
     settings = Settings(method=name, device=str(task.device), dtype=task.dtype, graphs=task.graphs)
-    return assemble(LoadPlan.of(None, AUTO, settings)).session()
+    return assemble(LoadPlan.of(task.model, AUTO, settings)).session()
 
 
 def _fastest(session: Session, prompt: list[int], task: Task, sampling: Sampling) -> Generation:
@@ -137,7 +138,7 @@ def elsewhere(task: Task, static: bool, cudnn_last: bool, seconds: float) -> Ite
     """
     command = [sys.executable, "-m", "benchmarks", "baseline", "--device", str(task.device), "--dtype", task.dtype,
                "--prefix", ",".join(map(str, task.lengths)), "--new", str(task.new), "--minutes",
-               str(seconds / 60), *(["--static"] if static else [])]
+               str(seconds / 60), *(["--static"] if static else []), *(["--model", task.model] if task.model else [])]
     environment = {name: value for name, value in os.environ.items() if name != CUDNN}
     if cudnn_last:
         environment[CUDNN] = "1"

@@ -27,6 +27,7 @@ from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 ROWS = (1, 8, 16, 32, 64)
 DEEP = 9                # levels of the timed draft, including the root's
 FED = (1, 16)           # numbers of observed tokens that are fed
+STEP_FED = 4            # observed tokens that a whole step feeds: about as many as a good head has accepted
 SLOTS = (8, 20, 36, 52)     # numbers of slots that the drafter leaves free for retrieved nodes
 BUDGET = 60
 NEW = 16                # tokens of transformers' generate
@@ -93,6 +94,31 @@ def draft(bench: Bench) -> Iterator[Row]:
             yield bench.row(f"draft feed, {fed}", f"{bench.which} {prefix:,}", spent[str(fed)],
                             floors.draft_feed(network, prefix, fed), "and the root's candidates",
                             table="feeds", prefix=prefix, rows=fed)
+
+
+def step(bench: Bench) -> Iterator[Row]:
+    """A whole step of eagle3, with the host's time: feed, draft, and verify a tree of 60; beside a plain step.
+
+    The ratio is the number of tokens per step from which on the drafter pays.
+    """
+    rig = bench.rig
+    deep = rig.drafter(DEEP)
+    for prefix in bench.prefixes:
+        def drafted(prefix: int = prefix) -> None:
+            proposal = rig.draft(deep, prefix, STEP_FED)
+            rig.verify(proposal, prefix + STEP_FED)
+
+        spent = bench.race({"plain": partial(rig.verify, ProposalTree.root_only(0), prefix), "drafted": drafted})
+        plain = floors.target_pass(rig.target, prefix, 1)
+        case = f"{bench.which} {prefix:,}"
+        yield bench.row("plain step", case, spent["plain"], plain, rates(plain, spent["plain"]), prefix=prefix)
+        level = floors.draft_level(rig.network, prefix, deep.top_k)
+        parts = [floors.target_pass(rig.target, prefix, BUDGET), floors.draft_feed(rig.network, prefix, STEP_FED)]
+        parts += [level] * (DEEP - 1)
+        work = Work(sum(part.bytes for part in parts), sum(part.operations for part in parts))
+        ratio = spent["drafted"] / spent["plain"]
+        yield bench.row("drafted step", case, spent["drafted"], work, f"{ratio:.2f} of a plain step", prefix=prefix,
+                        ratio=ratio, levels=DEEP, fed=STEP_FED)
 
 
 def seeding(bench: Bench) -> Iterator[Row]:
@@ -220,8 +246,8 @@ def peer(bench: Bench) -> Iterator[Row]:
 
 ONCE = ("seeding", "peer")      # parts that are the same in every mode
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "rows": rows, "draft": draft, "seeding": seeding, "retrieval": retrieval, "merge": merge, "acceptance": acceptance,
-    "peer": peer}
+    "rows": rows, "draft": draft, "step": step, "acceptance": acceptance, "retrieval": retrieval, "merge": merge,
+    "seeding": seeding, "peer": peer}       # the most important first, because time on a GPU is scarce
 
 
 def costs(bench: Bench, found: Sequence[Row], source: str) -> Costs | None:

@@ -101,7 +101,7 @@ class Rig:
 
     def __init__(self, target: Target, network: Eagle3Network, longest: int, regions: Regions = EAGER) -> None:
         self.target, self.network, self.regions = target, network, regions
-        self.memory = Eagle3Cache(network, kernels=target.kernels, regions=regions)
+        self.memory = Eagle3Cache(network, kernels=target.kernels, regions=regions, fused=target.fused_kernels)
         self.wants = Wants(topk=WIDTH) | self.memory.wants
         self.verifier = Verifier(target, target.cache(longest + BEHIND), Greedy(), Clock(), regions)
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)     # the first pass makes the buffers
@@ -112,7 +112,7 @@ class Rig:
         self.draft(Eagle3Drafter(self.memory, Dense(), 1), 0, 1)
         fill(self.memory.cache)
 
-    def verify(self, tree: ProposalTree, prefix: int) -> Observation:
+    def verify(self, tree: Tree, prefix: int) -> Observation:
         """Runs a pass after this many tokens; the next pass does not depend on what it accepts."""
         self.verifier.cache.length = prefix
         return self.verifier.verify(tree, self.wants)

@@ -47,6 +47,14 @@ def pytest_collection_modifyitems(items) -> None:
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report) -> None:
+    """Ends a worker after a CUDA error, once it has reported it, because every later test would fail there, too."""
+    lost = report.failed and any(words in report.longreprtext for words in ("CUDA error", "AcceleratorError"))
+    if lost and "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(3)
+
+
 @pytest.fixture(scope="session")
 def device(request) -> torch.device:
     """Device of the tests marked gpu."""

@@ -65,13 +65,14 @@ class Copy:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
         self.destinations = {source: package.replace(".", "/") for package, source in project["package-dir"].items()}
         without = shutil.ignore_patterns("__pycache__")
-        for source, package in {**self.destinations, "tests": "tests"}.items():
+        for source, package in {**self.destinations, "benchmarks": "benchmarks", "tests": "tests"}.items():
             shutil.copytree(ROOT / source, self.root / package, ignore=without)
         shutil.copy(ROOT / "pyproject.toml", self.root)
         shutil.copytree(ROOT / "docs", self.root / "docs", ignore=shutil.ignore_patterns("results"))  # tests read them
 
         packages = [self.root / package for package in self.destinations.values()]
         self.files = {path for package in packages for path in package.rglob("*") if path.is_file()}
+        self.files |= set((self.root / "benchmarks").rglob("*.sh"))     # the names in its Python files are not unique
         self.symbols: defaultdict[str, list[Span]] = defaultdict(list)
         for path in self.files:
             if path.suffix == ".py":

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,17 +20,12 @@ from benchmarks.modes import MODES
 from benchmarks.report import Report, Row
 from benchmarks.shapes import SHAPES
 from benchmarks.texts import numbered
-from benchmarks.training import carried, encode
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
 from longgraft.config.settings import Settings
 from longgraft.kernels.packed_weight import BLOCK_TYPES
 from longgraft.loading import assemble
 from longgraft.methods.load_plan import LoadPlan
-from longgraft.methods.needs import embedded
-from longgraft.target_model.weights import read_config
-from longgraft.yarn_drafters.checkpoint import load_head
-from longgraft.yarn_drafters.layouts import TargetShape
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[1]
@@ -108,11 +99,14 @@ def test_a_part_that_raises_fails_the_command_and_not_the_other_parts(tmp_path, 
         yield from parts.merge(bench)
         raise RuntimeError("the third kernel is gone")
 
-    monkeypatch.setattr(program, "PARTS", {"rows": broken, "acceptance": parts.acceptance})
-    done = CliRunner().invoke(program.app, ["time", "--shape", "qwen3-8b", "--device", "cpu", "--out", str(tmp_path)])
+    for name in parts.PARTS.keys() - {"rows", "acceptance"}:
+        monkeypatch.delitem(parts.PARTS, name)
+    monkeypatch.setitem(parts.PARTS, "rows", broken)
+    given = ["parts", "--shape", "qwen3-8b", *QUICK, "--mode", "eager,graphs", "--out", str(tmp_path)]
+    done = CliRunner().invoke(program.app, given)
     assert done.exit_code == 1
     assert "FAILED rows of toy-Qwen3-8B eager: RuntimeError: the third kernel is gone" in done.output
-    found = json.loads((tmp_path / "time.json").read_text())
+    found = json.loads((tmp_path / "parts.json").read_text())
     assert {each["part"] for each in found["failures"]} == {f"rows of toy-Qwen3-8B {mode}" for mode in MODES[:2]}
     assert any("acceptance" in row["part"] for row in found["rows"])
 
@@ -160,33 +154,14 @@ def test_prompts_of_32k_are_in_the_checkout_and_repeat_themselves_as_text_does()
     assert len(ids) == 32_768 and 0.02 < len(set(ids)) / len(ids) < 0.3
 
 
-def test_a_carried_corpus_equals_the_encoded_one(tmp_path):
-    (tmp_path / "a.py").write_text("def add(a, b):\n    return a + b\n" * 9)
-    made = encode([tmp_path / "a.py"], tmp_path / "corpus.npz")
-    found = carried(tmp_path / "corpus.npz")
-    assert found.tokens.tolist() == made.tokens.tolist() and found.types == made.types
-    with pytest.raises(ValueError, match=r"gone\.npz is missing, the text to train on"):
-        carried(tmp_path / "gone.npz")
-
-
-@pytest.mark.slow
-def test_the_embedded_head_is_trained_further(tmp_path):
-    done = CliRunner().invoke(program.app, ["train", "--what", "drafter", "--device", "cpu", "--out", str(tmp_path)])
-    assert done.exit_code == 0, done.output
-    shape = TargetShape.of(read_config(str(embedded("target")), "embedded"))
-    ours, shipped = (load_head(folder, shape) for folder in (tmp_path / "head", embedded("drafter")))
-    assert (ours.config.rope, ours.config.max_positions) == (shipped.config.rope, 65_536)
-    assert not torch.equal(ours.fc.weight, shipped.fc.weight)
-
-
 PROGRAMS = {     # further options of a rehearsal, and the parts that its table must have
     "check": (["-k", "(bit and split) or split-float32 or (recorded_pass and llama) or qwen2-graft-single"],
               {"copy", "product, 64 rows", "every backend equals float64", "toys equal plain decoding"}),
-    "time": (["--shape", "llama-3.1-8b"],
-             {"pass, 64 rows", "draft level", "prefill", "seeding", "attention, 64 rows", "acceptance, 60 rows",
-              "transformers"}),
-    "pair": ([], {f"{dtype} {mode}" for dtype in ("float32", "bfloat16") for mode in ("greedy", "replay")}),
-    "train": ([], {"training step", "training"})}
+    "parts": (["--toy", "--prefix", "64,256", "--patience", "0.01", "--mode", "eager,graphs"],
+              {"pass, 64 rows", "draft level", "plain step", "drafted step", "prefill", "seeding", "attention, 64 rows",
+               "acceptance, 60 rows", "transformers"}),
+    "plans": (["--toy", "--prefix", "64", "--patience", "0"], {"kernel, 8 rows"}),
+    "pair": ([], {f"{dtype} {mode}" for dtype in ("float32", "bfloat16") for mode in ("greedy", "replay")})}
 
 
 def rows_of(name: str, folder: Path) -> list[dict]:
@@ -198,7 +173,7 @@ def rows_of(name: str, folder: Path) -> list[dict]:
     return found["rows"]
 
 
-@pytest.mark.parametrize("name", ["check", "time", "pair"])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     """transformers' generate runs in its own process only once, because that takes seconds."""
     real = pairs.elsewhere
@@ -207,7 +182,7 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     done = CliRunner().invoke(program.app, [name, "--device", "cpu", *PROGRAMS[name][0], "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     rows = rows_of(name, tmp_path)
-    if name == "time":
+    if name == "parts":
         assert all(row["part"] in done.output for row in rows)
         assert {*parts.PARTS, "attention"} <= {each.name for each in program.app.registered_commands}
         for row in rows:
@@ -217,17 +192,3 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     if name == "pair":
         methods = {row["figures"]["method"] for row in rows}
         assert methods == {"ar", "eagle3", "graft", "graft-x", "transformers"}
-
-
-@pytest.mark.slow
-def test_a_script_runs_from_a_bare_checkout_and_the_others_are_like_it(tmp_path):
-    """bare.sh makes sure that no installed longgraft is used."""
-    lines = {re.sub(r"\d+", "N", (ROOT / f"benchmarks/gpu/{name}.sh").read_text().replace(f" {name} ", " NAME "))
-             for name in PROGRAMS}
-    assert len(lines) == 1 and 'bounded N NAME "$@"' in lines.pop()
-    environment = {**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "benchmarks/gpu/train.sh", "--device", "cpu"], cwd=ROOT, capture_output=True,
-                          text=True, env=environment)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert rows_of("train", tmp_path)
-    assert (tmp_path / "model.safetensors").stat().st_size and (tmp_path / "training.jsonl").exists()

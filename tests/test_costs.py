@@ -11,10 +11,12 @@ from itertools import pairwise
 import pytest
 import torch
 from toys.models import toy_model, toy_network, toy_target
+from toys.recorder import recorder
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
 from longgraft.budget.cost_model import KEPT_CURVES, TABLES, Costs, LiveCosts
+from longgraft.runtime.cuda_graphs import Regions
 from longgraft.target_model.model import Target
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
@@ -228,6 +230,14 @@ def test_costs_not_measured_for_want_of_time_are_named_and_interpolated():
     assert set(costs.passes) == {64} and set(costs.passes[64]) == {1, 16} and set(costs.levels[64]) == {8}
     assert "not, for want of time: feeds of 1 at 8, " in costs.source and "passes of 2 at 64" in costs.source
     assert costs.verify(1, 64) <= costs.verify(4, 64) <= costs.verify(16, 64)
+
+
+def test_few_sizes_are_recorded_to_measure_costs():
+    """Each recorded size takes time that no limit bounds, within a request."""
+    made = []
+    regions = Regions(lambda region: made.append(1) or recorder(region))
+    costs = measure(toy_target(), toy_parts().head, [8, 64], 0.0, regions)
+    assert set(costs.passes[64]) == {1, 60} and set(costs.levels[64]) == {8} and len(made) < 20
 
 
 def test_prefixes_are_measured_as_far_as_positions_go():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from itertools import cycle
 
 import pytest
@@ -25,7 +27,7 @@ from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
-from longgraft.runtime.cuda_graphs import EAGER, MOST, Regions
+from longgraft.runtime.cuda_graphs import EAGER, MOST, NotRecorded, Regions, _warm
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.fused_modules import FusedModules
 from longgraft.target_model.model import Target
@@ -332,9 +334,34 @@ def test_only_the_last_sampling_settings_stay_recorded():
 
 def test_there_are_never_more_recordings_than_can_be_held():
     calls, regions = [], Regions(lambda region: (lambda: None, region()))
-    for key in range(MOST + 5):
-        assert regions(key, lambda: calls.append(1) or 7) == 7
-    assert regions.recorded == MOST and len(calls) == MOST + 5
+    with pytest.warns(UserWarning, match=f"longgraft has recorded {MOST} CUDA graphs, the most") as said:
+        for key in range(MOST + 5):
+            assert regions(key, lambda: calls.append(1) or 7) == 7
+    assert regions.recorded == MOST and len(calls) == MOST + 5 and len(said) == 1
+
+
+def test_a_region_that_waits_is_refused_and_other_threads_may_wait(monkeypatch):
+    """The pretend CUDA warns about a wait in its mode "warn", as torch does, whichever thread waits."""
+    modes = ["default"]
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def wait() -> None:
+        assert modes[-1] != "error", "an error would end the request of another thread"
+        if modes[-1] == "warn":
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+    def elsewhere() -> None:
+        other = threading.Thread(target=wait)
+        other.start()
+        other.join()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _warm(elsewhere)
+        with pytest.raises(NotRecorded, match=r"waits for the device, at .*test_fixed\.py:\d+"):
+            _warm(wait)
+    assert modes[-1] == "default"
 
 
 def test_one_tree_goes_to_the_device_in_one_copy_and_comes_back_whole(monkeypatch):

@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING
 from transformers.models.llama import modeling_llama
 
 from longgraft.kernels.build import NotBuilt
-from longgraft.target_model.fused_modules import FusedModules, fused, kernels_for, wrong_ones
+from longgraft.target_model.fused_modules import FusedModules, differences, fused, kernels_for
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, gate_of, norm_of, tables_of, turned
 
 HALF = [torch.float32, torch.bfloat16]
@@ -189,9 +189,9 @@ def test_kernels_that_compute_something_else_are_named(dtype):
         kernels = Torch()
         right = getattr(kernels, name)
         setattr(kernels, name, lambda *args: wrong(right, *args))
-        return wrong_ones(kernels, torch.device("cpu"), dtype)
+        return list(differences(kernels, torch.device("cpu"), dtype))
 
-    assert wrong_ones(Torch(), torch.device("cpu"), dtype) == []
+    assert differences(Torch(), torch.device("cpu"), dtype) == {}
     assert other("norm", lambda norm, x, weight, epsilon, form: norm(x, weight, epsilon, "from one")) == [
         "rounded norm", "wide norm"]
     assert other("gated", lambda gated, gate, up, name: gated(up, gate, name)) == ["silu", "tanh"]

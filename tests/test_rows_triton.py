@@ -16,7 +16,7 @@ import torch
 from toys.models import FAMILIES, toy_model
 
 from longgraft.kernels import fused_triton
-from longgraft.target_model.fused_modules import FusedModules, wrong_ones
+from longgraft.target_model.fused_modules import FusedModules, differences
 from longgraft.target_model.module_forms import ACTIVATIONS, DTYPES, NORMS, turned
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -109,7 +109,7 @@ def test_rows_are_written_where_they_belong_and_nowhere_else(dtype):
 
 @EACH
 def test_no_kernel_fails_its_own_check(dtype):
-    assert wrong_ones(fused_triton, DEVICE, dtype) == []
+    assert differences(fused_triton, DEVICE, dtype) == {}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from longgraft.yarn_drafters.training.recipe import Stage
 
 TRAINERS = {
     "drafter": (DRAFTER, DrafterTrainer), "medusa": (MEDUSA, MedusaTrainer),
-    "untied": (dataclasses.replace(MEDUSA, tied=False), MedusaTrainer),
+    "untied": (replace(MEDUSA, tied=False), MedusaTrainer),
     "dflash": (BLOCKS, BlockTrainer), "longspec": (LONGSPEC, LongSpecTrainer),
 }
 
@@ -45,7 +46,7 @@ def losses_of(figures: dict) -> list[float]:
 def test_a_step_has_the_losses_of_a_float32_target_and_is_measured(name, bf16, tmp_path):
     """Compares the losses up to the precision of bfloat16."""
     recipe, trainer = TRAINERS[name]
-    recipe = dataclasses.replace(recipe, bf16=bf16, valid_rows=1, valid_length=32, mat_prompts=1, mat_tokens=4)
+    recipe = replace(recipe, bf16=bf16, valid_rows=1, valid_length=32, mat_prompts=1, mat_tokens=4)
     corpus, found = counting(), []
     for target in (toy_target("qwen3"), halved()):
         run = trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path, corpus)
@@ -55,6 +56,19 @@ def test_a_step_has_the_losses_of_a_float32_target_and_is_measured(name, bf16, t
         assert "code_mat" in measured
         found.append(torch.tensor(losses_of(figures)))
     torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
+
+
+def test_a_run_ends_in_time_to_write_its_result(tmp_path, monkeypatch):
+    monkeypatch.setattr("longgraft.yarn_drafters.training.loop.WRITING", 0.5)
+    recipe, trainer = TRAINERS["drafter"]
+    recipe = replace(recipe, total_tokens=1000 * recipe.tokens_per_step)
+    target, corpus = toy_target("qwen3"), counting()
+    run = trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path)
+    run.run(time.monotonic() + 2.5)
+    assert run.state.elapsed > 1.0 and run.state.step < 1000
+    late = trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path / "late")
+    with pytest.raises(ValueError, match=r"took all the time of --minutes, less 0 s .* Give more minutes"):
+        late.run(time.monotonic())
 
 
 @pytest.mark.parametrize("name", TRAINERS)
@@ -76,7 +90,7 @@ def test_a_resumed_run_has_the_rates_of_its_recipe_and_not_of_the_checkpoint(nam
     recipe, trainer = TRAINERS[name]
     target, corpus, rates = toy_target("qwen3"), counting(), []
     for factor in (1.0, 0.5):
-        mine = dataclasses.replace(recipe, muon_lr=factor * recipe.muon_lr, adam_lr=factor * recipe.adam_lr)
+        mine = replace(recipe, muon_lr=factor * recipe.muon_lr, adam_lr=factor * recipe.adam_lr)
         run = trainer(mine, target, trainer.fresh(mine, target, corpus), corpus, tmp_path)
         assert run.resume() == (factor < 1)
         run.state.tokens = 0        # at the same place of the schedule
@@ -99,7 +113,7 @@ def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path):
     """Its blocks multiply, and a warm start copies their floats."""
     write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat sat on the mat. " * 60}))
-    recipe = dataclasses.replace(DRAFTER, stages=(Stage(32),), total_tokens=256, heads=None, kv_heads=None,
+    recipe = replace(DRAFTER, stages=(Stage(32),), total_tokens=256, heads=None, kv_heads=None,
                                  head_dim=None, intermediate=None, bf16=True, features=str(tmp_path / "features"))
     DrafterTrainer.train(recipe, tmp_path / "toy.gguf", [tmp_path / "rows.jsonl"], [], tmp_path / "out")
     target = load_target(ModelSource(str(tmp_path / "toy.gguf")), Settings()).target

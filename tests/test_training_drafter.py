@@ -62,6 +62,17 @@ def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monk
         torch.testing.assert_close(fast, reference, atol=1e-5, rtol=1e-4)
 
 
+def test_fast_attention_of_a_gpu_fits_torchs_kernels():
+    """Shapes alone: the meta device has neither numbers nor a GPU's kernel, but its signatures."""
+    with torch.device("meta"):
+        q, k, v = (torch.empty(2, 4, 64, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        own = [torch.empty(3, 2, 4, 64, 16, dtype=torch.bfloat16, requires_grad=True) for _ in range(2)]
+    out = _joint_flash(q, k, v, *own, 0.25)
+    assert out.shape == q.shape
+    out.sum().backward()
+    assert all(each.grad.shape == each.shape for each in (q, k, v, *own))
+
+
 def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor, features: torch.Tensor,
             positions: torch.Tensor, learnt: torch.Tensor | None = None) -> StepFigures:
     """Returns the figures of a training-time test whose target has the final states features[..., :32]."""

@@ -1,6 +1,7 @@
-# Sourced by the four scripts, so that they run from a bare checkout, where longgraft is not installed.
+# Sourced by the scripts beside it, so that they run from a bare checkout, where longgraft is not installed.
 # Python sees one folder with the whole package, including yarn_drafters, prefill and eval.  It does not see the
-# checkout, whose longgraft/ lacks them.  OUT: folder of the results.  Arguments are passed on.
+# checkout, whose longgraft/ lacks them.  OUT: folder of the results.  WHEELS: folder with packages that the machine
+# lacks.  PYTHON: the interpreter.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 map=$(mktemp -d)
@@ -8,14 +9,34 @@ trap 'rm -rf "$map"' EXIT
 mkdir "$map/longgraft"
 ln -s "$root"/longgraft/* "$root"/yarn_drafters "$root"/prefill "$root"/eval "$map/longgraft/"
 ln -s "$root/benchmarks" "$map/benchmarks"
-export PYTHONPATH="$map" PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+export PYTHONPATH="$map${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 OUT=${OUT:-$root/results}
+mkdir -p "$OUT"
 python=${PYTHON:-python3}
+if [ -n "${WHEELS:-}" ]; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --target "$map/site" "$WHEELS"/*.whl
+    PYTHONPATH=$PYTHONPATH:$map/site
+fi
 read -r seen card < <("$python" -P -c "import longgraft, torch; print(longgraft.__path__[0], torch.cuda.is_available())")
 [ "$seen" = "$map/longgraft" ] || { echo "python sees longgraft at $seen, not this checkout's" >&2; exit 1; }
 # Without a GPU the kernel is rehearsed in Triton's interpreter.
 [ "$card" = True ] || export TRITON_INTERPRET=1
+
+# assemble MODEL: joins the pieces in $work/pieces to the file that `--model MODEL` finds in the cache.
+assemble() {
+    local file=$LONGGRAFT_CACHE/models/$1.gguf
+    mkdir -p "${file%/*}"
+    [ -f "$file" ] || cat "$work"/pieces/p* > "$file"
+    sha256sum "$file"
+}
+
+# longgraft SECONDS COMMAND...: runs the command line's COMMAND, and interrupts it after so many seconds.
+longgraft() {
+    local seconds=$1
+    shift
+    timeout -s INT -k 20 "$seconds" "$python" -P -c 'from longgraft.cli.app import main; main()' "$@"
+}
 
 # bounded SECONDS COMMAND...: runs python -m benchmarks COMMAND, and ends it if it does not end by itself.
 bounded() {

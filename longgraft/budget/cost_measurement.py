@@ -39,7 +39,9 @@ from longgraft.yarn_drafters.network import Eagle3Network
 PREFIXES = (256, 2048)      # tokens
 # Rows of a target pass; the first two are always measured.  Blocks of rows often end at 8 and 16, hence 9 and 17.
 ROWS = (1, 16, 2, 8, 9, 17, 60)
-WIDTHS = (8, 2)         # nodes that a draft level feeds
+# Recorded passes are padded to few sizes and cost nearly the same; each would be recorded, which no limit bounds.
+RECORDED_ROWS = (1, 60)
+WIDTHS = (8, 2)         # nodes that a draft level feeds; if recorded, only the first
 FED = (1, 16)           # observed tokens that are fed
 LEVELS = 2              # expansions of the draft that is timed
 SHARE = 0.05            # share of the free memory that the caches of zeros may take
@@ -128,6 +130,8 @@ class _Rig:
     def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int],
                  regions: Regions) -> None:
         self.target, self.regions = target, regions
+        self.rows: Sequence[int] = RECORDED_ROWS if regions.fixed else ROWS
+        self.widths = WIDTHS[:1] if regions.fixed else WIDTHS
         most = max(*ROWS, *FED, SIZES[-1] if regions.fixed else 0) + LEVELS + 1
         positions = [target.max_positions, *([network.config.max_positions] if network else [])]
         room = int(SHARE * free_bytes(target.device) / target.cache_bytes_per_token())
@@ -142,7 +146,7 @@ class _Rig:
         seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)
         _zero(self.verifier.cache)
         self.actions = dict(self._passes())
-        self.needed = [("passes", longest, rows) for rows in ROWS[:2]]
+        self.needed = [("passes", longest, rows) for rows in self.rows[:2]]
         if memory is not None:
             self.features = {layer: rows.new_zeros(1, rows.shape[1]) for layer, rows in seen.hidden.items()}
             self.actions |= dict(self._drafts(memory, most))
@@ -151,7 +155,7 @@ class _Rig:
         self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
 
     def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
-        for rows in ROWS:       # two chains side by side give a pass with a mask, like that of a tree
+        for rows in self.rows:      # two chains side by side give a pass with a mask, like that of a tree
             tree = ProposalTree.build(list(range(rows)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
                                       [ROOT] + [DRAFT] * (rows - 1))
             for length in self.lengths:
@@ -163,7 +167,7 @@ class _Rig:
 
     def _drafts(self, memory: Eagle3Cache, most: int) -> Iterator[tuple[Point, Callable[[], object]]]:
         root = Eagle3Drafter(memory, Dense(), 1, WIDTHS[0])
-        deep = {width: Eagle3Drafter(memory, Dense(), 1 + LEVELS, width) for width in WIDTHS}
+        deep = {width: Eagle3Drafter(memory, Dense(), 1 + LEVELS, width) for width in self.widths}
         memory.reset(self.lengths[0] + most)
         self._draft(root, 0, 1)
         _zero(memory.cache)
@@ -171,7 +175,7 @@ class _Rig:
             for rows in FED:
                 yield ("feeds", length, rows), partial(self._draft, root, length, rows)
             yield ("heads", length, WIDTHS[0]), partial(self._draft, root, length)
-            for width in WIDTHS:
+            for width in self.widths:
                 yield ("levels", length, width), partial(self._draft, deep[width], length)
 
     def _draft(self, drafter: Eagle3Drafter, length: int, fed: int = 0) -> None:

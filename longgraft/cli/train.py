@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -28,6 +29,8 @@ Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is 
 Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU.")]
 Rate = Annotated[Optional[float], typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that.")]  # noqa: UP045
+Minutes = Annotated[Optional[float], typer.Option(  # noqa: UP045
+    min=0, help="Minutes after which the result is written, loading included; the schedule follows this clock.")]
 Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded.")]
 
@@ -54,10 +57,12 @@ def train_target(
 def _distilling(name: str, module: str, trainer: str, help: str, example: str = "chats.jsonl") -> None:
     """Makes the command `train NAME` of a trainer, whose module is imported when it runs."""
     def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
-                tokens: Tokens = None, learning_rate: Rate = None, device: Device = None, dtype: Dtype = None) -> None:
+                tokens: Tokens = None, minutes: Minutes = None, learning_rate: Rate = None, device: Device = None,
+                dtype: Dtype = None) -> None:
+        until = _until(minutes)
         kind = getattr(import_module(f"longgraft.yarn_drafters.training.{module}"), trainer)
         made = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
-        print(kind.train(made, model or EMBEDDED, _found(data), _found(valid or []), out, _dtype(dtype, device)))
+        print(kind.train(made, model or EMBEDDED, _found(data), _found(valid or []), out, _dtype(dtype, device), until))
 
     train.command(name, help=help, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B --data {example} "
                                           "--out run")(command)
@@ -78,8 +83,8 @@ def train_extend(
     to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
     original: Annotated[Optional[str], typer.Option(  # noqa: UP045
         help="Length the head was trained at; default: what its config says.")] = None,
-    valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None, learning_rate: Rate = None,
-    device: Device = None, dtype: Dtype = None,
+    valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None, minutes: Minutes = None,
+    learning_rate: Rate = None, device: Device = None, dtype: Dtype = None,
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
     from longgraft.models.places import place_of
@@ -87,6 +92,7 @@ def train_extend(
     from longgraft.yarn_drafters.layouts import TargetShape
     from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe
 
+    until = _until(minutes)
     kind, length = _dtype(dtype, device), _number(to)
     assert length is not None
     target = place_of(model)
@@ -94,7 +100,7 @@ def train_extend(
     shape, longest = TargetShape.of(config), _positions(config)
     made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
                             device=device, **_rates(learning_rate))
-    print(DrafterTrainer.train(made, target.name, _found(data), _found(valid or []), out, kind))
+    print(DrafterTrainer.train(made, target.name, _found(data), _found(valid or []), out, kind, until))
 
 
 @train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie --documents texts/ "
@@ -188,6 +194,11 @@ def _number(text: str | None) -> int | None:
     if not 1 <= number <= MOST:
         raise ValueError(f"{text!r} is no number from 1 to {MOST:,}, such as 65536, 64k or 100m.")
     return number
+
+
+def _until(minutes: float | None) -> float | None:
+    """Returns the time, as in `time.monotonic`, at which so many minutes have passed."""
+    return None if minutes is None else time.monotonic() + 60 * minutes
 
 
 def _rates(rate: float | None) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
 
 
 def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
-    """Returns (the target with its kernels, a note if they were asked for and there are none)."""
+    """Returns (the target with its kernels, notes on kernels that were asked for and are missing)."""
     kernels = _kernels(settings, model)
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     if not isinstance(kernels, CpuKernels) and (asked := [
@@ -154,8 +154,12 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
     target = Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
                     small if isinstance(small, FusedModules) else None,
                     dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
-    slow = f"no compiled kernels: {kernels}; torch decodes, more slowly"
-    return target, (slow,) if isinstance(kernels, NotBuilt) else ()
+    notes = []
+    if isinstance(kernels, NotBuilt):
+        notes.append(f"no compiled kernels: {kernels}; torch decodes, more slowly")
+    if isinstance(small, NotBuilt):
+        notes.append(f"no fused kernels: {small}; norms, gated products and rotations take several launches each")
+    return target, tuple(notes)
 
 
 def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.util
 import threading
 import warnings
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO, TypeVar
 
 import torch
 
@@ -22,6 +23,7 @@ Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 
 MOST = 256      # most recordings per session: each has its own memory pool
 WARM = 2        # warm-up runs before a recording
+SYNC = "called a synchronizing CUDA operation"      # torch's warning
 
 
 class NotRecorded(RuntimeError):
@@ -42,6 +44,7 @@ class Regions:
         self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
+        self._told = False      # that there is no room for further recordings
 
     @property
     def fixed(self) -> bool:
@@ -55,7 +58,10 @@ class Regions:
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
         """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
-        if self._recorder is None or (key not in self.recordings and len(self.recordings) >= MOST):
+        if self._recorder is None:
+            return region()
+        if key not in self.recordings and len(self.recordings) >= MOST:
+            self._say_that_it_is_full()
             return region()
         if key not in self.recordings:
             try:
@@ -68,6 +74,12 @@ class Regions:
         replay, returned = self.recordings[key]
         replay()
         return returned
+
+    def _say_that_it_is_full(self) -> None:
+        if not self._told:
+            self._told = True
+            warnings.warn(f"longgraft has recorded {MOST} CUDA graphs, the most that it keeps; further parts of a step "
+                          "are launched kernel by kernel, with the same results", stacklevel=4)
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
         """Runs the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
@@ -131,13 +143,40 @@ def _warm(region: Callable[[], Any]) -> None:
         from triton.errors import TritonError
 
         failures = RuntimeError, TritonError
-    before = torch.cuda.get_sync_debug_mode()
     try:
-        for last in range(WARM):
-            if last == WARM - 1:
-                torch.cuda.set_sync_debug_mode("error")
+        for _ in range(WARM - 1):
+            region()
+        with _syncs_of_this_thread() as syncs:
             region()
     except failures as error:
         raise NotRecorded(str(error).strip() or type(error).__name__) from error
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+    if syncs:
+        raise NotRecorded(f"a part of a step waits for the device, at {syncs[0]}")
+
+
+@contextmanager
+def _syncs_of_this_thread() -> Iterator[list[str]]:
+    """Collects the places in this thread's code that wait for the device.
+
+    torch's check covers the whole process, so it only warns: as an error it would end other threads' requests, which
+    may wait.  Their warnings are dropped.
+    """
+    own, places = threading.get_ident(), list[str]()
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def collect(message: Warning | str, category: type[Warning], filename: str, lineno: int,
+                    file: TextIO | None = None, line: str | None = None) -> None:
+            if SYNC not in str(message):
+                show(message, category, filename, lineno, file, line)
+            elif threading.get_ident() == own:
+                places.append(f"{filename}:{lineno}")
+
+        warnings.showwarning = collect
+        warnings.filterwarnings("always", message=f".*{SYNC}")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)

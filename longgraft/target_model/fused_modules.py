@@ -153,16 +153,19 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
     except ImportError as error:
         return NotBuilt(f"triton cannot be imported ({error})")
     try:
-        wrong = wrong_ones(fused_triton, device, dtype)
+        wrong = differences(fused_triton, device, dtype)
     except (TritonError, RuntimeError, OSError, ImportError, subprocess.SubprocessError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return NotBuilt(f"triton could not compile them ({reason})")
-    return NotBuilt(f"{', '.join(wrong)} differed from torch") if wrong else fused_triton
+    if wrong:
+        found = ", ".join(f"{name} by up to {farthest:.2g}" for name, farthest in wrong.items())
+        return NotBuilt(f"these differ from torch: {found}")
+    return fused_triton
 
 
 @torch.no_grad()
-def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> list[str]:
-    """Returns the names of the kernels whose results differ from torch's on this device by more than rounding."""
+def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
+    """Returns the kernels whose results differ from torch's on this device by more than rounding: name -> how far."""
     x, gate, up = numbers(3, 3, 2100, dtype=dtype, seed=0).to(device)
     weight, (cos, sin) = 1 + up[0], numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
     q, k = numbers(1, 3, 6, 24, dtype=dtype, seed=2).to(device).transpose(1, 2).split([4, 2], dim=1)
@@ -177,8 +180,11 @@ def wrong_ones(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> li
     pairs["written rows"] = torch.cat([keys, values]), torch.cat(
         [each.index_copy(2, rows, new) for each, new in zip(buffers, (k, -k), strict=True)])
     tolerance = max(4 * torch.finfo(dtype).eps, 4e-6)
-    return [name for name, (found, expected) in pairs.items()
-            if not torch.allclose(found, expected, tolerance, tolerance)]
+    wrong = {}
+    for name, (found, expected) in pairs.items():
+        if not torch.allclose(found, expected, tolerance, tolerance):
+            wrong[name] = float((found.float() - expected.float()).abs().max())
+    return wrong
 
 
 def fused(model: nn.Module) -> FusedModules | NotBuilt:

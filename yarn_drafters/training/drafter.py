@@ -27,7 +27,7 @@ from longgraft.yarn_drafters.training.features import FeatureStore
 from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.frozen import DistillingTrainer, check_logits, observed
 from longgraft.yarn_drafters.training.loop import Figures
-from longgraft.yarn_drafters.training.objective import LOGIT_SLOTS, TargetOutputs, training_time_test
+from longgraft.yarn_drafters.training.objective import TargetOutputs, logit_slots, training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
 
 
@@ -89,7 +89,7 @@ class DrafterTrainer(DistillingTrainer):
         with self.recipe.autocast(self.device) if casts else nullcontext():
             features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
             choice = torch.cat([self.target.logits(block).argmax(-1)
-                                for block in hidden.flatten(0, 1).split(LOGIT_SLOTS)])
+                                for block in hidden.flatten(0, 1).split(logit_slots(self.device))])
         return TargetOutputs(features, hidden, choice.view_as(tokens))
 
 

@@ -89,7 +89,7 @@ class DistillingTrainer(Trainer):
 
     @classmethod
     def train(cls, recipe: Any, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
-              dtype: torch.dtype = torch.float32) -> Path:
+              dtype: torch.dtype = torch.float32, until: float | None = None) -> Path:
         """Trains in folder `out`, or resumes there.
 
         Args:
@@ -98,6 +98,7 @@ class DistillingTrainer(Trainer):
             data, valid: Training and validation text; see `read_documents`.
             out: Folder of the run.
             dtype: Number type of the frozen target.
+            until: Time of `time.monotonic` at which the result shall be written; the schedule follows it.
 
         Returns:
             The drafter's folder.
@@ -106,7 +107,7 @@ class DistillingTrainer(Trainer):
         with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
             run = cls(recipe, given.target, cls.fresh(recipe, given.target, given.corpus), given.corpus, out,
                       given.unseen, given.world)
-            run.run(target=name, corpus_tokens=len(given.corpus.tokens),
+            run.run(until, target=name, corpus_tokens=len(given.corpus.tokens),
                     parameters=sum(p.numel() for p in run.network.parameters()))
             if given.world.first:
                 run.write(out / cls.folder)

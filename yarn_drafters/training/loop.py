@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
 from longgraft.yarn_drafters.training.streams import TokenStream, grouped_documents, mixed_documents
+
+WRITING = 15.0      # seconds reserved for the last measurement and for writing the result
 
 Figures = dict[str, float | list[float]]
 
@@ -115,6 +117,20 @@ class Trainer(ABC):
         by_clock = self.state.elapsed / (60 * budget) if budget else 0.0
         return min(1.0, max((self.state.tokens + ahead) / self.recipe.total_tokens, by_clock))
 
+    def _end_at(self, until: float | None) -> None:
+        """Sets the run's time so that its result is written by `until`, as in `time.monotonic`; None: as it was.
+
+        Raises:
+            ValueError: loading has left no time for a step.
+        """
+        if until is None:
+            return
+        left = until - time.monotonic() - WRITING
+        if left <= 0:
+            raise ValueError("Reading the texts and the target took all the time of --minutes, less "
+                             f"{WRITING:.0f} s for writing the result. Give more minutes.")
+        self.recipe = replace(self.recipe, budget_minutes=(self.state.elapsed + left) / 60)
+
     def step(self) -> Figures:
         """Takes one optimizer step over all processes; returns the mean figures of this process's rows."""
         recipe, state = self.recipe, self.state
@@ -203,10 +219,16 @@ class Trainer(ABC):
         return ValueError(f"The checkpoint {path} cannot be resumed ({reason(error)}).\n"
                           "Delete it to start again, or give --out another folder.")
 
-    def run(self, **about: Any) -> None:
-        """Resumes or starts, and steps until the progress is 1.  about: fields of the log's first line."""
+    def run(self, until: float | None = None, **about: Any) -> None:
+        """Resumes or starts, and steps until the progress is 1.
+
+        Args:
+            until: Time of `time.monotonic` at which the result shall be written; None: the recipe decides alone.
+            about: Fields of the log's first line.
+        """
         first = self.world.first
         resumed = self.resume()
+        self._end_at(until)
         if first:
             (self.out / "recipe.json").write_text(json.dumps(asdict(self.recipe), indent=1) + "\n", encoding="utf-8")
             log(self.out, {"event": "resumed" if resumed else "started", "torch": torch.__version__,

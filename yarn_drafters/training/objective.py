@@ -18,9 +18,16 @@ from torch.utils.checkpoint import checkpoint
 
 from longgraft.yarn_drafters.network import Eagle3Network
 
-LOGIT_SLOTS = 512   # slots whose [slots, D] logits exist at once
+LOGIT_SLOTS = 512       # slots whose [slots, D] logits exist at once on a CPU: they stay in its caches
+GPU_LOGIT_SLOTS = 8192  # the same on a GPU, where launches for few slots take longer than their products
 QUERY_SLOTS = 1024  # slots whose attention weights exist at once
+aten = torch.ops.aten
 DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
+
+
+def logit_slots(device: torch.device) -> int:
+    """Returns the number of slots whose logits are computed at once on this device."""
+    return LOGIT_SLOTS if device.type == "cpu" else GPU_LOGIT_SLOTS
 
 
 @dataclass
@@ -39,8 +46,13 @@ class _StepRows:
         if len(keys) == 1:
             return F.scaled_dot_product_attention(q, keys[0], values[0], is_causal=True, scale=self.scale)
         own_keys, own_values = torch.stack(keys[1:]), torch.stack(values[1:])
-        function = _joint_flash if q.device.type == "cpu" else joint_attention
+        function = _joint_flash if _has_flash(q) else joint_attention
         return function(q, keys[0], values[0], own_keys, own_values, self.scale)
+
+
+def _has_flash(q: Tensor) -> bool:
+    """Returns True if torch has a flash kernel for these queries: on a GPU only in half precision."""
+    return q.device.type == "cpu" or (q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16))
 
 
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
@@ -70,7 +82,7 @@ def _joint_block(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, 
 
 
 class _JointFlash(torch.autograd.Function):
-    """`joint_attention` on a CPU, without S x S memory.
+    """`joint_attention` by torch's flash kernels, without S x S memory.
 
     The causal part and the own slots are merged by log-sum-exps.  Flash attention's backward, given the merged
     output and log-sum-exp, recomputes exactly the joint softmax's weights of the causal keys.
@@ -78,7 +90,7 @@ class _JointFlash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
-        far, far_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+        far, far_lse, ctx.state = _flash(q, k, v, scale)
         own = (q[None].float() * own_k.float()).sum(-1) * scale         # [m, B, H, S]
         lse = torch.cat([far_lse[None].float(), own]).logsumexp(0)
         out = far.float() * (far_lse - lse).exp()[..., None]
@@ -91,8 +103,13 @@ class _JointFlash(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, own_k, own_v, out, lse, own = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, lse, 0.0, True, scale=ctx.scale)
+        if q.device.type == "cpu":
+            dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                grad, q, k, v, out, lse, 0.0, True, scale=ctx.scale)
+        else:
+            starts, lengths, randomness = ctx.state[:2], ctx.state[2:4], ctx.state[4:]
+            dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+                grad, q, k, v, out, lse, *starts, *lengths, 0.0, True, *randomness, scale=ctx.scale)
         wide = grad.float()
         weights = (own - lse).exp()                                     # [m, B, H, S]
         delta = (wide * out.float()).sum(-1)
@@ -104,6 +121,15 @@ class _JointFlash(torch.autograd.Function):
 
 def _joint_flash(*args: Any) -> Tensor:
     return _JointFlash.apply(*args)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """Returns (causal attention [B, H, S, d], its log-sum-exps [B, H, S], what the backward pass takes besides)."""
+    if q.device.type == "cpu":
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
+        return out, lse, ()
+    out, lse, *state = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)
+    return out, lse, tuple(state[:6])
 
 
 @dataclass(frozen=True)
@@ -152,20 +178,22 @@ def training_time_test(network: Eagle3Network, seen: TargetOutputs, tokens: Tens
     kept = network.t2d.nonzero().flatten()
     with torch.no_grad():
         shares = torch.cat([target_logits(block, kept).float().softmax(-1)
-                            for block in seen.hidden[rows, slots].split(LOGIT_SLOTS)])
+                            for block in seen.hidden[rows, slots].split(logit_slots(tokens.device))])
     choice = torch.searchsorted(kept, seen.choice[rows, slots])
     state = network.fuse(seen.features.to(network.fc.weight.dtype))
-    total, losses, agreements = torch.zeros((), device=tokens.device), [], []
+    total, figures = torch.zeros((), device=tokens.device), []
+    after = torch.arange(steps, device=slots.device)
+    counts = (slots[:, None] > after).sum(0).tolist()       # slots that each step predicts
     for k in range(steps):
         shifted = F.pad(tokens[:, 1 + k:], (0, 1 + k))
         state = network(state, shifted, positions + k, memory.attend)
-        count = int((slots > k).sum())
+        count = counts[k]
         states = network.normed(state[rows[:count], slots[:count] - 1 - k])
         step_loss, hits = distilled(states, network.lm_head.weight, shares[:count], choice[:count], loss)
         step_loss = step_loss / max(1, count)
         total = total + DECAY ** k * step_loss
-        losses.append(step_loss.item())
-        agreements.append(int(hits) / max(1, int(learnt[:, 1 + k:].sum())))
+        figures.append(torch.stack([step_loss.detach(), hits / learnt[:, 1 + k:].sum().clamp(min=1)]))
+    losses, agreements = torch.stack(figures, dim=1).tolist()      # one read, for which the host waits
     return total, StepFigures(losses, agreements)
 
 
@@ -192,8 +220,9 @@ class _Distilled(torch.autograd.Function):
         for_states, for_weight = torch.empty_like(inputs), torch.zeros_like(weight)
         total = torch.zeros((), device=states.device)
         hits = torch.zeros((), device=states.device, dtype=torch.int64)
-        for start in range(0, len(states), LOGIT_SLOTS):
-            rows = slice(start, start + LOGIT_SLOTS)
+        block_size = logit_slots(states.device)
+        for start in range(0, len(states), block_size):
+            rows = slice(start, start + block_size)
             scores, share = (inputs[rows] @ matrix.T).float(), shares[rows]
             most = scores.amax(-1, keepdim=True)
             hits += (scores.gather(1, choice[rows, None]) >= most).sum()

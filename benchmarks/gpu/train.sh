@@ -1,3 +1,0 @@
-#!/usr/bin/env bash
-. "$(dirname "${BASH_SOURCE[0]}")/bare.sh"
-bounded 360 train "$@"
