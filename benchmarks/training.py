@@ -5,7 +5,6 @@ The encoded corpus is not in the checkout and must be copied to the machine.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -20,6 +19,7 @@ import torch
 from benchmarks.machine import Machine, wait
 from benchmarks.report import Row
 from benchmarks.texts import ROOT, sources
+from longgraft.config.json_lines import read_json_lines
 from longgraft.methods.needs import EMBEDDED, embedded
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import read_config, read_model, read_tokenizer
@@ -139,7 +139,7 @@ def train(make: Make, made: Recipe, out: Path) -> Iterator[Row]:
         else:
             for name in FILES:
                 shutil.copy(Path(folder) / "hf" / name, out / name)
-    lines = [json.loads(line) for line in (out / "training.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = [line.value for line in read_json_lines(out / "training.jsonl")]
     losses = [line["loss"] if "loss" in line else float(np.mean(line["losses"])) for line in lines
               if "loss" in line or "losses" in line]
     state = trainer.state

@@ -716,4 +716,11 @@ MUTATIONS = (
     Mutation("text is searched for special tokens against the request", "tokenize:router.ids_of", "body.parse_special is False", "body.parse_special is None", "test_serve_llamacpp.py::test_text_is_encoded_with_or_without_special_tokens"),
     Mutation("plain steps are counted as proposals", "request_figures:metrics", "stats.steps - plain", "stats.steps", "test_serve_figures.py::test_acceptance_is_counted_by_position_and_without_plain_steps"),
     Mutation("a span belongs to no trace", "Tracing.ended", "extract(running.trace)", "extract({})", "test_serve_figures.py::test_a_request_is_a_span_of_the_trace_that_its_headers_name"),
+    # files of rows and text that users give
+    Mutation("JSONL is split at line separators of Unicode", "json_lines", '.split("\\n")', ".splitlines()", "test_json_lines.py::test_rows_end_at_line_feeds_only_in_texts_files_and_compressed_files"),
+    Mutation("JSONL is split at carriage returns", "json_lines:_lines", ', newline="\\n"', "", "test_json_lines.py::test_a_carriage_return_between_two_values_does_not_end_a_row"),
+    Mutation("a mark of the byte order begins the first row", "json_lines:_lines", "utf-8-sig", "utf-8", "test_json_lines.py::test_an_empty_file_with_a_mark_has_no_rows"),
+    Mutation("a mark of the byte order begins a JSON text", "parse_json", 'text.removeprefix("\\ufeff") if isinstance(text, str) else text', "text", "test_json_lines.py::test_json_text_may_begin_with_a_mark"),
+    Mutation("a mark of the byte order begins a prompt", "prompts:_decoded", "utf-8-sig", "utf-8", "test_json_lines.py::test_prompts_of_files_with_a_mark_are_those_of_files_without_one"),
+    Mutation("a mark of the byte order begins an ignored pattern", "spec_of", "utf-8-sig", "utf-8", "test_json_lines.py::test_the_first_pattern_of_an_ignore_file_with_a_mark_counts"),
 )

@@ -134,7 +134,7 @@ def fifo(path):
     ("a.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "cannot be read beyond line 0"),
     ("a.json", b"5", "holds a int; a list of rows"), ("a.json", b'{"text": "x"}', "holds a dict; a list of rows"),
     ("a.json", b"[5]", "a.json, item 1 is a int"), ("a.json", b"[" * 10 ** 5, "nested too deeply"),
-    ("a.json", b"\xff", "not UTF-8 text"), ("a.bin", b"\xff\xfe", "not UTF-8 text"),
+    ("a.json", b"\xff", "not UTF-8 at byte 0"), ("a.bin", b"\xff\xfe", "not UTF-8 at byte 0"),
     ("a.txt", fifo, "neither a file nor a folder"), ("a.txt", None, "neither a file nor a folder")])
 def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
     path = tmp_path / name

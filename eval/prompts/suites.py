@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import parse_object, whole
+from longgraft.config.data_files import parse_object, read_text, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
 
@@ -135,10 +135,7 @@ def read_prompts(path: Path, count: int) -> list[Example]:
     """Returns the first `count` rows of a JSONL file; any other file is one prompt."""
     if is_path(str(path)):
         return load_suite(str(path))[:count]
-    try:
-        return [Example(path.stem, path.stem, path.read_text(encoding="utf-8"), "", "", chat=False)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return [Example(path.stem, path.stem, read_text(path), "", "", chat=False)]
 
 
 def suite_name(suite: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.config.data_files import parse_json
+from longgraft.config.json_lines import json_lines
 from longgraft.config.options import Checked, option
 
 STDIN = "-"
@@ -109,11 +110,7 @@ def joined(texts: Sequence[str]) -> str:
 def rows(name: str) -> list[GivenPrompt]:
     """Returns the prompts of a JSONL file; a ValueError names file and line."""
     found = []
-    for number, line in enumerate(read_source(name).splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{source_name(name)}:{number}"
-        row = parse_json(line, where)
+    for number, where, row in json_lines(read_source(name), source_name(name)):
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
             raise ValueError(f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one of "
@@ -169,6 +166,6 @@ def read_json(name: str) -> Any:
 
 def _decoded(data: bytes, what: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text ({error}).") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import parse_json
+from longgraft.config.data_files import parse_json, read_text
+from longgraft.config.json_lines import read_json_lines
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
          "model": "assistant"}
@@ -50,36 +49,16 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
         elif not path.is_file():
             raise ValueError(f"{path} is neither a file nor a folder. Give JSONL or text files, or folders of them.")
         elif path.name.endswith((".jsonl", ".jsonl.gz")):
-            for number, line in _lines(path):
-                if line.strip():
-                    place = f"{path}, line {number}"
-                    yield _document(parse_json(line, place), place)
+            for _, place, row in read_json_lines(path, "Fetch it again, or leave it out."):
+                yield _document(row, place)
         elif path.suffix == ".json":
-            rows = parse_json(_text(path), str(path))
+            rows = parse_json(read_text(path, "Leave it out."), str(path))
             if not isinstance(rows, list):
                 raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it in [ ].")
             for number, row in enumerate(rows, 1):
                 yield _document(row, f"{path}, item {number}")
         else:
-            yield Document(_text(path), source=str(path))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number, opened = 0, gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                yield number, line
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read beyond line {number} ({error}). Fetch it again, or leave it "
-                         "out.") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}). Leave it out.") from error
+            yield Document(read_text(path, "Leave it out."), source=str(path))
 
 
 def _document(row: Any, place: str) -> Document:

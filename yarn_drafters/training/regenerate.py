@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from longgraft.config.data_files import parse_json
+from longgraft.config.json_lines import read_json_lines
 from longgraft.config.settings import Settings
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import end_tokens
@@ -287,9 +288,7 @@ def regenerate(model: str, out: Path, sampling: ChatSampling, sources: Sources, 
     if not loaded.tokenizer.chat_template and sources.kinds != ["continued"]:
         raise ValueError("The model has no chat template, so it answers no requests. Let it continue texts "
                          "(--continue), or give an instruct model.")
-    rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
-    texts_of_rows = (text for row in rows for text in _strings(row))
-    worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of_rows)
+    worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of(excluded))
     return worker.run(requests_of(sources, sampling), out)
 
 
@@ -306,6 +305,13 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
+
+
+def texts_of(files: Iterable[Path]) -> Iterator[str]:
+    """Yields all strings of the rows of JSONL files."""
+    for path in files:
+        for line in read_json_lines(path):
+            yield from _strings(line.value)
 
 
 def _strings(value: Any) -> Iterator[str]:
