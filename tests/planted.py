@@ -723,4 +723,13 @@ MUTATIONS = (
     Mutation("a mark of the byte order begins a JSON text", "parse_json", 'text.removeprefix("\\ufeff") if isinstance(text, str) else text', "text", "test_json_lines.py::test_json_text_may_begin_with_a_mark"),
     Mutation("a mark of the byte order begins a prompt", "prompts:_decoded", "utf-8-sig", "utf-8", "test_json_lines.py::test_prompts_of_files_with_a_mark_are_those_of_files_without_one"),
     Mutation("a mark of the byte order begins an ignored pattern", "spec_of", "utf-8-sig", "utf-8", "test_json_lines.py::test_the_first_pattern_of_an_ignore_file_with_a_mark_counts"),
+    # drafters' files
+    Mutation("a key of a DFlash drafter counts without a value", "layouts:detect", 'config.get("dflash_config") or', '"dflash_config" in config or', "test_heads.py::test_a_key_of_another_kind_without_a_value_counts_as_absent"),
+    Mutation("a key of Medusa heads counts without a value", "layouts:detect", 'config.get("medusa_num_heads")', '"medusa_num_heads" in config', "test_heads.py::test_a_key_of_another_kind_without_a_value_counts_as_absent"),
+    Mutation("a key of multi-token prediction counts without a value", "layouts:detect", 'config.get("num_nextn_predict_layers")', '"num_nextn_predict_layers" in config', "test_heads.py::test_a_key_of_another_kind_without_a_value_counts_as_absent"),
+    Mutation("a type of speculators counts without a value", "head_config", 'bool(config.get("speculators_model_type"))', '"speculators_model_type" in config', "test_heads.py::test_a_key_of_another_kind_without_a_value_counts_as_absent"),
+    Mutation("a head has as many layers as its config says", "refuse_contradictions", 'if made.layers > 1 or made.layout == "speculators":', "if True:", "test_heads.py::test_entries_that_published_configs_omit_or_have_wrong_come_from_the_tensors"),
+    Mutation("the layers of a large head are not compared with its config", "refuse_contradictions", "made.layers > 1 or ", "", "test_heads.py::test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config"),
+    Mutation("a null entry of a DFlash drafter is refused", "dflash_files:_refuse_others", 'not in ("silu", None)', '!= "silu"', "test_dflash.py::test_an_entry_that_is_null_counts_as_absent"),
+    Mutation("a null entry of a LongSpec drafter is refused", "longspec_files:_shape", 'not in ("silu", None)', '!= "silu"', "test_longspec.py::test_an_entry_that_is_null_counts_as_absent"),
 )
