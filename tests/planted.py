@@ -732,4 +732,12 @@ MUTATIONS = (
     Mutation("the layers of a large head are not compared with its config", "refuse_contradictions", "made.layers > 1 or ", "", "test_heads.py::test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config"),
     Mutation("a null entry of a DFlash drafter is refused", "dflash_files:_refuse_others", 'not in ("silu", None)', '!= "silu"', "test_dflash.py::test_an_entry_that_is_null_counts_as_absent"),
     Mutation("a null entry of a LongSpec drafter is refused", "longspec_files:_shape", 'not in ("silu", None)', '!= "silu"', "test_longspec.py::test_an_entry_that_is_null_counts_as_absent"),
+    # a suite's file that changed under a run
+    Mutation("a run goes on with prompts of other texts", "sweep:sweep", "    check_prompts(out, suites)\n", "", "test_runs.py::test_a_run_whose_prompts_have_other_texts_now_is_not_resumed"),
+    Mutation("a fingerprint does not know the text", "Example.fingerprint", "[self.prompt()]", "[self.id]", "test_runs.py::test_a_run_whose_prompts_have_other_texts_now_is_not_resumed"),
+    Mutation("a fingerprint does not know the questions before", "Example.fingerprint", "[question for question, _ in self.history] + ", "", "test_runs.py::test_later_turns_are_recognised_by_the_questions_before_them"),
+    Mutation("a replay does not know its recording", "Example.fingerprint", 'self.recording if mode == "replay" else ""', '""', "test_runs.py::test_a_replay_of_other_recordings_is_not_resumed"),
+    Mutation("a greedy answer depends on recordings", "Example.fingerprint", 'self.recording if mode == "replay" else ""', "self.recording", "test_runs.py::test_a_run_whose_prompts_have_other_texts_now_is_not_resumed"),
+    Mutation("rows without a fingerprint are refused", "check_prompts", '("", turn.fingerprint(row.key.mode))', "(turn.fingerprint(row.key.mode),)", "test_runs.py::test_a_run_of_a_version_without_fingerprints_is_resumed"),
+    Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(ours[key], theirs[key])", "", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
 )

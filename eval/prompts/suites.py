@@ -11,6 +11,7 @@ from typing import Any
 from longgraft.config.data_files import parse_object, read_text, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
+from longgraft.runtime.fingerprint import digest
 
 __all__ = ["SUITES", "Example", "load_suite"]
 
@@ -63,9 +64,22 @@ class Example:
                        follow_ups=self.follow_ups[1:], continuations=texts, later=self.later[1:],
                        history=(*self.history, (self.prompt(), answer)))
 
+    def turns(self) -> list[Example]:
+        """Returns this turn and the later ones, without the answers between them."""
+        found = [self]
+        while found[-1].follow_ups:
+            found.append(found[-1].next_turn(""))
+        return found
+
     def prompt(self, body: str | None = None) -> str:
         """Returns the prompt with the whole body, or with the given part of it."""
         return self.before + (self.body if body is None else body) + self.after
+
+    def fingerprint(self, mode: str) -> str:
+        """Returns the fingerprint of the uncut texts that an answer in this mode depends on; answers before it are left
+        out, because each has a row of its own."""
+        asked = [question for question, _ in self.history] + [self.prompt()]
+        return digest((asked, self.chat, self.max_new_tokens, self.recording if mode == "replay" else ""))
 
     def encode(self, tokenizer: Any, body: str | None = None) -> list[int]:
         """Returns the ids that are fed.
