@@ -740,4 +740,11 @@ MUTATIONS = (
     Mutation("a greedy answer depends on recordings", "Example.fingerprint", 'self.recording if mode == "replay" else ""', "self.recording", "test_runs.py::test_a_run_whose_prompts_have_other_texts_now_is_not_resumed"),
     Mutation("rows without a fingerprint are refused", "check_prompts", '("", turn.fingerprint(row.key.mode))', "(turn.fingerprint(row.key.mode),)", "test_runs.py::test_a_run_of_a_version_without_fingerprints_is_resumed"),
     Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(ours[key], theirs[key])", "", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
+    # lines of files that are completed
+    Mutation("a Python file is repaired by other lines than its parser's", "python_outline:repaired", "LINE_END.split(text)", 'text.split("\\n")', "test_symbols.py::test_a_file_with_any_line_ends_and_an_unfinished_block_has_an_outline"),
+    Mutation("a cursor's line ends at line feeds only", "symbols:LINE_END", "\\r\\n|\\r|\\n", "\\r\\n|\\n", "test_gathering.py::test_a_cursor_is_a_line_and_a_column_of_a_file"),
+    Mutation("a completion ends within a line", "Ending._lines", "StringIO(INDENTED_MASKED.sub(_mask, whole))", "INDENTED_MASKED.sub(_mask, whole).splitlines(keepends=True)", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
+    Mutation("the file's next line is cut short", "Ending._next_line", '.split("\\n")', ".splitlines()", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
+    Mutation("a snippet's lines are those of splitlines", "Snippet.last_line", 'self.text.removesuffix("\\n").count("\\n")', "max(0, len(self.text.splitlines()) - 1)", "test_gathering.py::test_the_last_line_of_a_snippet_is_counted_in_line_feeds"),
+    Mutation("a prompt is cut within lines", "encoding:blocks", "list(StringIO(text))", "text.splitlines(keepends=True)", "test_fim.py::test_blocks_begin_at_the_same_lines_whatever_follows"),
 )

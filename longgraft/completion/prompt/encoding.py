@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from io import StringIO
 from itertools import pairwise
 from typing import Any
 
@@ -79,7 +80,7 @@ def blocks(text: str, lines: int = BLOCK) -> list[str]:
 
     A part begins at an unindented line, where no tokenizer merges lines, if there is one within lines / 2.
     """
-    all_lines = text.splitlines(keepends=True)
+    all_lines = list(StringIO(text))        # ends at \n only; `splitlines` also ends at form feeds and others
     found, start = [], 0
     for at in range(lines, len(all_lines), lines):
         near = range(at, min(at + max(1, lines // 2), len(all_lines)))
