@@ -112,9 +112,11 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
     ('{"text": "x", "type": 5}', "type is 5; a string"), ('{"text": "x", "type": true}', "type is True"),
     ('{"text": "x", "source": ["a"]}', "source is"), ('{"text": "x", "source": "\\udc00"}', "is half a character"),
     ('{"messages": []}', "has messages .list."), ('{"messages": [5]}', "has messages .list."),
-    ('{"messages": [{"role": "user"}]}', "a turn has role"),
-    ('{"messages": [{"role": "user", "content": true}]}', "a turn has role, content; role and content"),
-    ('{"messages": [{"role": 1, "content": "x"}]}', "a turn has role, content"),
+    ('{"messages": [{"role": "user"}]}', "turn 1 has no content; text, a list of text parts"),
+    ('{"messages": [{"role": "user", "content": true}]}', "turn 1 has content of type bool; text, a list"),
+    ('{"messages": [{"role": 1, "content": "x"}]}', "turn 1 has role, content, and no role that is text"),
+    ('{"conversations": [{"from": "human"}]}', "turn 1 has no content"),
+    ('{"conversations": [{"value": "x"}]}', "turn 1 has content, and no role that is text"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "is half a character")])
 def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_path):
     path = tmp_path / "rows.jsonl"

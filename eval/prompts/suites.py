@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.chat_messages import chat_message
 from longgraft.config.data_files import parse_object, read_text, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
@@ -218,19 +219,19 @@ def _turns(where: str, turns: list[Any]) -> dict[str, Any]:
     return {"before": turns[0], "body": "", "after": "", "follow_ups": tuple(turns[1:])}
 
 
-def _spoken(where: str, messages: Any) -> list[Any]:
+def _spoken(where: str, messages: Any) -> list[str]:
     """Returns the user's turns of chat messages.
 
     The system message goes before the first; the assistant's are left out, because the target answers for itself.
     """
-    try:
-        users = [message["content"] for message in messages if message["role"] == "user"]
-        system = [message["content"] for message in messages if message["role"] == "system"]
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{where}: messages must be a list of {{role, content}}.") from error
+    if not isinstance(messages, list):
+        raise ValueError(f"{where}: messages must be a list of {{role, content}}.")
+    plain = [chat_message(message, f"{where}: message {number}") for number, message in enumerate(messages, 1)]
+    users = [message["content"] for message in plain if message["role"] == "user"]
+    system = [message["content"] for message in plain if message["role"] == "system"]
     if not users:
         raise ValueError(f"{where}: messages hold no user's turn.")
-    if system and all(isinstance(text, str) for text in (*system, users[0])):
+    if system:
         users[0] = "\n\n".join((*system, users[0]))
     return users
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.chat_messages import chat_message
 from longgraft.config.data_files import parse_json
 from longgraft.config.json_lines import json_lines
 from longgraft.config.options import Checked, option
@@ -37,7 +38,7 @@ class GivenPrompt:
 
     def as_text(self) -> GivenPrompt:
         """Returns the messages' contents, one after the other, for a model without a chat template."""
-        text = "\n\n".join(str(one["content"]) for one in self.chat)
+        text = "\n\n".join(one["content"] for one in self.chat)
         return GivenPrompt(text, self.name) if self.chat else self
 
     def with_system(self, system: str) -> GivenPrompt:
@@ -128,11 +129,9 @@ def rows(name: str) -> list[GivenPrompt]:
 
 def messages(value: Any, where: str) -> list[dict[str, Any]]:
     """Returns chat messages; raises ValueError for anything else."""
-    if not (isinstance(value, list) and value and all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) and one.get("content") is not None
-            for one in value)):
+    if not (isinstance(value, list) and value):
         raise ValueError(f'{where}: messages must be a list such as [{{"role": "user", "content": "Hello"}}].')
-    return value
+    return [chat_message(one, f"{where}: message {number}") for number, one in enumerate(value, 1)]
 
 
 def token_ids(value: Any, where: str) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.chat_messages import chat_message
 from longgraft.config.data_files import parse_json, read_text
 from longgraft.config.json_lines import read_json_lines
 
@@ -19,14 +20,14 @@ PROSE = frozenset({"meeting", "book", "report"})
 class Document:
     """One file, text or chat of the corpus.
 
-    source: its origin, for code `owner/name@commit:path`; turns: the turns of a chat, {role, content} each; ended: True
+    source: its origin, for code `owner/name@commit:path`; turns: the messages of a chat (`chat_message`); ended: True
     if the text or last answer is whole, so that an end token follows it
     """
 
     text: str
     type: str = "text"
     source: str = ""
-    turns: Sequence[Mapping[str, str]] = ()
+    turns: Sequence[Mapping[str, Any]] = ()
     ended: bool = True
 
     @property
@@ -39,7 +40,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
     """Yields the documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and folders of
     these.
 
-    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}), and optionally
+    A JSON row has `text`, or a chat as `messages` (in OpenAI's form) or `conversations` ({from, value}), and optionally
     `type`, `source` and `ended` (false: it was cut off).  Any other row raises ValueError with
     its file and line.
     """
@@ -73,13 +74,18 @@ def _document(row: Any, place: str) -> Document:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
         raise ValueError(f"{place} has {found}; text, or turns as messages or conversations, is needed.")
-    plain = []
-    for turn in turns:
-        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
-        plain.append({"role": ROLES.get(role, role), "content": _string(content, f"{place}: a turn's content")})
-    return Document("", "chat", source, tuple(plain), ended)
+    plain = tuple(_turn(turn, f"{place}: turn {number}") for number, turn in enumerate(turns, 1))
+    return Document("", "chat", source, plain, ended)
+
+
+def _turn(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns a turn as a message; "from" and "value" stand for role and content."""
+    turn = dict(given)
+    for name, meaning in (("from", "role"), ("value", "content")):
+        if name in turn and meaning not in turn:
+            turn[meaning] = turn.pop(name)
+    message = chat_message(turn, place)
+    return message | {"role": ROLES.get(message["role"], message["role"])}
 
 
 def _string(value: Any, what: str) -> str:

@@ -208,7 +208,7 @@ class Regenerator:
 
     def _take(self, turn: ChatTurn, found: SampledTurn) -> bool:
         """Adds a sampled turn to its chat; returns True if the chat goes on."""
-        chat, text = turn.chat, self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+        chat, text = turn.chat, self._text(turn, found)
         if turn.answer:
             chat.ended = found.ended
             chat.tokens += len(found.tokens)
@@ -219,6 +219,20 @@ class Regenerator:
             return False
         chat.messages.append({"role": "assistant" if turn.answer else "user", "content": text})
         return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
+
+    def _text(self, turn: ChatTurn, found: SampledTurn) -> str:
+        """Returns what was sampled as text, without the tokens that end it.
+
+        An answer keeps its special tokens, which may mark its thoughts.  A continuation is what it adds to its prompt's
+        text: some tokenizers drop the space that begins a text.
+        """
+        tokens = [token for token in found.tokens if token not in self.ends]
+        if turn.chat.begun is not None:
+            before, whole = (self.tokenizer.decode(ids, skip_special_tokens=True)
+                             for ids in (turn.prompt, [*turn.prompt, *tokens]))
+            if whole.startswith(before):
+                return whole[len(before):]
+        return self.tokenizer.decode(tokens, skip_special_tokens=not turn.answer)
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
         """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn; or the
