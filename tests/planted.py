@@ -758,7 +758,7 @@ MUTATIONS = (
     Mutation("a continuation begins with a space", "encoder:continuation", 'for part in ("\\n", "\\n" + text)', 'for part in ("", text)', "test_training_chats.py::test_a_tokenizer_that_begins_texts_with_a_space_puts_none_between_a_blank_and_an_answer"),
     Mutation("null content is written into the prompt", "chat_messages:_text", 'return ""', 'return "None"', "test_training_chats.py::test_calls_without_content_and_parts_of_content_are_learnt"),
     Mutation("null fields reach the template", "chat_message", " if value is not None", "", "test_training_chats.py::test_the_command_line_and_python_take_calls_without_content_and_parts_of_content"),
-    Mutation("arguments of calls stay text", "_with_parsed_arguments", "if isinstance(arguments, dict) else call", "if False else call", "test_training_chats.py::test_arguments_of_a_call_are_parsed_if_they_are_an_object"),
+    Mutation("arguments of calls stay text", "_with_parsed_arguments", "not isinstance(arguments, dict)", "True", "test_training_chats.py::test_arguments_of_a_call_are_parsed_if_they_are_an_object"),
     Mutation("parts of content join in a line", "chat_messages:_text", '"\\n".join', '" ".join', "test_training_chats.py::test_a_suite_takes_parts_of_content"),
     Mutation("messages in Python stay as they are", "encoder:_chat", 'chat_message(one, f"Message {number}")', "one", "test_training_chats.py::test_the_command_line_and_python_take_calls_without_content_and_parts_of_content"),
     Mutation("special tokens of an answer are lost", "Regenerator._text", "skip_special_tokens=not turn.answer", "skip_special_tokens=True", "test_regenerate.py::test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens"),

@@ -53,15 +53,18 @@ def _text(content: Any, has_calls: bool, where: str) -> str:
 
 def _with_parsed_arguments(call: Any) -> Any:
     """Returns a tool call whose arguments are an object, as templates expect; text that is none stays text."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    written = function.get("arguments") if isinstance(function, Mapping) else None
+    if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
+        return call
+    written = call["function"].get("arguments")
     if not isinstance(written, str):
         return call
     try:
         arguments = json.loads(written)
     except (ValueError, RecursionError):
         return call
-    return call | {"function": function | {"arguments": arguments}} if isinstance(arguments, dict) else call
+    if not isinstance(arguments, dict):
+        return call
+    return call | {"function": call["function"] | {"arguments": arguments}}
 
 
 def _listed(given: Mapping[str, Any]) -> str:
