@@ -772,4 +772,6 @@ MUTATIONS = (
     Mutation("a recipe of an older version is forgotten", "Trainer._made_before", "if before is None and", "if False and", "test_training_target.py::test_a_finished_run_with_other_settings_is_refused_and_its_recipe_stays"),
     Mutation("a training that ends early counts as ended before", "Trainer._compare", "had_ended and", "True and", "test_training_target.py::test_an_unfinished_run_ends_early_with_fewer_tokens_and_keeps_its_recipe"),
     Mutation("a resumed training does not note what changed", "Trainer.run", "if self.changed else {}", "if False else {}", "test_training_target.py::test_a_finished_run_goes_on_with_more_tokens_and_notes_what_changed"),
+    Mutation("a file gets answers of other settings", "Regenerator._resume", "if changed:", "if False:", "test_regenerate.py::test_a_file_of_other_settings_is_not_gone_on_with"),
+    Mutation("a file gets answers of other models", "Regenerator.__init__", '"model": name', '"model": ""', "test_regenerate.py::test_a_file_of_other_settings_is_not_gone_on_with"),
 )

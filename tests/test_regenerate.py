@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -110,6 +111,21 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tm
     assert worker(folder, model).run(requests_of(Sources(texts), SAMPLING), broken) == counts
     assert len(judged) == 49 and set(judged[20:]).isdisjoint(judged[:19])
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
+
+
+@pytest.mark.parametrize("name, sampling, said", [
+    ("other", SAMPLING, "model 'own', now 'other'"), ("own", replace(SAMPLING, seed=3), "seed 0, now 3"),
+    ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]")])
+def test_a_file_of_other_settings_is_not_gone_on_with(folder, model, tmp_path, name, sampling, said):
+    tokenizer, out = AutoTokenizer.from_pretrained(folder), tmp_path / "c.jsonl"
+    sources = Sources([module.Document(f"What is {i}?") for i in range(2)])
+    first = Regenerator(model, tokenizer, SAMPLING, (), "own").run(requests_of(sources, SAMPLING), out)
+    content = out.read_bytes()
+    with pytest.raises(ValueError, match=rf"was sampled with other settings: {said}\.\nGive another --out"):
+        Regenerator(model, tokenizer, sampling, (), name).run(requests_of(sources, sampling), out)
+    assert out.read_bytes() == content
+    more = replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)
+    assert Regenerator(model, tokenizer, more, (), "own").run(requests_of(sources, more), out) == first
 
 
 def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> None:

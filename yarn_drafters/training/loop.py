@@ -84,7 +84,7 @@ class Trainer(ABC):
         self.changed: list[str] = []        # settings that differ from those of a resumed run's last steps
         self.out, self.state, self.device = Path(out), TrainingState(), world.device
         self.identity = json.loads(json.dumps(identity))    # as a checkpoint returns it
-        texts = f"{len(corpus.tokens):,} tokens ({zlib.crc32(np.ascontiguousarray(corpus.tokens)):08x})"
+        texts = f"{len(corpus.tokens):,} tokens ({zlib.crc32(np.ascontiguousarray(corpus.tokens).data):08x})"
         self.made_with = json.loads(json.dumps({**recipe.of_steps(), "training text": texts}))
         share, seed = recipe.prose_share, recipe.seed
         mixed, grouped = (partial(order, prose_share=share) for order in (mixed_documents, grouped_documents))
@@ -183,7 +183,7 @@ class Trainer(ABC):
             identity, state = checked(saved["identity"], dict, "identity"), TrainingState(**saved["state"])
         except Exception as error:      # truncated and foreign files raise half a dozen types
             raise self._damaged(path, error) from error
-        if other := list(_differences(identity, self.identity)):
+        if other := list(differences(identity, self.identity)):
             raise ValueError(f"{self.out} holds a run of something else: {'; '.join(other)}.\n"
                              "Give --out another folder.")
         try:
@@ -204,7 +204,7 @@ class Trainer(ABC):
     def _compare(self, before: dict[str, Any]) -> None:
         """Notes the settings that have changed; raises ValueError if the run had ended, so that no step is left."""
         now = {name: value for name, value in self.made_with.items() if name in before}
-        self.changed = list(_differences(before, now))
+        self.changed = list(differences(before, now))
         total, minutes = before.get("total_tokens", 0), before.get("budget_minutes")
         had_ended = self.state.tokens >= total or (minutes is not None and self.state.elapsed >= 60 * minutes)
         if self.changed and had_ended and self.progress() >= 1.0:
@@ -269,12 +269,12 @@ class Trainer(ABC):
                     self.save()
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+def differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Yields the values that differ, as "layers 1, now 2"."""
     for name, value in now.items():
         found = before.get(name)
         if isinstance(found, dict) and isinstance(value, dict):
-            yield from (f"{name} {words}" for words in _differences(found, value))
+            yield from (f"{name} {words}" for words in differences(found, value))
         elif found != value:
             yield f"{name} {found!r}, now {value!r}"
 
