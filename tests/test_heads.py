@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -168,7 +169,6 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     ({"num_attention_heads": 2}, "says num_key_value_heads 2, and k_proj has heads of 16: 1"),
     ({"num_attention_heads": 5}, "says 5 attention heads, and q_proj has 32 rows"),
     ({"num_attention_heads": 32}, "heads of one even size"),
-    ({"num_hidden_layers": 2}, "says num_hidden_layers 2, and the tensors make layers: 1"),
     ({"target_hidden_size": 48}, "made for a target of hidden size 48"),
     ({"vocab_size": 65}, "made for a vocabulary of 65"),
     ({"num_attention_heads": 0}, "num_attention_heads of config.json is 0"),
@@ -219,10 +219,27 @@ def test_the_layers_of_a_speculators_config_are_checked_too(tmp_path, config, sa
 @pytest.mark.parametrize("config", [
     {"head_dim": 80, "tie_word_embeddings": True, "rope_theta": "dead here", "rope_scaling": None},
     {"draft_vocab_size": None, "num_key_value_heads": None, "intermediate_size": None, "hidden_size": None},
-    {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None}])
+    {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None},
+    {"num_hidden_layers": 40}, {"num_hidden_layers": 12}, {"rms_norm_eps": None, "norm_before_residual": None}])
 def test_entries_that_published_configs_omit_or_have_wrong_come_from_the_tensors(tmp_path, config):
     found = load_head(mend(tmp_path, config=config), TARGET).config
     assert found == load_head(mend(tmp_path, config=BASE), TARGET).config
+
+
+@pytest.mark.parametrize("key, nothing", [
+    ("eagle_config", None), *product(("num_nextn_predict_layers", "medusa_num_heads", "dflash_config",
+                                      "speculators_model_type"), (None, 0, False, {}, ""))])
+def test_a_key_of_another_kind_without_a_value_counts_as_absent(tmp_path, key, nothing):
+    unread = {"norm_output": True}      # has a meaning in speculators' files only
+    found = load_head(mend(tmp_path, config=unread | {key: nothing}), TARGET).config
+    assert found == load_head(mend(tmp_path), TARGET).config and found.layout == "eagle3"
+
+
+def test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config(tmp_path):
+    tensors = network(layers=2).state_dict()
+    assert load_head(write(tmp_path, BASE | {"num_hidden_layers": 2}, tensors), TARGET).config.layers == 2
+    with pytest.raises(ValueError, match="says num_hidden_layers 3, and the tensors make layers: 2"):
+        load_head(write(tmp_path, BASE | {"num_hidden_layers": 3}, tensors), TARGET)
 
 
 def cut(size):

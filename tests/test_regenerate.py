@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys.commands import run
 from toys.training import tiny_target
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from longgraft.yarn_drafters.training import regenerate as module
 from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
@@ -111,6 +113,21 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tm
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
 
+@pytest.mark.parametrize("name, sampling, said", [
+    ("other", SAMPLING, "model 'own', now 'other'"), ("own", replace(SAMPLING, seed=3), "seed 0, now 3"),
+    ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]")])
+def test_a_file_of_other_settings_is_not_gone_on_with(folder, model, tmp_path, name, sampling, said):
+    tokenizer, out = AutoTokenizer.from_pretrained(folder), tmp_path / "c.jsonl"
+    sources = Sources([module.Document(f"What is {i}?") for i in range(2)])
+    first = Regenerator(model, tokenizer, SAMPLING, (), "own").run(requests_of(sources, SAMPLING), out)
+    content = out.read_bytes()
+    with pytest.raises(ValueError, match=rf"was sampled with other settings: {said}\.\nGive another --out"):
+        Regenerator(model, tokenizer, sampling, (), name).run(requests_of(sources, sampling), out)
+    assert out.read_bytes() == content
+    more = replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)
+    assert Regenerator(model, tokenizer, more, (), "own").run(requests_of(sources, more), out) == first
+
+
 def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> None:
     """Answers a prompt that contains one of these texts with its answer, every other one with "Fine."."""
     def sampled(model, more, ends, batch):
@@ -134,6 +151,32 @@ def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, mod
         "kept": 1, "loops": 1, "repeated": 1, "excluded": 1, "empty": 1}
     row, = rows_of(tmp_path / "c.jsonl")
     assert row["messages"][1] == {"role": "assistant", "content": "Fine."} and row["source"] == "given"
+
+
+def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, model, tmp_path, monkeypatch):
+    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    made, out = worker(folder, model, sampling), tmp_path / "c.jsonl"
+    made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    answering(monkeypatch, made.tokenizer, {"Two?": ("I think[/THINK]Two.<|endoftext|>", True)})
+    made.tokenizer.chat_template = TEMPLATE.replace("<assistant>{% endif", "<assistant>[THINK]{% endif")
+    made.run(requests_of(Sources([module.Document("Two?")]), sampling), out)
+    row, = rows_of(out)
+    assert row["messages"][1]["content"] == "I think[/THINK]Two."
+    ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
+    assert made.tokenizer.decode(ids) == "<user>Two?<|endoftext|><assistant>[THINK]I think[/THINK]Two.<|endoftext|>"
+    assert made.tokenizer.decode(ids[learnt]) == "I think[/THINK]Two.<|endoftext|>"
+
+
+def test_a_continuation_keeps_the_space_before_it(folder, model, tmp_path, monkeypatch):
+    words = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "<end>": 2}, unk_token="<end>"))
+    words.pre_tokenizer = pre_tokenizers.Metaspace()
+    words.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    made, out = Regenerator(model, tokenizer, SAMPLING), tmp_path / "texts.jsonl"
+    answering(monkeypatch, tokenizer, {"": ("two", False)})
+    made.run(islice(requests_of(Sources(continued=[module.Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
+    row, = rows_of(out)
+    assert set(row["text"].split()) == {"one", "two"} and row["text"].endswith("one two")
 
 
 def test_an_answer_that_was_cut_off_is_learnt_without_an_end(folder, model, tmp_path, monkeypatch):

@@ -20,6 +20,7 @@ from longgraft.completion.options import LEAST, CompletionOptions
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
+from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.retrieval.gather import Gathered, gather
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.stopping import Ending
@@ -119,7 +120,8 @@ class Completer:
         eos = {*self.session.eos, *prompt.ends}
         request = self.session.open(prompt.ids, options.max_new_tokens, sampling, options.stop, tuple(eos),
                                     prediction=prompt.prediction or None)
-        text = _CompletionText(Ending(options.until, cursor, prompt.form == "fim"), prompt.held, tell)
+        ending = Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
+        text = _CompletionText(ending, prompt.held, tell)
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
@@ -129,7 +131,7 @@ class Completer:
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
         """Returns (prompt, gathered snippets, seconds of both)."""
         root, form, started = root.expanduser().resolve(), options.layout, time.perf_counter()
-        cursor = Cursor(cursor.path, _unified(cursor.before), _unified(cursor.after))
+        cursor = _with_unified_ends(cursor)
         tokens = self._room(options)
         layouts, used = self._last.layouts, self._last.used
         if form not in layouts:
@@ -175,9 +177,9 @@ def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> lis
     return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
 
 
-def _unified(text: str) -> str:
-    """Returns the text with line ends \\n, which models know."""
-    return text.replace("\r\n", "\n")
+def _with_unified_ends(cursor: Cursor) -> Cursor:
+    """Returns the cursor in a text with line ends \\n, which models know."""
+    return Cursor(cursor.path, LINE_END.sub("\n", cursor.before), LINE_END.sub("\n", cursor.after))
 
 
 class _CompletionText:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from longgraft.config.chat_messages import chat_message
+
 Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 
@@ -70,11 +72,24 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     from jinja2.exceptions import TemplateError
 
     try:
+        messages = [chat_message(one, f"Message {number}") for number, one in enumerate(messages, 1)]
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
                                              return_dict=True)["input_ids"]
     except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
         raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
                          "shows.") from error
+
+
+def continuation(tokenizer: Any, text: str) -> list[int]:
+    """Returns the ids of a text that follows other text: some tokenizers put a space before every text."""
+    if not text:
+        return []
+    line_end, ids = (list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
+                     for part in ("\n", "\n" + text))
+    if ids[:len(line_end)] == line_end:
+        return ids[len(line_end):]
+    # A tokenizer that merges a line end with the text after it puts no space there.
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:

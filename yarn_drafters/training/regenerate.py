@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from longgraft.config.data_files import parse_json
+from longgraft.config.json_lines import read_json_lines
 from longgraft.config.settings import Settings
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import end_tokens
@@ -28,6 +29,7 @@ from longgraft.models.targets import ModelSource, load_target
 from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request, excerpt_of
 from longgraft.yarn_drafters.training.documents import Document, read_documents
+from longgraft.yarn_drafters.training.loop import differences
 from longgraft.yarn_drafters.training.packages import shingles
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
@@ -150,8 +152,13 @@ class ChatTurn(Turn):
 class Regenerator:
     """Samples chats of one model into one file, each written when it ends; the same call again continues the file."""
 
-    def __init__(self, model: Any, tokenizer: Any, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
+    def __init__(self, model: Any, tokenizer: Any, sampling: ChatSampling, excluded: Iterable[str] = (),
+                 name: str = "") -> None:
+        """excluded: texts that no request may repeat; name: the model's"""
         self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+        # Settings that rows depend on, as JSON returns them.
+        self.made_with = {"model": name, "seed": sampling.seed, "temperatures": list(sampling.temperatures),
+                          "max_new_tokens": sampling.most, "follow_up": sampling.follow_up}
         self.ends = end_tokens(model, tokenizer)
         self.excluded = {run for text in excluded for run in shingles(_words(text), SHARED_WORDS)}
         self.seen: set[str] = set()
@@ -187,7 +194,8 @@ class Regenerator:
                     bar.update(chat.tokens)
                 self.done.add(chat.index)
                 part = _progress(out).with_suffix(".partial")
-                part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts}))
+                part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts,
+                                            "made_with": self.made_with}))
                 part.replace(_progress(out))
                 if self.counts["tokens"] >= self.sampling.tokens:
                     break
@@ -207,7 +215,7 @@ class Regenerator:
 
     def _take(self, turn: ChatTurn, found: SampledTurn) -> bool:
         """Adds a sampled turn to its chat; returns True if the chat goes on."""
-        chat, text = turn.chat, self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+        chat, text = turn.chat, self._text(turn, found)
         if turn.answer:
             chat.ended = found.ended
             chat.tokens += len(found.tokens)
@@ -218,6 +226,20 @@ class Regenerator:
             return False
         chat.messages.append({"role": "assistant" if turn.answer else "user", "content": text})
         return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
+
+    def _text(self, turn: ChatTurn, found: SampledTurn) -> str:
+        """Returns what was sampled as text, without the tokens that end it.
+
+        An answer keeps its special tokens, which may mark its thoughts.  A continuation is what it adds to its prompt's
+        text: some tokenizers drop the space that begins a text.
+        """
+        tokens = [token for token in found.tokens if token not in self.ends]
+        if turn.chat.begun is not None:
+            before, whole = (self.tokenizer.decode(ids, skip_special_tokens=True)
+                             for ids in (turn.prompt, [*turn.prompt, *tokens]))
+            if whole.startswith(before):
+                return whole[len(before):]
+        return self.tokenizer.decode(tokens, skip_special_tokens=not turn.answer)
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
         """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn; or the
@@ -256,9 +278,13 @@ class Regenerator:
             state = parse_json(_progress(out).read_text(encoding="utf-8"), str(_progress(out)))
             size, self.counts = int(state["bytes"]), Counter(state["counts"])
             self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
+            changed = list(differences(state.get("made_with", self.made_with), self.made_with))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another --out, or "
                              "delete the file to begin again.") from error
+        if changed:
+            raise ValueError(f"{out} was sampled with other settings: {'; '.join(changed)}.\nGive another --out, or "
+                             "the old settings.")
         with open(out, "r+b") as file:
             file.truncate(size)
         self.seen = {_digest(document.turns[0]["content"]) for document in read_documents([out]) if document.turns}
@@ -287,9 +313,7 @@ def regenerate(model: str, out: Path, sampling: ChatSampling, sources: Sources, 
     if not loaded.tokenizer.chat_template and sources.kinds != ["continued"]:
         raise ValueError("The model has no chat template, so it answers no requests. Let it continue texts "
                          "(--continue), or give an instruct model.")
-    rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
-    texts_of_rows = (text for row in rows for text in _strings(row))
-    worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of_rows)
+    worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of(excluded), model)
     return worker.run(requests_of(sources, sampling), out)
 
 
@@ -306,6 +330,13 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
+
+
+def texts_of(files: Iterable[Path]) -> Iterator[str]:
+    """Yields all strings of the rows of JSONL files."""
+    for path in files:
+        for line in read_json_lines(path):
+            yield from _strings(line.value)
 
 
 def _strings(value: Any) -> Iterator[str]:
