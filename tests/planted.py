@@ -734,4 +734,13 @@ MUTATIONS = (
     Mutation("a file of a future version is damaged", "gguf_header:_check_version", "if version not in VERSIONS:", "if False:", "test_gguf.py::test_a_file_is_refused"),
     Mutation("a file is known by its suffix alone", "gguf_of", "if is_gguf(path):", "if False:", "test_gguf.py::test_a_file_is_known_by_its_content_whatever_its_name"),
     Mutation("a file of another format is taken for a hub id", "gguf_of", "if path.is_file():", "if False:", "test_gguf.py::test_a_file_of_another_format_is_refused"),
+    Mutation("the first space of an answer is lost", "Session.open", "asked.stop, asked.ids)", "asked.stop)", "test_first_space.py::test_a_session_gives_the_first_space"),
+    Mutation("the first space of an answer is lost on the page", "Spans.__init__", "Detokenizer(tokenizer, prompt=prompt)", "Detokenizer(tokenizer)", "test_first_space.py::test_the_page_gives_each_token_its_space"),
+    Mutation("special tokens take the space of the token after them", "Detokenizer._next", "if shown:", "if True:", "test_text.py::test_special_tokens_take_no_space_from_the_token_after_them"),
+    Mutation("special tokens are decoded again and again", "Detokenizer._next", "*recent[-LONGEST:]", "*recent", "test_text.py::test_every_token_costs_the_same_whatever_the_text_is"),
+    Mutation("the prompt's last special tokens hide its text", "Detokenizer._context", "and not self._decode(prompt[-size:])", "and False", "test_text.py::test_special_tokens_take_no_space_from_the_token_after_them"),
+    Mutation("a prompt is cut within the character before its answer", "Detokenizer._context", "size + LONGEST", "size + 1", "test_text.py::test_a_prompt_that_ends_in_bytes_does_not_break_those_of_the_answer"),
+    Mutation("text that ends in U+FFFD is held back to the end", "Detokenizer._next", "self._unfinished < LONGEST", "True", "test_text.py::test_every_token_costs_the_same_whatever_the_text_is"),
+    Mutation("the beginning of an emoji is given out after other bytes", "Detokenizer._within_bytes", "min(new, ", "min(0, ", "test_text.py::test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none"),
+    Mutation("characters that were given out are held back again", "Detokenizer._within_bytes", "min(new, ", "min(", "test_text.py::test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none"),
 )

@@ -62,6 +62,11 @@ def test_every_rule_is_read_and_loses_no_character(rule, tmp_path):
     assert tokenizer.decode(tokenizer(TEXT).input_ids, skip_special_tokens=True) == TEXT
 
 
+def test_the_guide_lists_every_rule():
+    guide = (Path(__file__).parents[1] / "docs" / "models.md").read_text(encoding="utf-8")
+    assert not [rule for rule in SPLITS if f"`{rule}`" not in guide]
+
+
 @pytest.mark.parametrize("rule", ["made-up", "gemma4"])     # the second is no byte-level tokenizer's
 def test_an_unknown_rule_is_refused_by_its_name(rule, tmp_path):
     with pytest.raises(ValueError, match=rf"^Model '.*' splits texts by the rule '{rule}' \(tokenizer.ggml.pre\), "
