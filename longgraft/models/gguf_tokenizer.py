@@ -33,9 +33,8 @@ def gguf_tokenizer(file: Path, reader: Any, name: str) -> Any:
     kind = _metadata(reader, "model", "")
     rule = _metadata(reader, "pre", "") or "default"
     if kind == "gpt2" and rule not in SPLITS:
-        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which longgraft does "
-                         f"not know: it would read prompts as wrong tokens. docs/models.md lists the {len(SPLITS)} "
-                         f"rules that it knows. {ORIGINAL}")
+        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none of the "
+                         f"{len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}")
     tokenizer = read_tokenizer(str(file.parent), name, file.name)
     if kind == "gpt2":
         _split_by(rule, tokenizer)
