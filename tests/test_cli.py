@@ -36,7 +36,7 @@ def test_json_prints_one_object_with_every_field(pair, cli):
     code, out, _ = cli(*ask(pair, "--json", "--compare"))
     answer = json.loads(out)
     assert code == 0 and answer["compare"]["identical"] is True
-    assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
+    assert len(answer["token_ids"]) == 12 and answer["text"].startswith(" w")
     assert set(answer["stats"]) == {
         "prompt_tokens", "reused_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step",
         "prefill_seconds", "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
