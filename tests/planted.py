@@ -812,4 +812,6 @@ MUTATIONS = (
     Mutation("text that ends in U+FFFD is held back to the end", "Detokenizer._next", "self._unfinished < LONGEST", "True", "test_text.py::test_every_token_costs_the_same_whatever_the_text_is"),
     Mutation("the beginning of an emoji is given out after other bytes", "Detokenizer._within_bytes", "min(new, ", "min(0, ", "test_text.py::test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none"),
     Mutation("characters that were given out are held back again", "Detokenizer._within_bytes", "min(new, ", "min(", "test_text.py::test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none"),
+    Mutation("rows that are left are those of the first tile", "tiled_products.h", "TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);\n                TILE_MULTIPLY(2, 6, 3);", "TILE_LOAD(6, row, SPAN);\n                TILE_MULTIPLY(2, 6, 3);", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
+    Mutation("tiles multiply codes that are not centred", "tiled_products.h", "(Steps)((Bytes)codes[s] - static_cast<int8_t>(FORM.zero))", "(Steps)(Bytes)codes[s]", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
 )
