@@ -137,7 +137,7 @@ class Engine:
                                           shaping.read if shaping is not None and reads_prompt else None))
         nodes = self.budget if asked.budget is None else min(asked.budget, self.budget)
         if reads is None and self.prefixes is not None and self.target.attention_layers:
-            reads = partial(PrefixReader, self.prefixes)
+            reads = partial(PrefixReader, self.prefixes, weights=lane.weight_state)
         reader = None if reads is None else reads(asked.ids, lane.cache, lane.proposer.memories)
         chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
         return Request(Decoder(verifier, lane.proposer, nodes, goal, text, shaping), asked.ids, chunk,

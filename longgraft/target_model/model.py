@@ -227,7 +227,7 @@ class Target:
             stack.enter_context(self.engaged(run))
             if self._compiled is not None:
                 if not all(cache.length for cache in caches):
-                    self._compiled.forget_changed()
+                    self.forget_changed()
                 stack.enter_context(self._compiled())
             if self.stateful:
                 for states in stack.enter_context(self.stateful(segments, self.device)):
@@ -254,6 +254,11 @@ class Target:
                                       {layer: found[0, share] for layer, found in hidden.items()},
                                       final if wants.final else None, queries))
         return reports
+
+    def forget_changed(self) -> None:
+        """Drops the kernels' packed copies of weights that have changed."""
+        if self._compiled is not None:
+            self._compiled.forget_changed()
 
     @torch.inference_mode()
     def _keep_states(self, states: SegmentStates, path: Tensor) -> None:
