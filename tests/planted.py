@@ -728,4 +728,12 @@ MUTATIONS = (
     Mutation("pinned rows belong to the weights of the first request", "prefix_files:pin", "    engine.prefixes.belong_to(engine.lanes[0].weight_state())\n", "", "test_prefixes.py::test_a_prefix_file_is_dropped_with_a_warning_after_a_change_of_the_weights"),
     Mutation("recordings read weights where they were", "Lane._forget_changed", "                self.regions.forget()", "                pass", "test_prefixes.py::test_recorded_passes_read_changed_weights"),
     Mutation("packed copies of a drafter survive its weights", "Lane._forget_changed", "if self.target.kernels is not None:", "if False:", "test_prefixes.py::test_compiled_products_of_a_drafter_read_weights_that_changed_behind_the_counter"),
+    # the context that a rotary scaling lengthens
+    Mutation("YaRN lengthens nothing", "Target.max_positions", "most_positions(self.config)", "self.config.max_position_embeddings", "test_target.py::test_a_target_takes_the_lengthened_context"),
+    Mutation("Llama 3's factor always lengthens", "lengthened", 'if kind == "llama3" and stated > original:', "if False:", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
+    Mutation("Gemma 3's context is lengthened twice", "most_positions", "if text.model_type not in LENGTHENED", "if text.model_type", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
+    Mutation("a stated length is forgotten", "lengthened", "max(stated, int(original * factor))", "int(original * factor)", "test_heads.py::test_a_head_has_the_positions_that_yarn_lengthens_to"),
+    Mutation("the doctor does not lengthen", "doctor:examine", "most_positions(config) or UNBOUNDED", "text.max_position_embeddings", "test_cli.py::test_a_context_that_yarn_lengthens_is_allowed_by_all_commands"),
+    Mutation("a sweep does not lengthen", "Reader.open", "most_positions(config) or UNBOUNDED", "config.max_position_embeddings", "test_cli.py::test_a_context_that_yarn_lengthens_is_allowed_by_all_commands"),
+    Mutation("YaRN lengthens no head", "head_config", "positions_of(stated, rope)", "stated", "test_heads.py::test_a_head_has_the_positions_that_yarn_lengthens_to"),
 )
