@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
 from longgraft.loading import load
@@ -36,8 +36,8 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
         [1, T + new] int64, the prompt and the answer.
 
     Raises:
-        ValueError: something was asked for that cannot be done exactly: batches, padding, penalties, beams or other
-            criteria.
+        ValueError: something was asked for that cannot be done exactly: batches, padding, beams, penalties other than
+            the repetition penalty, or other criteria.
     """
     c = generation_config
     if c is None:
@@ -58,19 +58,24 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
         raise ValueError("The session was loaded for another model. Pass load((model, tokenizer), ...) of this one.")
     eos = () if c.eos_token_id is None else tuple(torch.as_tensor(c.eos_token_id).flatten().tolist())
     limit = c.max_length - input_ids.shape[1] if c.max_new_tokens is None else c.max_new_tokens
+    if any(getattr(part, "prompt_ignore_length", None) is not None for part in logits_processor or ()):
+        raise ValueError("A repetition penalty with prompt_ignore_length was given; longgraft's counts the whole "
+                         "prompt. Leave it out or use plain generate.")
     _as_configured(logits_processor, {
         "TemperatureLogitsWarper": ("temperature", c.temperature), "TopKLogitsWarper": ("top_k", c.top_k),
         "TopPLogitsWarper": ("top_p", c.top_p), "MinPLogitsWarper": ("min_p", c.min_p),
+        "RepetitionPenaltyLogitsProcessor": ("penalty", c.repetition_penalty),
         "InfNanRemoveLogitsProcessor": ("", None)})
     _as_configured(stopping_criteria, {
         "MaxLengthCriteria": ("max_length", input_ids.shape[1] + limit), "EosTokenCriteria": ("eos_token_id", eos)})
     if c.return_dict_in_generate:
         raise ValueError("return_dict_in_generate is set; longgraft returns the ids alone. Switch it off.")
-    sampling = Sampling()
+    # transformers has completed the request from generation_config.json, so nothing is taken from it again.
+    given = {"repetition_penalty": c.repetition_penalty}
     if c.do_sample:
-        sampling = Sampling(c.temperature if c.temperature is not None else 1.0,
-                            c.top_p if c.top_p is not None else 1.0, c.top_k or 0, c.min_p or 0.0,
-                            int(torch.randint(2 ** 31, (1,))))
+        given |= {"temperature": 1.0 if c.temperature is None else c.temperature, "top_p": c.top_p, "top_k": c.top_k,
+                  "min_p": c.min_p, "seed": int(torch.randint(2 ** 31, (1,)))}
+    sampling = SamplingDefaults().sampling(given)
     new: list[int] = []
     possible = [token for token in eos if token < session.target.vocab_size]     # other ids end nothing
     for step in session.open(input_ids, limit, sampling, eos=possible):

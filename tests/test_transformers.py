@@ -49,6 +49,16 @@ def test_each_setting_of_generate_reaches_our_draws(narrow):
     assert not torch.equal(model.generate(ids, do_sample=True, **whole | {"temperature": 20.0}, **more), greedy)
 
 
+def test_a_repetition_penalty_decodes_the_ids_of_transformers_generate():
+    """Qwen2.5's generation_config.json has one, and transformers applies it to greedy answers, too."""
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    more = dict(attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+    theirs = model.generate(ids, repetition_penalty=1.3, **more)
+    ours = model.generate(ids, repetition_penalty=1.3, custom_generate=custom_generate,
+                          session=toy_session("graft", "qwen3"), **more)
+    assert torch.equal(ours, theirs) and not torch.equal(theirs, model.generate(ids, **more))
+
+
 def test_a_direct_call_refuses_what_transformers_would_not_pass():
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     config = model.generation_config
@@ -60,18 +70,27 @@ def test_a_direct_call_refuses_what_transformers_would_not_pass():
 
 
 def test_unsupported_settings_of_generate_are_refused():
-    from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
+    from transformers import (
+        LogitsProcessorList,
+        RepetitionPenaltyLogitsProcessor,
+        StoppingCriteriaList,
+        TemperatureLogitsWarper,
+    )
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     for more, said in [
-            ({"inputs": ids.repeat(2, 1)}, "one is taken here"), ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
+            ({"inputs": ids.repeat(2, 1)}, "one is taken here"), ({"no_repeat_ngram_size": 3}, "NoRepeatNGram"),
             ({"session": toy_session("graft")}, "another model"),
             ({"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(7)])}, "EosTokenCriteria with eos_token_id"),
             ({"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(52)])},
              "MaxLengthCriteria with max_length 52"),
             ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(1e-4)]), "do_sample": True},
              "TemperatureLogitsWarper with temperature 0.0001"),
+            ({"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3, 50)])},
+             "prompt_ignore_length"),
+            ({"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])},
+             "RepetitionPenaltyLogitsProcessor with penalty 1.3"),
             ({"num_beams": 3}, "asks for beam_search; longgraft decodes by greedy_search or sample"),
             ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search"),
             ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from longgraft.acceptance.constraints import Constraint, constraint
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
@@ -89,6 +90,23 @@ class Session:
     @property
     def target(self) -> Target:
         return self.engine.target
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """What the model's generation_config.json says about sampling; raises ValueError if it cannot be used."""
+        return SamplingDefaults.of(self.target.model, self.target.name)
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Returns the sampling of a request, as `generate` makes it.
+
+        Args:
+            **given: Fields of `Sampling`.  Without a temperature the answer is greedy.  A sampled answer takes what is
+                left out from the model's generation_config.json; a `Sampling` object is taken as it is.
+
+        Raises:
+            ValueError: a value is out of range, or would change nothing.
+        """
+        return self.defaults.sampling(given)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of text, chat messages or token ids."""
@@ -238,7 +256,7 @@ class Session:
             stop: Stop strings; the answer ends before the first that occurs.
             progress: Show a progress bar over the prompt; None: on a terminal.
             **options: The fields of `Sampling` (temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
-                grammar, logit_bias, penalties, logprobs and prompt_logprobs), and:
+                grammar, logit_bias, penalties, logprobs and prompt_logprobs), completed as by `sampling`, and:
                 prediction: A text that the answer may repeat, or several.  The model does not read it; memories that
                 learn from tokens alone propose from it.
                 budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
@@ -252,7 +270,7 @@ class Session:
     def _opened(self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
                 ) -> Request:
         draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-        return self.open(prompt, max_new_tokens, Sampling(**draw), stop, **options)
+        return self.open(prompt, max_new_tokens, self.sampling(**draw), stop, **options)
 
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
