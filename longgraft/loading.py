@@ -147,7 +147,8 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
-             stop: Sequence[str] = (), *, prediction: Prediction | None = None, **options: Any) -> Generation:
+             stop: Sequence[str] = (), *, prediction: Prediction | None = None,
+             stop_token_ids: int | Sequence[int] = (), **options: Any) -> Generation:
     """Answers one prompt; loads the model for it.
 
     Args:
@@ -157,6 +158,7 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
         max_new_tokens: Most tokens of the answer.
         stop: Stop strings.
         prediction: Text that the answer may repeat; the model does not read it.
+        stop_token_ids: Ids of tokens that end the answer, too.
         **options: The fields of `Settings` and of `Sampling`.
 
     Returns:
@@ -168,7 +170,7 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     SamplingDefaults().sampling(draw)       # checked before a model is loaded
     session = load(model, drafter, tell=False, **options)
-    return session.generate(prompt, max_new_tokens, stop, prediction=prediction, **draw)
+    return session.generate(prompt, max_new_tokens, stop, prediction=prediction, stop_token_ids=stop_token_ids, **draw)
 
 
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False

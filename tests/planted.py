@@ -248,7 +248,7 @@ MUTATIONS = (
     Mutation("the walk stops at five", "walk", "draw(path[-1])))) is not None", "draw(path[-1])))) is not None and len(path) < 6", "test_sampling.py::test_a_walk_goes_as_far_as_the_draws_agree"),
     Mutation("the first new token is drawn for the position before", "Verifier.read", "torch.tensor([self.cache.position]))", "torch.tensor([self.cache.position - 1]))", "test_lossless.py::test_every_method_decodes_exactly_the_targets_tokens[ar-1-qwen3-moe-sampled-1-recalled]"),
     # ends
-    Mutation("an end token inside a path is missed", "Decoder._cut", "if token in self.goal.eos", "if token in self.goal.eos and i == len(new) - 1", "test_lossless.py::test_an_answer_ends_at_an_end_token_inside_an_accepted_path"),
+    Mutation("an end token inside a path is missed", "Decoder._cut", "if token in last_tokens", "if token in last_tokens and i == len(new) - 1", "test_lossless.py::test_an_answer_ends_at_an_end_token_inside_an_accepted_path"),
     Mutation("trees are cut one level too shallow", "Decoder.step", ".shallower(left - 1)", ".shallower(max(left - 2, 0))", "test_lossless.py::test_the_last_step_may_accept_all_but_one_of_the_tokens_left"),
     Mutation("an end token is no new token", "Decoder._cut", 'new[:end + 1], "eos"', 'new[:end], "eos"', "test_request.py::test_an_answer_says_why_it_ended"),
     Mutation("a stop string's last token is no new token", "Decoder._cut", 'new[:n], "stop"', 'new[:n - 1], "stop"', "test_request.py::test_an_answer_says_why_it_ended"),
@@ -549,7 +549,7 @@ MUTATIONS = (
     Mutation("a bracket's lines end a block", "Ending._indented", "elif line.code and line.depth == 0:", "elif line.code:", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
     Mutation("blanks before the cursor are written twice", "_CompletionText._completed", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),
     Mutation("lines that are no longer there are shown", "_is_there", 'return "\\n".join(lines) + "\\n" == snippet.text', "return True", "test_completion.py::test_a_prompt_keeps_the_order_of_the_last_one"),
-    Mutation("an end token is spelled out", "Decoder._cut", "if token not in self.goal.eos:", "if True:", "test_completion.py::test_an_end_token_is_left_out_of_the_text"),
+    Mutation("an end token is spelled out", "Decoder._cut", "if token not in last_tokens:", "if True:", "test_completion.py::test_an_end_token_is_left_out_of_the_text"),
     Mutation("standard input is read twice", "PromptOptions.__post_init__", "if sources.count(STDIN) > 1:", "if sources.count(STDIN) > 9:", "test_commands.py::test_wrong_arguments_get_one_sentence_before_a_model_is_loaded"),
     # server
     Mutation("the newest request begins first", "by_priority", "min(waiting,", "min(reversed(waiting),", "test_scheduling.py::test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone"),
@@ -748,4 +748,11 @@ MUTATIONS = (
     Mutation("a session does not say what is taken", "Loaded.session", "(said,) if said else ()", "()", "test_sampling_defaults.py::test_a_session_says_what_is_taken_and_what_is_not_applied"),
     Mutation("Python completes no request", "Session.sampling", "self.defaults.sampling(given)", "SamplingDefaults().sampling(given)", "test_sampling_defaults.py::test_python_and_server_complete_a_request_alike"),
     Mutation("custom_generate forgets the repetition penalty", "custom_generate", 'given = {"repetition_penalty": c.repetition_penalty}', "given = dict[str, float]()", "test_transformers.py::test_a_repetition_penalty_decodes_the_ids_of_transformers_generate"),
+    # stop strings that are special tokens, and stop tokens
+    Mutation("a special token's text is searched in the text alone", "Session.open", "        stop_tokens |= self._encoder.hidden_tokens(asked.stop)\n", "", "test_request.py::test_a_special_token_s_text_or_id_ends_an_answer"),
+    Mutation("stop_token_ids are forgotten", "Session.request", 'self._encoder.end_tokens(stop_token_ids, "list of stop_token_ids")', "()", "test_request.py::test_a_special_token_s_text_or_id_ends_an_answer"),
+    Mutation("ordinary tokens are found by their ids", "Encoder.hidden_tokens", " and not self._decoded(token, True)", "", "test_request.py::test_other_special_tokens_and_the_same_text_in_ordinary_tokens_are_as_before"),
+    Mutation("a stop token is an end token", "Decoder._cut", '"eos" if new[end] in self.goal.eos else "stop"', '"eos"', "test_request.py::test_a_special_token_s_text_or_id_ends_an_answer"),
+    Mutation("the command forgets its stop tokens", "Answers._decoded", ", stop_token_ids=self.ends.stop_token_ids", "", "test_cli.py::test_stop_token_ids_end_an_answer"),
+    Mutation("generate forgets its stop tokens", "loading:generate", "stop_token_ids=stop_token_ids, ", "", "test_request.py::test_generate_takes_stop_token_ids"),
 )

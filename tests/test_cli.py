@@ -397,6 +397,14 @@ def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch
     assert json.loads(cli(*ask(pair, *draw, "--json"))[1])["promise"] == promise
 
 
+def test_stop_token_ids_end_an_answer(pair, cli):
+    whole = json.loads(cli(*ask(pair, "--json"))[1])["token_ids"]
+    stop = whole[3]
+    found = json.loads(cli(*ask(pair, "--json", "--stop-token-ids", f"{stop},95", "--compare"))[1])
+    assert (found["token_ids"], found["finish_reason"]) == (whole[:whole.index(stop) + 1], "stop")
+    assert found["compare"]["identical"] and found["settings"]["stop_token_ids"] == [stop, 95]
+
+
 def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp_path):
     shutil.copytree(pair / "target", tmp_path / "target")
     (tmp_path / "target/model.safetensors").write_bytes(b"")

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json says about sampling, and how it completes a request.
+"""A model's generation_config.json completes the sampling of requests.
 
 A sampled answer takes from the file what its request leaves out.  A greedy answer takes nothing.
 """
@@ -66,7 +66,7 @@ class SamplingDefaults:
 
     @property
     def described(self) -> str:
-        """What the file says, as a line for people; "" if it says nothing."""
+        """Describes the file in a line for people; "" if it says nothing."""
         off = Sampling(temperature=1.0)
         said = [f"{name} {value:g}" for name, value in self.values.items()
                 if name == "temperature" or value != getattr(off, name)]

@@ -108,7 +108,7 @@ class Answers:
         from longgraft.engine.session import answer
 
         request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop,
-                                    prediction=self.prediction)
+                                    prediction=self.prediction, stop_token_ids=self.ends.stop_token_ids)
         return answer(request, tell=tell)
 
 

@@ -193,7 +193,10 @@ class StopSettings(Checked):
 
     max_new_tokens: int = option(256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1,
                                  high=2 ** 20)
-    stop: tuple[str, ...] = option((), "End the answer before this text; repeatable", many=True)
+    stop: tuple[str, ...] = option((), "End the answer before this text, also that of a special token; repeatable",
+                                   many=True)
+    stop_token_ids: tuple[int, ...] = option((), "End the answer at these tokens, beside the model's own end tokens",
+                                             low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

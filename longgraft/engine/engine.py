@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -112,9 +113,9 @@ class Engine:
         _whole(asked.max_new_tokens, "max_new_tokens")
         if asked.budget is not None:
             _whole(asked.budget, "budget")
-        goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop)
+        goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop, frozenset(asked.stop_token_ids))
         if (recorded := asked.sampling.replay) is not None:
-            goal = Goal(min(goal.limit, len(recorded)), stop=goal.stop)
+            goal = replace(goal, limit=min(goal.limit, len(recorded)), eos=frozenset())
         self.check(len(asked.ids), goal.limit)
         place, corpora = lane or self.lanes[0], list(corpora)
         predictions = [torch.tensor(tokens) for tokens in asked.predictions]

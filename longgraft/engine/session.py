@@ -93,7 +93,7 @@ class Session:
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """What the model's generation_config.json says about sampling; raises ValueError if it cannot be used."""
+        """The sampling in the model's generation_config.json; raises ValueError if it cannot be used."""
         return SamplingDefaults.of(self.target.model, self.target.name)
 
     def sampling(self, **given: Any) -> Sampling:
@@ -119,7 +119,7 @@ class Session:
     def request(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
                 stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
                 prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None,
-                priority: int = 0) -> GenerationRequest:
+                priority: int = 0, stop_token_ids: int | Sequence[int] = ()) -> GenerationRequest:
         """Encodes a request, which `open` takes and checks.
 
         Args:
@@ -132,13 +132,15 @@ class Session:
             budget: As in `generate`.
             corpus: As in `generate`.
             priority: Waiting requests with a lower number begin first.
+            stop_token_ids: As in `generate`.
 
         Raises:
             ValueError: a text or a list of ids is wrong.
         """
         ends = None if eos is None else self._encoder.end_tokens(eos)
         return GenerationRequest(self.encode(prompt), max_new_tokens, sampling or Sampling(), stop_strings(stop), ends,
-                                 tuple(self.predicted(prediction)), budget, corpus, priority)
+                                 tuple(self.predicted(prediction)), budget, corpus, priority,
+                                 self._encoder.end_tokens(stop_token_ids, "list of stop_token_ids"))
 
     def open(self, prompt: Prompt | GenerationRequest, *how: Any, lane: Lane | None = None, **options: Any) -> Request:
         """Opens a request, which can be stepped through, cancelled and closed.
@@ -165,14 +167,14 @@ class Session:
         sampling, corpus = asked.sampling, self.default_corpus if asked.corpus is None else asked.corpus
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
-        if asked.stop:
-            self._encoder.need("checked for stop strings")
+        stop_tokens = self._encoder.end_tokens(asked.stop_token_ids, "list of stop_token_ids")
+        stop_tokens |= self._encoder.hidden_tokens(asked.stop)
         ends = self._encoder.end_tokens(self.eos if asked.eos is None else asked.eos)
         if sampling.constraint is not None and not ends:
             ends = frozenset(self.eos)      # a complete answer must be able to end
         text = None if self.tokenizer is None else Detokenizer(self.tokenizer, asked.stop)
         shaping = Shaping(sampling, asked.ids, self.constraint(sampling, ends)) if sampling.shaped else None
-        return self.engine.open(replace(asked, eos=ends), text, shaping,
+        return self.engine.open(replace(asked, eos=ends, stop_token_ids=stop_tokens), text, shaping,
                                 [] if corpus is None else [self.corpus(corpus)], lane=lane)
 
     def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
@@ -253,7 +255,7 @@ class Session:
         Args:
             prompt: Text, chat messages or token ids ([T] or [1, T]).
             max_new_tokens: Most tokens of the answer.
-            stop: Stop strings; the answer ends before the first that occurs.
+            stop: Stop strings; the answer ends before the first that occurs.  One may be the text of a special token.
             progress: Show a progress bar over the prompt; None: on a terminal.
             **options: The fields of `Sampling` (temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
                 grammar, logit_bias, penalties, logprobs and prompt_logprobs), completed as by `sampling`, and:
@@ -261,6 +263,8 @@ class Session:
                 learn from tokens alone propose from it.
                 budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
                 corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
+                eos: Ids of the end tokens; None: the model's own.
+                stop_token_ids: Ids of tokens that end the answer, too; the text ends before them.
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
