@@ -585,7 +585,7 @@ MUTATIONS = (
     Mutation("the merge of prefix and tree ignores their sums", "backends:split", "torch.sigmoid(far_lse.float() - own_lse.float())", "torch.sigmoid(0 * far_lse.float())", "test_attention.py::test_backends_equal_the_reference"),
     # errors that once survived
     Mutation("stop strings of earlier jobs end later ones", "Session.open", "replace(prompt, ids=", "replace(prompt, stop=self.__dict__.setdefault('stops', prompt.stop) or prompt.stop, ids=", "test_worker.py::test_a_job_ends_with_its_own_stop_strings_and_end_tokens_alone"),
-    Mutation("end tokens are the config's first", "end_tokens", '(getattr(model, "generation_config", None), model.config, tokenizer)', '(model.config, getattr(model, "generation_config", None), tokenizer)', "test_request.py::test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s"),
+    Mutation("end tokens are the config's first", "end_tokens", "in places.items()", "in reversed(places.items())", "test_request.py::test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s"),
     Mutation("a request that fills the positions is refused", "Engine.check", "prompt_tokens + max_new_tokens > limit", "prompt_tokens + max_new_tokens >= limit", "test_request.py::test_a_request_may_fill_the_positions_and_no_more"),
     Mutation("max_length counts new tokens", "custom_generate", "c.max_length - input_ids.shape[1] if", "c.max_length if", "test_transformers.py::test_a_limit_of_the_whole_length_counts_the_prompt"),
     Mutation("restricted keys of Stripe are read", "_CONTENTS", ', ("rk_live_", r"\\brk_live_[A-Za-z0-9]{20}")', "", "test_repository.py::test_a_token_is_a_secret_from_the_length_that_its_issuer_gives_it"),
@@ -730,7 +730,7 @@ MUTATIONS = (
     Mutation("packed copies of a drafter survive its weights", "Lane._forget_changed", "if self.target.kernels is not None:", "if False:", "test_prefixes.py::test_compiled_products_of_a_drafter_read_weights_that_changed_behind_the_counter"),
     # the context that a rotary scaling lengthens
     Mutation("YaRN lengthens nothing", "Target.max_positions", "most_positions(self.config)", "self.config.max_position_embeddings", "test_target.py::test_a_target_takes_the_lengthened_context"),
-    Mutation("Llama 3's factor always lengthens", "lengthened", 'if kind == "llama3" and stated > original:', "if False:", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
+    Mutation("Llama 3's factor always lengthens", "lengthened", 'if kind == "llama3" and stated != original:', "if False:", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
     Mutation("Gemma 3's context is lengthened twice", "most_positions", "if text.model_type not in LENGTHENED", "if text.model_type", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
     Mutation("a stated length is forgotten", "lengthened", "max(stated, int(original * factor))", "int(original * factor)", "test_heads.py::test_a_head_has_the_positions_that_yarn_lengthens_to"),
     Mutation("the doctor does not lengthen", "doctor:examine", "most_positions(config) or UNBOUNDED", "text.max_position_embeddings", "test_cli.py::test_a_context_that_yarn_lengthens_is_allowed_by_all_commands"),
@@ -755,4 +755,13 @@ MUTATIONS = (
     Mutation("a stop token is an end token", "Decoder._cut", '"eos" if new[end] in self.goal.eos else "stop"', '"eos"', "test_request.py::test_a_special_token_s_text_or_id_ends_an_answer"),
     Mutation("the command forgets its stop tokens", "Answers._decoded", ", stop_token_ids=self.ends.stop_token_ids", "", "test_cli.py::test_stop_token_ids_end_an_answer"),
     Mutation("generate forgets its stop tokens", "loading:generate", "stop_token_ids=stop_token_ids, ", "", "test_request.py::test_generate_takes_stop_token_ids"),
+    # end tokens of files, and what transformers passes to custom_generate
+    Mutation("an end token of text is taken apart", "end_tokens", "isinstance(token, int) and not isinstance(token, bool)", "token is not None", "test_cli.py::test_an_end_token_that_is_text_is_one_message"),
+    Mutation("a negative end token is a token", "end_tokens", "if token >= 0", "if token >= -1", "test_request.py::test_a_negative_end_token_stands_for_none"),
+    Mutation("custom_generate takes negative end tokens", "custom_generate", "if 0 <= token <", "if -2 < token <", "test_transformers.py::test_end_tokens_outside_the_vocabulary_end_nothing"),
+    Mutation("custom_generate ignores positions", "custom_generate", "    _check_positions(kwargs, input_ids.shape[1])\n", "", "test_transformers.py::test_other_positions_are_refused"),
+    Mutation("custom_generate ignores a given cache", "custom_generate", "            _check_cache(kwargs[name], session, input_ids)", "            pass", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
+    Mutation("rows of a given cache are not compared", "_same_rows", "if (given - kept).norm() >", "if 0 >", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
+    Mutation("a window's rows are compared with the first ones", "_same_rows", "ours[:, :, held - rows:held]", "ours[:, :, :rows]", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
+    Mutation("custom_generate ignores token types", "transformers_generate:PASSED", '"use_cache", ', '"use_cache", "token_type_ids", ', "test_transformers.py::test_a_direct_call_refuses_what_transformers_would_not_pass"),
 )

@@ -405,6 +405,13 @@ def test_stop_token_ids_end_an_answer(pair, cli):
     assert found["compare"]["identical"] and found["settings"]["stop_token_ids"] == [stop, 95]
 
 
+def test_an_end_token_that_is_text_is_one_message(pair, cli, tmp_path):
+    shutil.copytree(pair / "target", tmp_path / "target")
+    (tmp_path / "target/generation_config.json").write_text('{"eos_token_id": "0"}')
+    code, _, err = cli("generate", "--model", tmp_path / "target", "--drafter", "none", "--prompt", "w1")
+    assert code == 2 and "generation_config.json of " in err and "eos_token_id is '0'" in err
+
+
 def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp_path):
     shutil.copytree(pair / "target", tmp_path / "target")
     (tmp_path / "target/model.safetensors").write_bytes(b"")

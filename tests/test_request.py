@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,8 +16,9 @@ from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 import longgraft
 from longgraft.acceptance.rules import Replay
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.session import Session, answer, end_tokens
+from longgraft.engine.session import Session, answer
 from longgraft.loading import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT
 
@@ -296,6 +298,26 @@ def test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_to
     assert end_tokens(model, SimpleNamespace(eos_token_id=tokenizer)) == ends
     del model.generation_config
     assert end_tokens(model, None) == (() if own is None else (own,))
+
+
+@pytest.mark.parametrize(("generation", "own", "said"), [
+    ("0", 2, "generation_config.json of toy: eos_token_id is '0'"), ([3, "a"], 2, r"is \[3, 'a'\]; a whole number or"),
+    (None, True, "config.json of toy: eos_token_id is True"), (2.0, 2, "is 2.0")])
+def test_end_tokens_that_are_no_whole_numbers_are_refused_with_their_file(generation, own, said):
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=generation),
+                            config=SimpleNamespace(eos_token_id=own))
+    with pytest.raises(ValueError, match=said):
+        end_tokens(model, None, "toy")
+
+
+def test_a_negative_end_token_stands_for_none():
+    model = deepcopy(toy_model())
+    model.generation_config.eos_token_id = [-1, 5]
+    session = longgraft.load((model, None), None, tell=False, method="ar")
+    assert session.eos == (5,)
+    model.generation_config.eos_token_id = -1
+    session = longgraft.load((model, None), None, tell=False, method="ar")
+    assert session.eos == () and session.generate(PROMPT, 4).finish_reason == "length"
 
 
 def test_a_memory_s_own_limit_is_named():

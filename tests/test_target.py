@@ -56,6 +56,7 @@ def scaling(kind, factor, original=None):
     (LlamaConfig, 16384, scaling("linear", 4.0, 4096), 16384),
     (LlamaConfig, 8192, scaling("llama3", 8.0, 8192), 65536),
     (LlamaConfig, 131072, scaling("llama3", 32.0, 8192), 131072),       # Llama 3.2, whose factor is larger
+    (LlamaConfig, 4096, scaling("llama3", 8.0, 8192), 4096),            # stated as shortened
     (Gemma3TextConfig, 131072, scaling("linear", 8.0), 131072),         # stated as lengthened
     (LlamaConfig, 4096, None, 4096)])
 def test_a_rotary_scaling_lengthens_the_context(config, stated, given, allowed):

@@ -18,6 +18,7 @@ from longgraft.corpora import Corpus, existing_corpus, open_corpus
 from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
+from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.engine import Engine
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
@@ -82,7 +83,8 @@ class Session:
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method = method
         # The model never predicts ids beyond its vocabulary.
-        self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
+        self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer, engine.target.name)
+                         if i < engine.target.vocab_size)
         self.default_corpus: str | None = None
         self._corpora: dict[str, tuple[int, Corpus]] = {}       # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
@@ -316,10 +318,3 @@ def _bar(tokens: int, progress: bool | None) -> Any:
 
     hidden = None if progress is None else not progress
     return tqdm(total=tokens, desc="prefill", unit="tok", unit_scale=True, disable=hidden, leave=False, delay=BAR_AFTER)
-
-
-def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
-    places = (getattr(model, "generation_config", None), model.config, tokenizer)
-    found = next((value for place in places if (value := getattr(place, "eos_token_id", None)) is not None), ())
-    return (found,) if isinstance(found, int) else tuple(found)

@@ -29,8 +29,8 @@ def most_positions(config: Any) -> int | None:
 def lengthened(stated: int, kind: str, factor: float | None, original: int | None) -> int:
     """Returns the positions after a rotary scaling: `original` times `factor`, or more if more are stated.
 
-    Llama 3's factor may be larger than what the context was lengthened by, so a stated length beyond the original one
-    counts.
+    Llama 3's factor may be larger than what the context was lengthened by, so a stated length other than the original
+    one counts.
 
     Args:
         stated: `max_position_embeddings`.
@@ -40,6 +40,6 @@ def lengthened(stated: int, kind: str, factor: float | None, original: int | Non
     """
     if kind not in ("yarn", "linear", "llama3") or not factor or not original:
         return stated
-    if kind == "llama3" and stated > original:
+    if kind == "llama3" and stated != original:
         return stated
     return max(stated, int(original * factor))
