@@ -764,4 +764,5 @@ MUTATIONS = (
     Mutation("rows of a given cache are not compared", "_same_rows", "if (given - kept).norm() >", "if 0 >", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
     Mutation("a window's rows are compared with the first ones", "_same_rows", "ours[:, :, held - rows:held]", "ours[:, :, :rows]", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
     Mutation("custom_generate ignores token types", "transformers_generate:PASSED", '"use_cache", ', '"use_cache", "token_type_ids", ', "test_transformers.py::test_a_direct_call_refuses_what_transformers_would_not_pass"),
+    Mutation("a code completion takes nothing from the file", "completer:complete", "session.sampling(**draw)", "SamplingDefaults().sampling(draw)", "test_sampling_defaults.py::test_a_code_completion_is_completed_from_the_file_too"),
 )

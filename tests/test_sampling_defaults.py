@@ -137,3 +137,13 @@ def test_custom_generate_follows_the_file_as_transformers_does():
     model, more = session.target.model, {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16}
     ours = model.generate(ids, custom_generate=longgraft.custom_generate, session=session, **more)
     assert torch.equal(ours, model.generate(ids, **more))
+
+
+def test_a_code_completion_is_completed_from_the_file_too(tmp_path):
+    (tmp_path / "main.py").write_text("total = sum(\n")
+    session = session_with(QWEN, characters())
+
+    def text(**more):
+        return longgraft.complete(tmp_path, "main.py", 1, session=session, until="stop", max_new_tokens=12,
+                                  temperature=0.9, seed=5, **more).text
+    assert text() == text(**FILLED) != text(top_k=0, top_p=1, repetition_penalty=1)
