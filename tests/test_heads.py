@@ -81,6 +81,13 @@ def test_each_layout_is_read_as_its_authors_meant(tmp_path, layout, binary):
     assert torch.equal(other.target_ids(torch.arange(24)), ids) and torch.equal(loaded.target_ids(ids // 2), ids)
 
 
+@pytest.mark.parametrize(("stated", "rope", "allowed"), [
+    (2048, YARN_64K, 65536), (131072, YARN_64K, 131072), (2048, {"type": "linear", "factor": 8.0}, 2048)])
+def test_a_head_has_the_positions_that_yarn_lengthens_to(tmp_path, stated, rope, allowed):
+    config = BASE | SAID | {"max_position_embeddings": stated, "rope_scaling": rope}
+    assert load_head(write(tmp_path, config, network().state_dict()), TARGET).config.max_positions == allowed
+
+
 def test_saving_and_loading_give_the_same_logits(tmp_path):
     made = network(rope=Rope(kind="yarn", factor=8.0, original=256)).eval()
     save_head(made, tmp_path)

@@ -20,7 +20,7 @@ from longgraft.yarn_drafters.contradictions import FIX_CONFIG, attention_heads, 
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import Layers, TargetShape, Words
-from longgraft.yarn_drafters.scaling import rope_of
+from longgraft.yarn_drafters.scaling import positions_of, rope_of
 
 KIND = "a DFlash drafter"
 WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight",
@@ -78,10 +78,11 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
     block = checked(stated, Count | None, "block_size") or BLOCK
     if block < 2:
         raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. {FIX_CONFIG}")
+    positions = checked(config.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 32768
+    rope = rope_of(config, "dflash")
     return BlockConfig(
         hidden, gate, heads, kv_heads, head_dim, layers, target.vocab, inputs, mask, block=block,
-        max_positions=checked(config.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 32768,
-        rope=rope_of(config, "dflash"),
+        max_positions=positions_of(positions, rope), rope=rope,
         rms_eps=checked(config.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-6)
 
 

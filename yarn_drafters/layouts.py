@@ -16,7 +16,7 @@ from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.network import HeadConfig
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.scaling import rope_of, scaling
+from longgraft.yarn_drafters.scaling import positions_of, rope_of, scaling
 
 Shapes = Mapping[str, Sequence[int]]
 Layers = Annotated[tuple[int, ...], Option(low=0)]
@@ -113,15 +113,15 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
     hidden, wide = named["fc.weight"]
     heads, head_dim, kv_heads = attention_heads(inner, named["midlayer.self_attn.q_proj.weight"][0],
                                                 named["midlayer.self_attn.k_proj.weight"][0])
-    speculators = layout == "speculators"
+    speculators, rope = layout == "speculators", rope_of(inner, layout)
     has_type = bool(config.get("speculators_model_type"))
+    stated = checked(inner.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 2048
     made = HeadConfig(
         hidden_size=hidden, target_hidden_size=target.hidden,
         intermediate_size=named["midlayer.mlp.gate_proj.weight"][0], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         vocab_size=target.vocab, draft_vocab_size=named["lm_head.weight"][0],
         feature_layers=_feature_layers(config, wide // target.hidden, target, overrides),
-        max_positions=checked(inner.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 2048,
-        rope=rope_of(inner, layout),
+        max_positions=positions_of(stated, rope), rope=rope,
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
         rms_eps=checked(inner.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-5,
         # Only in speculators' files do these names have this meaning.  Without the first, vLLM takes true in a

@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.completion.cursor import locate
 from longgraft.completion.options import LEAST, CompletionOptions
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
@@ -259,10 +260,10 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-    sampling = Sampling(**draw)
+    SamplingDefaults().sampling(draw)       # checked before a model is loaded
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
     cursor = locate(repo, file, line, column, text)
     if session is not None and options:
         raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
     session = session or load(tell=False, **options)
-    return Completer(session).complete(Path(repo), cursor, completion, sampling, tell)
+    return Completer(session).complete(Path(repo), cursor, completion, session.sampling(**draw), tell)

@@ -47,12 +47,25 @@ class Encoder:
             self.known(ids, what)
         return ids
 
-    def end_tokens(self, eos: Any) -> frozenset[int]:
-        """Returns one token id or several as a set; raises ValueError for anything else."""
-        ids = _ids([eos] if isinstance(eos, Integral) else eos, "list of end tokens", "token ids")
+    def end_tokens(self, eos: Any, what: str = "list of end tokens") -> frozenset[int]:
+        """Returns one token id or several as a set; raises ValueError for anything else.  what: their name there"""
+        ids = _ids([eos] if isinstance(eos, Integral) else eos, what, "token ids")
         if ids:
-            self.known(ids, "list of end tokens")
+            self.known(ids, what)
         return frozenset(ids)
+
+    def hidden_tokens(self, texts: Iterable[str]) -> frozenset[int]:
+        """Returns the special tokens that these texts spell, each as a whole; decoded answers do not show them."""
+        found = set()
+        for text in texts:
+            token = self.need("checked for stop strings").convert_tokens_to_ids(text)
+            if token is not None and self._decoded(token, False) == text and not self._decoded(token, True):
+                found.add(token)
+        return frozenset(found)
+
+    def _decoded(self, token: int, skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=skip_special_tokens,
+                                     clean_up_tokenization_spaces=False)
 
     def known(self, ids: Sequence[int], what: str) -> None:
         """Raises ValueError for ids outside the vocabulary: on a GPU they would end the process."""

@@ -22,6 +22,7 @@ class GenerationRequest:
         budget: Most nodes per verification, root included, if less than the engine's.
         corpus: Name of a corpus that the answer may repeat; None: the session's.
         priority: Waiting requests with a lower number begin first.
+        stop_token_ids: Tokens that end the answer as a stop string does, beside the end tokens.
     """
 
     ids: Sequence[int]
@@ -33,3 +34,4 @@ class GenerationRequest:
     budget: int | None = None
     corpus: str | None = None
     priority: int = 0
+    stop_token_ids: Collection[int] = ()

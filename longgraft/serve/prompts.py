@@ -102,7 +102,7 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     """
     about = ""
     try:
-        sampling = body.sampling(state.default_sampling)
+        sampling = body.sampling(state.session.defaults)
         about = next(iter(body.constraints()), "")
         if tool_calls is not None:
             if about:

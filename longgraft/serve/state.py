@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.engine.session import Session
 from longgraft.engine.token_bytes import TokenBytes
@@ -22,16 +21,12 @@ from longgraft.serve.worker import Worker
 
 @dataclass(frozen=True)
 class State:
-    """The state of one server.  Only the worker opens requests on the session; routes only read its properties.
-
-    default_sampling: sampling of requests that set none
-    """
+    """The state of one server.  Only the worker opens requests on the session; routes only read its properties."""
 
     session: Session
     options: Serving
     worker: Worker
     pool: EncodingPool
-    default_sampling: Sampling = field(default_factory=Sampling)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property

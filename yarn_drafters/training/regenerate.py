@@ -23,8 +23,8 @@ import torch
 from longgraft.config.data_files import parse_json
 from longgraft.config.json_lines import read_json_lines
 from longgraft.config.settings import Settings
+from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.repetition import loops
-from longgraft.engine.session import end_tokens
 from longgraft.models.targets import ModelSource, load_target
 from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
 from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request, excerpt_of
