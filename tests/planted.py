@@ -863,4 +863,6 @@ MUTATIONS = (
     Mutation("a window's rows are compared with the first ones", "_same_rows", "ours[:, :, held - rows:held]", "ours[:, :, :rows]", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
     Mutation("custom_generate ignores token types", "transformers_generate:PASSED", '"use_cache", ', '"use_cache", "token_type_ids", ', "test_transformers.py::test_a_direct_call_refuses_what_transformers_would_not_pass"),
     Mutation("a code completion takes nothing from the file", "completer:complete", "session.sampling(**draw)", "SamplingDefaults().sampling(draw)", "test_sampling_defaults.py::test_a_code_completion_is_completed_from_the_file_too"),
+    Mutation("a cache of floats stays beside weights in integers", "usual_cache_dtype", "return torch.bfloat16 if integers", "return torch.bfloat16 if False", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
+    Mutation("capped scores are attended over a converted cache", "usual_cache_dtype", 'getattr(text, "attn_logit_softcapping", None) or ', "", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
 )

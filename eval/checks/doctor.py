@@ -17,6 +17,7 @@ from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
 from longgraft.models.gguf_blocks import TensorTable
 from longgraft.models.places import place_of
+from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import free_bytes, resident
@@ -69,7 +70,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
     table = TensorTable.read(Path(place.path)) if in_blocks else None
     blocks = table.packed_bytes if table and table.in_blocks else None
-    target, packed = _target(config, dtype, weights == "int8", cache or dtype, blocks)
+    usual = usual_cache_dtype(config, dtype, blocks is not None or weights == "int8")
+    target, packed = _target(config, dtype, weights == "int8", cache or usual or dtype, blocks)
     shares = {"target": target}
     head, described = _head(pair, name, shape)
     lines.append(described)

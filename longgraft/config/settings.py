@@ -77,7 +77,8 @@ class Settings(Checked):
                           "int8: rounded to bytes; float: floats; auto: gguf for a GGUF file on a CPU with compiled "
                           "kernels, else float", choices=("auto", "gguf", "int8", "float"))
     kv_dtype: str | None = option(None, "Type of the cached keys and values, with a CPU's compiled kernels",
-                                  choices=("bfloat16",), none="that of --dtype")
+                                  choices=("bfloat16", "float32"),
+                                  none="bfloat16 beside weights in blocks or bytes, else that of --dtype")
     attention: str = option("auto", "Attention backend", choices=("auto", "sdpa", "split", "flash", "triton"))
     graphs: str = option("auto", "CUDA graphs, which record a step's launches once, where the model allows it",
                          choices=("auto", "none"))
