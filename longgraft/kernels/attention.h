@@ -24,7 +24,7 @@ namespace {
 
 constexpr int64_t CHUNK = 512;                  // positions whose weights have one largest score
 constexpr int64_t ROOM = CHUNK + OUTPUTS;       // scores are written by tiles
-constexpr int64_t TOGETHER = 4;                 // blocks of rows that read a chunk while it is near
+constexpr int64_t TOGETHER = 6;                 // most blocks of rows that read a chunk while it is near
 constexpr int64_t MIXED = 64;                   // positions whose values stay in the first cache, for all rows
 constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
 
@@ -323,7 +323,8 @@ __attribute__((noinline)) void merge(int64_t floats, float* state, const float* 
 
 template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
     typedef typename Attention<T, K>::Product P;
-    const int64_t together = TOGETHER * a.block(), groups = (a.all() + together - 1) / together;
+    const int64_t blocks = (a.all() + a.block() - 1) / a.block(), groups = (blocks + TOGETHER - 1) / TOGETHER;
+    const int64_t together = (blocks + groups - 1) / groups * a.block();        // rows of a group, evenly
     int64_t lowest = a.prefix + a.own, last = 0;
     for (int64_t i = 0; i < a.rows; ++i) {
         lowest = std::min(lowest, a.first[i]);
