@@ -73,12 +73,13 @@ def test_a_message_calls_tools():
     named = message(tools=CLAUDE_TOOLS, tool_choice={"type": "tool", "name": "weather"})
     assert named["content"][0]["input"] == block["input"]
     cut = message(tools=CLAUDE_TOOLS, tool_choice={"type": "any"}, max_tokens=60)
-    assert (cut["stop_reason"], cut["content"]) == ("max_tokens", [])
+    half, = cut["content"]
+    assert (cut["stop_reason"], half["type"]) == ("max_tokens", "text") and half["text"].startswith("<tool_call>")
 
 
 def test_the_events_of_a_message_build_the_whole_one():
     bias = {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "any"}, "temperature": 1.3, "seed": 8}
-    for asked in ({"max_tokens": 40}, bias):
+    for asked in ({"max_tokens": 40}, bias, bias | {"max_tokens": 60}):
         whole = message(**asked)
         start, *parts, delta, stop = events(MESSAGES, **({"messages": ASKED, "max_tokens": 200} | asked))
         assert (start["type"], stop["type"]) == ("message_start", "message_stop")
@@ -140,7 +141,7 @@ def test_a_response_is_the_chat_of_the_older_api():
 
 def test_the_events_of_a_response_build_the_whole_one():
     called = {"tools": OPENAI_TOOLS, "tool_choice": {"type": "function", "name": "weather"}}
-    for asked in ({"max_output_tokens": 40}, called):
+    for asked in ({"max_output_tokens": 40}, called, called | {"max_output_tokens": 60}):
         whole = post(RESPONSES, input="Hi", **asked)
         found = events(RESPONSES, input="Hi", **asked)
         assert [event["sequence_number"] for event in found] == [*range(len(found))]
@@ -153,9 +154,11 @@ def test_the_events_of_a_response_build_the_whole_one():
             ended = own[-1]["item"]
             if item["type"] == "message":
                 assert deltas == item["content"][0]["text"] and ended["content"] == item["content"]
+                assert ended["status"] == item["status"] == whole["status"] == "incomplete"
             else:
                 assert deltas == item["arguments"] == ended["arguments"]
                 validate(json.loads(deltas), CITY)
+                assert ended["status"] == item["status"] == "completed"
             assert own[0]["item"]["id"] == ended["id"]
 
 

@@ -33,3 +33,17 @@ def test_nothing_of_a_stop_string_is_ever_given_out(stop, expected, size):
 def test_the_earlier_of_two_stop_strings_ends_the_text():
     detokenizer = Detokenizer(Bytes(), ["z", "return"])
     assert detokenizer.push(list(TEXT.encode())) + detokenizer.finish() == "naïve 🦊 code: "
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("until, expected", [("code", TEXT), (r"\A\s*na", TEXT), ("y", TEXT[:TEXT.index("x")]),
+                                             (r"\Acode", TEXT[:TEXT.index("x")])])
+def test_stop_strings_count_until_a_match(until, expected, size):
+    ids, detokenizer = list(TEXT.encode()), Detokenizer(Bytes(), ["x", "z"], until)
+    text = "".join(detokenizer.push(ids[at:at + size]) for at in range(0, len(ids), size)) + detokenizer.finish()
+    assert text == expected
+
+
+def test_stop_strings_never_count_again_after_a_match():
+    text, detokenizer = "begin" + "." * 200 + "stop.", Detokenizer(Bytes(), ["stop"], "begin")
+    assert "".join(detokenizer.push([byte]) for byte in text.encode()) + detokenizer.finish() == text

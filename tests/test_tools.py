@@ -20,6 +20,8 @@ ASKED = [{"role": "user", "content": "Hi"}]
 FAMILIES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "described": DESCRIBED}
 LOOKS_LIKE_A_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
 
+HALF_A_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b'
+
 
 def post(session=None, status=200, **body):
     async def ask(http):
@@ -52,7 +54,9 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     (HERMES, LOOKS_LIKE_A_CALL, LOOKS_LIKE_A_CALL, []),
     (HERMES, "<tool_call>\nnothing</tool_call> more", "<tool_call>\nnothing</tool_call> more", []),
     (HERMES, '<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
-    (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": "cut', "x", [("f", '{"a": "cut')]),
+    (HERMES, f"x {HALF_A_CALL}", f"x {HALF_A_CALL}", []),
+    (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": 1}', "x", [("f", '{"a": 1}')]),
+    (HERMES, '<tool_call>\n{"name": "f", "arguments": {a: 1}}', '<tool_call>\n{"name": "f", "arguments": {a: 1}}', []),
     (HERMES, 'x <tool_call>\n{"name": "f', 'x <tool_call>\n{"name": "f', []),
     (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nmore', "\nmore", [("f", "{}")]),
     (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
@@ -69,15 +73,21 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
     reader = CallReader(family, ["f", "g"])
     wanted = Turn(shown, [Call(*call) for call in calls])
-    assert reader.whole(text) == wanted
+    whole = reader.whole(text)
+    assert (whole.text, whole.calls) == (wanted.text, wanted.calls)
     pieces = [piece for char in text for piece in reader.push(char)] + reader.finish()
-    assert Turn.of(pieces) == wanted and reader.calls == len(calls)
+    assert Turn.of(pieces) == wanted and reader.called == whole.called == bool(calls)
 
 
-def test_arguments_are_passed_on_as_they_arrive():
+def test_a_call_is_passed_on_when_its_arguments_are_whole():
     reader = CallReader(HERMES, ["f"])
-    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
-    assert [piece.arguments for piece in reader.push('"b')] == ['"b']
+    assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}"}') == []
+    assert Turn.of(reader.push("}")).calls == [Call("f", '{"a": {"b": "}"}}')]
+
+
+def test_an_answer_that_ends_within_a_second_call_shows_the_first_and_its_text():
+    turn = CallReader(HERMES, ["f"]).whole(f'{HALF_A_CALL}"}}}}\n</tool_call>\n{HALF_A_CALL}')
+    assert (turn.calls, turn.called) == ([Call("f", '{"a": "b"}')], False) and turn.text.strip() == HALF_A_CALL
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -208,6 +218,45 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
     assert made[0]["tool_calls"][0]["id"] == made[1]["tool_call_id"] == "3456789ab"
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "', "[1]", '{"city": "\\ud83d"}'])
+def test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text(arguments):
+    call = {"id": None, "type": None, "function": {"name": "weather", "arguments": arguments}}
+    turns = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": None, "content": "cold"}]
+    found = post(messages=turns, tools=TOOLS, max_tokens=1)
+    text = ('T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": '
+            f"{json.dumps(arguments)}}}\n</tool_call>\nt:cold\na:")
+    assert found["usage"]["prompt_tokens"] == len(tool_session().encode(text))
+
+
+@pytest.mark.parametrize("stop", ["\n", '"', "city", "}", "ool"])
+@pytest.mark.parametrize(("choice", "tags"), [("auto", True), ("required", True), ("required", False)])
+def test_stop_strings_do_not_end_a_call(choice, tags, stop):
+    tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
+    asked = dict(tools=TOOLS, tool_choice=choice, logit_bias={tag: 100.0} if tags else {}, parallel_tool_calls=False)
+    session = tool_session(tags=tags)
+    found, wanted = (post(session, **asked, **more)["choices"][0] for more in ({"stop": stop}, {}))
+    assert found["finish_reason"] == wanted["finish_reason"] == "tool_calls"
+    calls, all_calls = ([call["function"] for call in one["message"]["tool_calls"]] for one in (found, wanted))
+    assert calls == all_calls
+
+
+def test_stop_strings_end_text_before_a_call():
+    written = post(tools=TOOLS, max_tokens=40)["choices"][0]["message"]["content"]
+    found = post(tools=TOOLS, max_tokens=40, stop=written[6:9])["choices"][0]
+    assert (found["message"]["content"], found["finish_reason"]) == (written[:written.index(written[6:9])], "stop")
+
+
+@pytest.mark.parametrize("limit", range(5, 65, 7))
+def test_half_a_call_is_text_in_a_stream_and_in_the_whole_answer(limit):
+    asked = dict(tools=[WEATHER], tool_choice="required", max_tokens=limit)
+    whole, parts = post(**asked)["choices"][0], [chunk["choices"][0] for chunk in streamed(**asked)]
+    assert whole["finish_reason"] == parts[-1]["finish_reason"] == "length"
+    assert "tool_calls" not in whole["message"] and whole["message"]["content"].startswith("<tool_call>")
+    assert "".join(part["delta"].get("content", "") for part in parts) == whole["message"]["content"]
+    assert not any("tool_calls" in part["delta"] for part in parts)
+
+
 @pytest.mark.parametrize(("body", "param", "part"), [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
@@ -216,8 +265,6 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
         "properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}}}]}, "tools", "format"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}]},
-     "messages", "no JSON object"),
 ])
 def test_mistakes_are_refused_by_the_field(body, param, part):
     error = post(status=400, **body)["error"]
@@ -228,4 +275,4 @@ def test_a_schema_is_followed_as_far_as_possible_unless_the_tool_is_strict():
     odd = {"properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}
     tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
     found = post(tools=[{"type": "function", "function": {"name": "f", "parameters": odd}}], logit_bias={tag: 100.0})
-    assert found["choices"][0]["message"]["tool_calls"]
+    assert found["choices"][0]["message"]["content"].startswith('<tool_call>\n{"name": "f", "arguments": {"a": "')

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
+
+LOOKBACK = 128      # characters before a new piece in which a match of `stop_until` may begin
 
 
 class Detokenizer:
@@ -13,8 +16,10 @@ class Detokenizer:
     A piece is decoded together with the few tokens before it, because some tokenizers drop a leading space.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), stop_until: str | None = None) -> None:
+        """stop_until: as in `GenerationRequest`"""
         self.tokenizer, self.stop = tokenizer, [s for s in stop if s]
+        self._until = re.compile(stop_until) if stop_until is not None and self.stop else None
         self.ids: list[int] = []
         self.text = ""          # all text so far, up to a stop string
         self.given = 0          # characters returned
@@ -35,23 +40,27 @@ class Detokenizer:
         """Returns the text that was held back."""
         if not self.stopped:
             before = self._decode(self.ids[self._from:self._read])
-            self.text += self._decode(self.ids[self._from:])[len(before):]
-            self._cut()
+            self._append(self._decode(self.ids[self._from:])[len(before):])
         piece, self.given = self.text[self.given:], len(self.text)
         return piece
 
     def _add(self, piece: str) -> str:
         if self.stopped:
             return ""
-        self.text += piece
-        self._cut()
+        self._append(piece)
         end = len(self.text) if self.stopped else len(self.text) - self._held()
         out, self.given = self.text[self.given:max(end, self.given)], max(end, self.given)
         return out
 
-    def _cut(self) -> None:
+    def _append(self, piece: str) -> None:
+        """Adds text, and cuts it at the first stop string that counts."""
+        looked_at = max(0, len(self.text) - LOOKBACK)
+        self.text += piece
         found = [at for at in (self.text.find(s, max(0, self.given - len(s))) for s in self.stop) if at >= 0]
-        if found:
+        until = None if self._until is None else self._until.search(self.text, looked_at)
+        if until is not None and until.start() <= min(found, default=len(self.text)):
+            self.stop, self._until = [], None
+        elif found:
             self.text, self.stopped = self.text[:min(found)], True
 
     def _held(self) -> int:

@@ -17,6 +17,7 @@ class GenerationRequest:
         max_new_tokens: Most tokens of the answer.
         sampling: How tokens are drawn.
         stop: Stop strings; the answer ends before the first that occurs.
+        stop_until: Regular expression; from its first match on, stop strings do not count.
         eos: End tokens; None: the model's own.
         predictions: Token ids of texts that the answer may repeat.  The model does not read them.
         budget: Most nodes per verification, root included, if less than the engine's.
@@ -33,3 +34,4 @@ class GenerationRequest:
     budget: int | None = None
     corpus: str | None = None
     priority: int = 0
+    stop_until: str | None = None

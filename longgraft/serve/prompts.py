@@ -34,6 +34,7 @@ class EncodedPrompt:
     predictions: token ids of texts that the prompt does not show and the answer may repeat
     calls:       reads tool calls in the answer
     tool_calls:  the grammar that the answer must follow for its tool calls
+    stop_until:  as in `GenerationRequest`: stop strings end text, and no call
     """
 
     ids: list[int]
@@ -44,6 +45,7 @@ class EncodedPrompt:
     predictions: tuple[Sequence[int], ...] = ()
     calls: CallReader = field(default_factory=CallReader)
     tool_calls: str | None = None
+    stop_until: str | None = None
 
 
 def completions(state: State, body: CompletionRequest) -> list[EncodedPrompt]:
@@ -162,11 +164,12 @@ def _with_calls(prompt: EncodedPrompt, body: ChatRequest, family: Family, added:
     if not body.tools or (not tools and body.constraints()):
         return prompt
     reader = CallReader(family if tools else None, [tool.name for tool in tools])
+    prompt = replace(prompt, calls=reader, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
-        return replace(prompt, calls=reader)        # calls are read as the model writes them
+        return prompt       # calls are read as the model writes them
     with client_errors("tools"):
         rules = grammar(family, tools, added, not body.must_call, body.many_calls)
-    return replace(prompt, calls=reader, tool_calls=rules)
+    return replace(prompt, tool_calls=rules)
 
 
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:

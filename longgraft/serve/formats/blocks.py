@@ -31,8 +31,8 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """True if a block is a call."""
-        return any(block.name for block in self.blocks)
+        """True if the answer called tools and did not end within a further call."""
+        return self._reader.called
 
     def push(self, text: str) -> Iterator[Event]:
         """Takes new text, and yields what begins, grows and ends with it.  The text of an event is the new one."""

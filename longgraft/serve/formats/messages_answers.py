@@ -29,10 +29,10 @@ class MessagesFormat:
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
 
     def response(self, answer: Answer) -> dict[str, Any]:
-        """Returns the whole response.  A call whose arguments were cut off is left out."""
+        """Returns the whole response."""
         for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
             pass
-        content = [found for block in self.blocks.blocks if (found := _whole(block)) is not None]
+        content = list(map(_whole, self.blocks.blocks))
         return (self._message(content) | self._stop(answer.ids, answer.end)
                 | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)})
 
@@ -75,14 +75,11 @@ def usage(end: End) -> dict[str, Any]:
             "cache_read_input_tokens": stats.reused_tokens, "output_tokens": stats.new_tokens}
 
 
-def _whole(block: Block) -> dict[str, Any] | None:
-    """Returns a block; None for a call whose arguments were cut off."""
+def _whole(block: Block) -> dict[str, Any]:
+    """Returns a block with its content."""
     if not block.name:
         return {"type": "text", "text": block.text}
-    try:
-        return _tool_use(block) | {"input": json.loads(block.text)}
-    except ValueError:
-        return None
+    return _tool_use(block) | {"input": json.loads(block.text)}
 
 
 def _event(event: Event) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -21,10 +20,10 @@ class Block(JsonFields):
 
     type: str
     text: str | None = None
-    id: str = ""
+    id: str | None = None
     name: str = ""
-    input: dict[str, Any] | None = None
-    tool_use_id: str = ""
+    input: dict[str, Any] | str | None = None
+    tool_use_id: str | None = None
     content: str | Annotated[list[Block], Field(fail_fast=True, max_length=MESSAGES)] | None = None
 
 
@@ -115,7 +114,7 @@ def _assistant(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     if isinstance(message.content, str):
         yield {"role": "assistant", "content": message.content}
         return
-    calls = [{"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input or {})}}
+    calls = [{"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}}
              for block in message.content if block.type == "tool_use"]
     rest = [block for block in message.content if block.type not in ("tool_use", *DROPPED)]
     yield {"role": "assistant", "content": text_of(rest), "tool_calls": calls or None}

@@ -48,17 +48,19 @@ class ResponsesFormat:
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Fields]:
         """Yields the last events of the output, and the whole response."""
         for event in self.blocks.finish():
-            yield from self._events(event)
+            yield from self._events(event, _last_status(event[1], end))
         ended = self._ended(end)
         yield self._event(f"response.{ended['status']}", {"response": ended})
 
-    def _events(self, event: Event) -> Iterator[Fields]:
+    def _events(self, event: Event, status: str = "completed") -> Iterator[Fields]:
+        """Yields the events of a block's event.  status: of the block if it ends here"""
         kind, block, new = event
         place = {"output_index": block.index, "item_id": _id(block)}
         part = place | {"content_index": 0}
         name = "response.function_call_arguments" if block.name else "response.output_text"
         if kind == "open":
-            yield self._event("response.output_item.added", {"output_index": block.index, "item": _item(block, False)})
+            begun = _item(block, "in_progress")
+            yield self._event("response.output_item.added", {"output_index": block.index, "item": begun})
             if not block.name:
                 yield self._event("response.content_part.added", part | {"part": _text("")})
         elif kind == "more":
@@ -69,7 +71,7 @@ class ResponsesFormat:
             else:
                 yield self._event(f"{name}.done", part | {"text": block.text, "logprobs": []})
                 yield self._event("response.content_part.done", part | {"part": _text(block.text)})
-            yield self._event("response.output_item.done", {"output_index": block.index, "item": _item(block)})
+            yield self._event("response.output_item.done", {"output_index": block.index, "item": _item(block, status)})
 
     def _event(self, kind: str, fields: Fields) -> Fields:
         self._sent += 1
@@ -91,13 +93,15 @@ class ResponsesFormat:
             "tools": asked["tools"] or []}
 
     def _ended(self, end: End) -> Fields:
-        cut, stats = REASONS[end.reason] == "length", end.stats
+        cut, stats, blocks = _cut(end), end.stats, self.blocks.blocks
+        items = [_item(block, "completed") for block in blocks[:-1]]
+        items += [_item(block, _last_status(block, end)) for block in blocks[-1:]]
         tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
                   "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": stats.prompt_tokens + stats.new_tokens}
         return self._response("incomplete" if cut else "completed") | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [_item(block) for block in self.blocks.blocks], "usage": tokens,
+            "output": items, "usage": tokens,
             "longgraft": cost(end, self.job.ids, self._spelt) | {"sampling": self.job.sampling.described}}
 
 
@@ -105,13 +109,24 @@ def _id(block: Block) -> str:
     return f"{'fc' if block.name else 'msg'}_{block.id}"
 
 
-def _item(block: Block, done: bool = True) -> Fields:
-    """Returns an item of the output, before its content if it is not done."""
-    same = {"id": _id(block), "status": "completed" if done else "in_progress"}
+def _cut(end: End) -> bool:
+    """Returns True for an answer that its limit has cut off."""
+    return REASONS[end.reason] == "length"
+
+
+def _last_status(block: Block, end: End) -> str:
+    """Returns the status of an answer's last block.  A call is always whole."""
+    return "incomplete" if _cut(end) and not block.name else "completed"
+
+
+def _item(block: Block, status: str) -> Fields:
+    """Returns an item of the output, before its content if it is in progress."""
+    same = {"id": _id(block), "status": status}
     if block.name:
         return same | {"type": "function_call", "call_id": f"call_{block.id}", "name": block.name,
                        "arguments": block.text}
-    return same | {"type": "message", "role": "assistant", "content": [_text(block.text)] if done else []}
+    content = [] if status == "in_progress" else [_text(block.text)]
+    return same | {"type": "message", "role": "assistant", "content": content}
 
 
 def _text(text: str) -> Fields:

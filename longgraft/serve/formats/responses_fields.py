@@ -27,12 +27,12 @@ Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MESSA
 class Item(JsonFields):
     """An item of the input: a message, a call of a function, or its output."""
 
-    type: str = "message"
+    type: str | None = None
     role: str = ""
     content: Content | None = None
-    call_id: str = ""
+    call_id: str | None = None
     name: str = ""
-    arguments: str = ""
+    arguments: str | dict[str, Any] | None = None
     output: Content | None = None
 
 
@@ -132,7 +132,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Returns messages; calls that follow a message of the assistant, or one another, are one message."""
     found: list[dict[str, Any]] = []
     for item in items:
-        if item.type == "message":
+        if item.type in (None, "message"):
             found.append({"role": item.role, "content": text_of(item.content)})
         elif item.type == "function_call":
             if not found or found[-1]["role"] != "assistant":
@@ -140,7 +140,7 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
             call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
             found[-1].setdefault("tool_calls", []).append(call)
         elif item.type == "function_call_output":
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+            found.append({"role": "tool", "tool_call_id": item.call_id or "", "content": text_of(item.output)})
         elif item.type != "reasoning":      # an earlier model's, which this one cannot read
             raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. Send "
                              "messages, function_call and function_call_output.")

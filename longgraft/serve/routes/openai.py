@@ -65,7 +65,7 @@ def job_of(state: State, body: AnswerRequest, prompt: EncodedPrompt, limit: int 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               priority=body.priority or 0, seconds=state.options.max_seconds,
+               priority=body.priority or 0, stop_until=prompt.stop_until, seconds=state.options.max_seconds,
                constraint_field="tools" if prompt.tool_calls else next(iter(body.constraints()), None))
 
 

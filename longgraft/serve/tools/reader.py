@@ -20,7 +20,7 @@ MOST_BLANKS = 64        # characters at the beginning of an answer that are comp
 
 @dataclass(frozen=True)
 class Piece:
-    """One of: new text; the name of a call that begins; a part of a call's arguments, as JSON text.
+    """One of: new text; the name of a call; the arguments of the call that was named last, as JSON text.
 
     call: the call's place among the answer's calls
     """
@@ -33,26 +33,24 @@ class Piece:
 
 @dataclass
 class Call:
-    """A tool call.  arguments: JSON text, which is incomplete if the answer was cut off"""
+    """A tool call.  arguments: a JSON object, as text"""
 
     name: str
     arguments: str = ""
 
     @property
-    def values(self) -> dict[str, Any] | None:
-        """The arguments; None if they are incomplete."""
-        try:
-            return json.loads(self.arguments)
-        except ValueError:
-            return None
+    def values(self) -> dict[str, Any]:
+        """The arguments."""
+        return json.loads(self.arguments)
 
 
 @dataclass
 class Turn:
-    """An answer: its text and its calls."""
+    """An answer: its text and its calls.  called: as in `CallReader`"""
 
     text: str = ""
     calls: list[Call] = field(default_factory=list)
+    called: bool = False
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Turn:
@@ -69,19 +67,35 @@ class Turn:
 class CallReader:
     """Finds the calls of known tools in a growing text.  Everything else is text, also what only resembles a call.
 
-    Calls follow a tag of the family, or are the object with which the answer begins.
+    Calls follow a tag of the family, or are the object with which the answer begins. A call is given away when its
+    arguments are complete, so that no client takes half a call for a whole one. One that was cut off is text.
 
-    family: None if no call is looked for; names: those of the tools
+    Attributes:
+        family: The way in which the model writes calls; None if no call is looked for.
+        names: Names of the tools.
     """
 
     def __init__(self, family: Family | None = None, names: Collection[str] = ()) -> None:
         self.family, self.names = family, frozenset(names)
-        self.calls = 0          # calls that have begun
+        self._calls = 0
+        self._cut_off = False   # the text has ended within a call
         self._held = ""         # text that is not decided yet
         self._in_calls = self._called = self._begun = False     # behind a tag; behind a call; behind other text
         self._bare = False      # the answer begins with an object
         self._before = ""       # text from the tag to the present object: shown if that is no call
         self._object: _Object | None = None
+
+    @property
+    def begin(self) -> str | None:
+        """Regular expression of the text with which calls begin; None if no call is looked for."""
+        if self.family is None:
+            return None
+        return "|".join([r"\A\s*(```(json)?\s*)?\{\s*\"name\"\s*:", *map(re.escape, self.family.tags)])
+
+    @property
+    def called(self) -> bool:
+        """True if the answer called tools and did not end within a further call."""
+        return self._calls > 0 and not self._cut_off
 
     def again(self) -> CallReader:
         """Returns a reader for another answer."""
@@ -90,7 +104,9 @@ class CallReader:
     def whole(self, text: str) -> Turn:
         """Returns a whole answer."""
         reader = self.again()
-        return Turn.of([*reader.push(text), *reader.finish()])
+        turn = Turn.of([*reader.push(text), *reader.finish()])
+        turn.called = reader.called
+        return turn
 
     def push(self, text: str) -> list[Piece]:
         """Takes new text, and returns what is certain by now."""
@@ -100,11 +116,13 @@ class CallReader:
         return list(self._pieces(self.family))
 
     def finish(self) -> list[Piece]:
-        """Returns the rest; an object that was cut off before its arguments is text."""
-        opened = self._object
-        rest = self._held if opened is None else "" if opened.shown else self._before + opened.text
+        """Returns the rest; a call that was cut off is text."""
+        opened, rest = self._object, self._held
         self._held, self._object = "", None
-        if self._in_calls and opened is None:
+        if opened is not None:
+            self._cut_off = not opened.called
+            rest = self._before + opened.text if self._cut_off else ""
+        elif self._in_calls:
             rest = "" if self._called else self._before + rest
         return [Piece(rest)] if rest else []
 
@@ -169,58 +187,54 @@ class CallReader:
 
     def _read_object(self, opened: _Object) -> Iterator[Piece]:
         """Reads the present object as far as it has arrived."""
+        had_arguments = opened.inner_end is not None
         new = opened.take(self._held)
         self._held = self._held[len(new):]
-        if not opened.shown and not opened.refused and (head := HEAD.match(opened.text)):
-            name = json.loads(head[1])
-            if name in self.names:
-                opened.shown = head.end()
-                yield self._begin(name)
-            opened.refused = name not in self.names
-        if opened.shown:
-            end = len(opened.text) if opened.inner_end is None else opened.inner_end
-            if end > opened.shown:
-                yield self._part(opened.text[opened.shown:end])
-                opened.shown = end
-        if opened.complete:
-            self._object = None
-            if opened.shown:
-                self._called, self._before = True, ""
-            elif (call := self._whole_object(opened.text)) is not None:
-                self._called, self._before = True, ""
-                yield from call
-            else:
-                yield Piece(self._leave_calls() + opened.text)
+        if opened.inner_end is not None and not had_arguments:
+            yield from self._call(opened)
+        if not opened.complete:
+            return
+        self._object = None
+        if not opened.called:
+            yield from self._whole_object(opened)
+        if opened.called:
+            self._called, self._before = True, ""
+        else:
+            yield Piece(self._leave_calls() + opened.text)
 
-    def _whole_object(self, text: str) -> list[Piece] | None:
-        """Returns the call of an object with its keys in another order; None if it is no call."""
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return None
-        arguments = found.get("arguments", found.get("parameters"))
-        if found.get("name") not in self.names or not isinstance(arguments, dict):
-            return None
-        return [self._begin(found["name"]), self._part(json.dumps(arguments, ensure_ascii=False))]
+    def _call(self, opened: _Object) -> Iterator[Piece]:
+        """Yields the call of an object whose first inner object is complete, if that has a call's arguments."""
+        head = HEAD.match(opened.text)
+        arguments = opened.text[head.end():opened.inner_end] if head else ""
+        if head and isinstance(_parsed(arguments), dict):
+            yield from self._named(opened, _parsed(head[1]), arguments)
 
-    def _begin(self, name: str) -> Piece:
-        self.calls += 1
-        return Piece(name=name, call=self.calls - 1)
+    def _whole_object(self, opened: _Object) -> Iterator[Piece]:
+        """Yields the call of a complete object with its keys in another order."""
+        found = _parsed(opened.text)
+        arguments = found.get("arguments", found.get("parameters")) if isinstance(found, dict) else None
+        if isinstance(arguments, dict):
+            yield from self._named(opened, found.get("name"), json.dumps(arguments, ensure_ascii=False))
 
-    def _part(self, arguments: str) -> Piece:
-        return Piece(arguments=arguments, call=self.calls - 1)
+    def _named(self, opened: _Object, name: Any, arguments: str) -> Iterator[Piece]:
+        """Yields a call if a tool has its name."""
+        if isinstance(name, str) and name in self.names:
+            opened.called = True
+            self._calls += 1
+            yield Piece(name=name, call=self._calls - 1)
+            yield Piece(arguments=arguments, call=self._calls - 1)
 
 
 class _Object:
     """A JSON object that is read character by character.
 
-    shown: length of the text that was given away, 0 at first; refused: its name is no tool's
-    inner_end: the end of the first inner object, which a call's arguments are; None before it
+    called: a call was made of it
+    inner_end: the end of the first inner object, which has a call's arguments; None before it
     """
 
     def __init__(self) -> None:
         self.text = ""
-        self.shown, self.refused = 0, False
+        self.called = False
         self.inner_end: int | None = None
         self.complete = False
         self._depth = 0
@@ -250,6 +264,14 @@ class _Object:
                     return text[:count]
         self.text += text
         return text
+
+
+def _parsed(text: str) -> Any:
+    """Returns the value of a JSON text; None if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _overlap(text: str, tag: str) -> int:
