@@ -125,7 +125,7 @@ MUTATIONS = (
     Mutation("a proposed path has no limit", "Constraint.accepted", "not ahead.consume_token(token)", "not self._matcher.validate_tokens(list(tokens[:count + 1])) > count", "test_constraints.py::test_slow_proposals_are_cut_at_the_deadline"),
     Mutation("a slow constraint walks on", "Shaped.__call__", "time.thread_time() < began + WALK_SECONDS", "True", "test_constraints.py::test_answers_do_not_depend_on_the_time_limits"),
     Mutation("converting a grammar has no time limit", "constraints:CONVERT", "resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(sys.argv[1]),))", "", "test_constraints.py::test_grammar_that_takes_too_long_to_convert_is_refused_in_time"),
-    Mutation("an object of many optional properties fails in the middle", "check_schema", "if optional > MOST_OPTIONAL:", "if optional < 0:", "test_constraints.py::test_mistakes_raise_one_sentence"),
+    Mutation("an object of many optional properties fails in the middle", "_Examination.error", "> MOST_OPTIONAL:", "< 0:", "test_constraints.py::test_mistakes_raise_one_sentence"),
     Mutation("each choice is an item of the parser", "_any_of", "start: ANSWER\\nANSWER:", "start:", "test_constraints.py::test_guided_choice_takes_thousands_of_answers"),
     Mutation("constraints hold up other requests", "EncodingPool.run", "self._constrained if constrained else ", "", "test_serve_stalls.py::test_constraints_that_are_compiled_do_not_hold_up_other_requests"),
     Mutation("the tokens allowed before are allowed again", "Constraint.advance", "self._next = None", "pass", "test_constraints.py::test_every_method_equals_plain_decoding_under_the_same_constraints"),
@@ -727,4 +727,14 @@ MUTATIONS = (
     Mutation("malformed arguments of the past are dropped", "ToolCall.for_template", "given if arguments is None else arguments", "arguments or {}", "test_tools.py::test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text"),
     Mutation("a cut text of a response is completed", "_last_status", "_cut(end) and not block.name", "False", "test_agents.py::test_the_events_of_a_response_build_the_whole_one"),
     Mutation("no comments are sent while text is held back", "events_of", "                if parts:\n                    sent_at = time.monotonic()\n                    continue", "                sent_at = time.monotonic()\n                continue", "test_replicas.py::test_comments_are_sent_while_text_is_held_back"),
+    # schemas that cannot be followed
+    Mutation("a wrong reference is not found", "_Examination._part", 'if not self._resolves(reference := part.get("$ref", "#")):', 'if not self._resolves("#") and (reference := ""):', "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out"),
+    Mutation("references are never followed", "_Examination.whole", "in (False, True)", "in (False, False)", "test_json_schemas.py::test_keywords_that_exclude_each_other_behind_a_reference_are_found"),
+    Mutation("the whole of a wrong part is left out", "_Examination._without_problems", "kept = tried", "pass", "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out"),
+    Mutation("keywords that are not known are refused", "_examined", "_Examination(schema, lenient)", "_Examination(schema, False)", "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out"),
+    Mutation("one tool's schema refuses the request", "Tool.schema", "if self.strict and (found := problems(given)):", "if found := problems(given):", "test_tools.py::test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls"),
+    Mutation("a strict tool's schema is followed in part", "Tool.schema", "if self.strict and (found := problems(given)):", "if (found := problems(given)) and False:", "test_tools.py::test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls"),
+    Mutation("tools that are too much together refuse the request", "_with_calls", " or _followed(state, rules)", " or True", "test_tools.py::test_tools_that_no_grammar_can_follow_together_are_read_as_the_model_writes_them"),
+    Mutation("a format is refused although it is not strict", "NamedSchema.followed", "self.json_schema if self.strict else", "self.json_schema or", "test_tools.py::test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict"),
+    Mutation("a strict format is followed in part", "NamedSchema.followed", "self.json_schema if self.strict else ", "", "test_tools.py::test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict"),
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from jsonschema import validate
 from toys.served import asking
-from toys.tools import CITY, STOP, TEMPLATES, TOOLS, WEATHER, tool_session, tool_tokenizer
+from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tool_session, tool_tokenizer
 
 from longgraft.acceptance.constraints import constraint
 from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
@@ -271,8 +272,40 @@ def test_mistakes_are_refused_by_the_field(body, param, part):
     assert error["param"] == param and part in error["message"]
 
 
-def test_a_schema_is_followed_as_far_as_possible_unless_the_tool_is_strict():
-    odd = {"properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}
-    tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
-    found = post(tools=[{"type": "function", "function": {"name": "f", "parameters": odd}}], logit_bias={tag: 100.0})
-    assert found["choices"][0]["message"]["content"].startswith('<tool_call>\n{"name": "f", "arguments": {"a": "')
+@pytest.mark.parametrize(("schema", "place", "left"), UNFOLLOWABLE)
+def test_a_schema_that_cannot_be_followed_leaves_the_other_tools_as_they_are(schema, place, left):
+    rules = grammar(HERMES, [Tool("odd", schema), Tool("weather", CITY)], tool_tokenizer().get_added_vocab())
+    begin, end, _ = CALLS["hermes"]
+    assert allows(rules, begin + '{"city": "Rome", "days": 3}' + end)
+    assert not allows(rules, begin + '{"city": "Rome", "days": 10}' + end)
+    with pytest.raises(ValueError, match=re.escape(f"parameters of function odd cannot be followed: {place} is ")):
+        grammar(HERMES, [Tool("weather", CITY), Tool("odd", schema, strict=True)], {})
+
+
+def test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls():
+    odd = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"pattern": "(?=x)"}}}}}
+    auto = post(tools=[odd, WEATHER], max_tokens=5)
+    assert auto["usage"]["completion_tokens"] == 5
+    for choice in ("required", {"type": "function", "function": {"name": "odd"}}):
+        error = post(status=400, tools=[odd, WEATHER], tool_choice=choice)["error"]
+        assert error["param"] == "tools" and "function odd" in error["message"]
+        assert 'properties.a.pattern is "(?=x)", and look-ahead' in error["message"]
+
+
+def test_tools_that_no_grammar_can_follow_together_are_read_as_the_model_writes_them():
+    wide = {"anyOf": [{"properties": {f"p{n}_{m}": {"type": "string"} for n in range(400)}} for m in range(20)]}
+    schema = {"properties": {"a": wide}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "wide", "parameters": schema}}
+    assert post(tools=[tool], max_tokens=5)["usage"]["completion_tokens"] == 5
+    assert "too many possibilities" in post(status=400, tools=[tool], tool_choice="required")["error"]["message"]
+
+
+def test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}, "required": ["a"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = post(response_format=asked, max_tokens=12)["choices"][0]["message"]["content"]
+    assert found.startswith('{"a": "')
+    asked["json_schema"]["strict"] = True
+    error = post(status=400, response_format=asked)["error"]
+    assert error["param"] == "response_format" and error["message"].startswith(
+        'response_format cannot be followed: properties.a.pattern is "(?=x)", and look-ahead')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -115,8 +115,8 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
-        message = f"tools {rest}" if first == "tool_calls" else str(error)
-        raise ApiError(400, message, about if first in CONSTRAINTS and about else first) from error
+        field = about if first in CONSTRAINTS and about else first
+        raise ApiError(400, f"{field} {rest}", field) from error
     return sampling
 
 
@@ -125,7 +125,7 @@ def chat(state: State, body: ChatRequest) -> EncodedPrompt:
     text, ids = chat_text(state, body)
     tokenizer = state.need_template("messages")
     prompt = EncodedPrompt(state.ids(text, "messages") if ids is None else ids)
-    return _with_calls(prompt, body, _shown(tokenizer, body)[1], tokenizer.get_added_vocab())
+    return _with_calls(state, prompt, body, _shown(tokenizer, body)[1])
 
 
 def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Family]:
@@ -154,11 +154,8 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
                        "messages") from error
 
 
-def _with_calls(prompt: EncodedPrompt, body: ChatRequest, family: Family, added: Mapping[str, int]) -> EncodedPrompt:
-    """Adds the reader and the grammar of the tool calls that the answer may have.
-
-    added: ids of the tokenizer's added tokens
-    """
+def _with_calls(state: State, prompt: EncodedPrompt, body: ChatRequest, family: Family) -> EncodedPrompt:
+    """Adds the reader and the grammar of the tool calls that the answer may have."""
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     if not body.tools or (not tools and body.constraints()):
@@ -168,8 +165,19 @@ def _with_calls(prompt: EncodedPrompt, body: ChatRequest, family: Family, added:
     if not body.must_call and find_spec("llguidance") is None:
         return prompt       # calls are read as the model writes them
     with client_errors("tools"):
-        rules = grammar(family, tools, added, not body.must_call, body.many_calls)
-    return replace(prompt, tool_calls=rules)
+        rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
+    if body.must_call or any(tool.strict for tool in tools) or _followed(state, rules):
+        return replace(prompt, tool_calls=rules)
+    return prompt
+
+
+def _followed(state: State, rules: str) -> bool:
+    """Returns True if this model's answers can follow a grammar of tool calls."""
+    try:
+        state.session.constraint(Sampling(tool_calls=rules), state.session.eos)
+    except ValueError:
+        return False
+    return True
 
 
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
