@@ -728,13 +728,14 @@ MUTATIONS = (
     Mutation("a cut text of a response is completed", "_last_status", "_cut(end) and not block.name", "False", "test_agents.py::test_the_events_of_a_response_build_the_whole_one"),
     Mutation("no comments are sent while text is held back", "events_of", "                if parts:\n                    sent_at = time.monotonic()\n                    continue", "                sent_at = time.monotonic()\n                continue", "test_replicas.py::test_comments_are_sent_while_text_is_held_back"),
     # schemas that cannot be followed
-    Mutation("a wrong reference is not found", "_Examination._part", 'if not self._resolves(reference := part.get("$ref", "#")):', 'if not self._resolves("#") and (reference := ""):', "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out"),
+    Mutation("a wrong reference is not found", "_Examination._part", 'if not self._resolves(reference := part.get("$ref", "#")):', 'if not self._resolves("#") and (reference := ""):', "test_json_schemas.py::test_all_wrong_places_are_found_also_behind_references"),
     Mutation("references are never followed", "_Examination.whole", "in (False, True)", "in (False, False)", "test_json_schemas.py::test_keywords_that_exclude_each_other_behind_a_reference_are_found"),
     Mutation("the whole of a wrong part is left out", "_Examination._without_problems", "kept = tried", "pass", "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out"),
     Mutation("keywords that are not known are refused", "_examined", "_Examination(schema, lenient)", "_Examination(schema, False)", "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out"),
     Mutation("one tool's schema refuses the request", "Tool.schema", "if self.strict and (found := problems(given)):", "if found := problems(given):", "test_tools.py::test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls"),
     Mutation("a strict tool's schema is followed in part", "Tool.schema", "if self.strict and (found := problems(given)):", "if (found := problems(given)) and False:", "test_tools.py::test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls"),
-    Mutation("tools that are too much together refuse the request", "_with_calls", " or _followed(state, rules)", " or True", "test_tools.py::test_tools_that_no_grammar_can_follow_together_are_read_as_the_model_writes_them"),
+    Mutation("a tool that takes too much work ends its answer", "_followable", "if _followed(state, family, tools):", "if True:", "test_tools.py::test_a_tool_that_takes_too_much_work_takes_any_arguments"),
+    Mutation("tools need a grammar", "_with_calls", "if not _followed(state, family, tools):", "if False:", "test_tools.py::test_a_model_without_end_tokens_is_offered_tools_without_a_grammar"),
     Mutation("a format is refused although it is not strict", "NamedSchema.followed", "self.json_schema if self.strict else", "self.json_schema or", "test_tools.py::test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict"),
     Mutation("a strict format is followed in part", "NamedSchema.followed", "self.json_schema if self.strict else ", "", "test_tools.py::test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict"),
 )

@@ -292,12 +292,22 @@ def test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls():
         assert 'properties.a.pattern is "(?=x)", and look-ahead' in error["message"]
 
 
-def test_tools_that_no_grammar_can_follow_together_are_read_as_the_model_writes_them():
+def test_a_tool_that_takes_too_much_work_takes_any_arguments():
     wide = {"anyOf": [{"properties": {f"p{n}_{m}": {"type": "string"} for n in range(400)}} for m in range(20)]}
     schema = {"properties": {"a": wide}, "required": ["a"]}
-    tool = {"type": "function", "function": {"name": "wide", "parameters": schema}}
-    assert post(tools=[tool], max_tokens=5)["usage"]["completion_tokens"] == 5
+    tool, tag = {"type": "function", "function": {"name": "wide", "parameters": schema}}, "<tool_call>"
+    calls = {str(tool_tokenizer().convert_tokens_to_ids(tag)): 100.0}
+    found = post(tools=[tool], max_tokens=60, logit_bias=calls)["choices"][0]
+    assert found["message"]["content"].startswith('<tool_call>\n{"name": "wide", "arguments": {')
     assert "too many possibilities" in post(status=400, tools=[tool], tool_choice="required")["error"]["message"]
+
+
+def test_a_model_without_end_tokens_is_offered_tools_without_a_grammar():
+    session = tool_session()
+    session.eos = ()
+    found = post(session, tools=TOOLS, max_tokens=4)
+    assert found["usage"]["completion_tokens"] == 4
+
 
 
 def test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict():

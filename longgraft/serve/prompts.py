@@ -15,7 +15,7 @@ from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
 from longgraft.serve.tools.families import Family, family_of
-from longgraft.serve.tools.grammar import grammar
+from longgraft.serve.tools.grammar import Tool, grammar
 from longgraft.serve.tools.reader import CallReader
 from longgraft.serve.tools.rendering import rendered
 
@@ -164,17 +164,27 @@ def _with_calls(state: State, prompt: EncodedPrompt, body: ChatRequest, family: 
     prompt = replace(prompt, calls=reader, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
         return prompt       # calls are read as the model writes them
+    if not body.must_call and not any(tool.strict for tool in tools):
+        tools = _followable(state, family, tools)
+        if not _followed(state, family, tools):
+            return prompt
     with client_errors("tools"):
         rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
-    if body.must_call or any(tool.strict for tool in tools) or _followed(state, rules):
-        return replace(prompt, tool_calls=rules)
-    return prompt
+    return replace(prompt, tool_calls=rules)
 
 
-def _followed(state: State, rules: str) -> bool:
-    """Returns True if this model's answers can follow a grammar of tool calls."""
+def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Tool]:
+    """Returns the tools; one whose schema takes too much work for a token takes any arguments."""
+    if _followed(state, family, tools):
+        return list(tools)
+    return [tool if _followed(state, family, [tool]) else replace(tool, parameters={}) for tool in tools]
+
+
+def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
+    """Returns True if answers can follow the schemas of these tools."""
+    calls = grammar(family, tools, state.tokenizer.get_added_vocab(), text=not tools)
     try:
-        state.session.constraint(Sampling(tool_calls=rules), state.session.eos)
+        state.session.constraint(Sampling(tool_calls=calls), state.session.eos)
     except ValueError:
         return False
     return True
