@@ -738,4 +738,10 @@ MUTATIONS = (
     Mutation("tools need a grammar", "_with_calls", "if not _followed(state, family, tools):", "if False:", "test_tools.py::test_a_model_without_end_tokens_is_offered_tools_without_a_grammar"),
     Mutation("a format is refused although it is not strict", "NamedSchema.followed", "self.json_schema if self.strict else", "self.json_schema or", "test_tools.py::test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict"),
     Mutation("a strict format is followed in part", "NamedSchema.followed", "self.json_schema if self.strict else ", "", "test_tools.py::test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict"),
+    # fields of the other APIs
+    Mutation("a further field is ignored", "as_chat:chat_of", "{**others, **given}", "given", "test_agents.py::test_fields_of_chats_count_in_the_other_apis"),
+    Mutation("a further field that is not supported is ignored", "as_chat:chat_of", "    chat.check_supported()\n", "", "test_agents.py::test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count"),
+    Mutation("a field of the API hides a further one", "as_chat:chat_of", "if SAME.get(name, name) in given:", "if False:", "test_agents.py::test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count"),
+    Mutation("a message has no schema", "MessagesRequest._format", "self.output_format or (self.output_config.format if self.output_config else None)", "None", "test_agents.py::test_a_message_follows_a_schema"),
+    Mutation("an error names the chat's field", "prepared_chat", "raise error.renamed({", "raise error.renamed({} and {", "test_agents.py::test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count"),
 )

@@ -196,3 +196,72 @@ def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs(
     assert other["longgraft"]["first_difference"] == {"token": 5, "before": "u:At ", "after": "8 oclock: tell m"}
     assert other["usage"]["cache_read_input_tokens"] == 0
     assert 'longgraft:prefix_cache_first_difference_tokens_sum{model_name="llama"} 5.0' in metrics
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize("field", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT},
+                                   {"response_format": {"type": "json_schema", "json_schema": FORMAT}}])
+def test_a_message_follows_a_schema(field):
+    assert message(**field)["content"] == [{"type": "text", "text": '{"a": "x"}'}]
+    *_, delta, _ = events(MESSAGES, messages=ASKED, max_tokens=99, **field)
+    assert delta["delta"]["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@pytest.mark.parametrize("field", [{"stop": "S="}, {"logit_bias": {"5": 100}}, {"guided_regex": "[ab]{3}"},
+                                   {"repetition_penalty": 1.9}, {"min_p": 0.4, "temperature": 1.0, "seed": 3}])
+def test_fields_of_chats_count_in_the_other_apis(path, field):
+    chat = post(CHAT, messages=ASKED, max_tokens=30, **field)["choices"][0]["message"]["content"]
+    assert chat != post(CHAT, messages=ASKED, max_tokens=30)["choices"][0]["message"]["content"]
+    if path == MESSAGES:
+        found = message(max_tokens=30, **field)["content"][0]["text"]
+    else:
+        found = post(path, input="Hi", max_tokens=30, **field)["output"][0]["content"][0]["text"]
+    assert found == chat
+
+
+@pytest.mark.parametrize(("path", "field", "param", "part"), [
+    (MESSAGES, {"stop": "a", "stop_sequences": ["b"]}, "stop", "beside"),
+    (MESSAGES, {"n": 2}, "n", "not supported"), (MESSAGES, {"min_tokens": 3}, "min_tokens", "not supported"),
+    (MESSAGES, {"logprobs": True}, "logprobs", "not supported"),
+    (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "mcp_servers", "Anthropic's servers"),
+    (MESSAGES, {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
+    (MESSAGES, {"output_format": {"type": "json_schema", "schema": {"pattern": "(?=a)"}}}, "output_format",
+     'output_format cannot be followed: pattern is "(?=a)", and look-ahead'),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "any"}}}},
+     "output_config.format", "output_config.format cannot be followed: type is"),
+    (MESSAGES, {"output_config": {"format": FORMAT}, "tools": CLAUDE_TOOLS}, "output_config.format",
+     "and tools were given"),
+    (MESSAGES, {"logit_bias": {"x": 1}}, "logit_bias.x", ""),
+    (RESPONSES, {"max_tokens": 3, "max_output_tokens": 4}, "max_tokens", "beside"),
+    (RESPONSES, {"top_logprobs": 3}, "top_logprobs", "not supported"),
+    (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "not supported"),
+    (RESPONSES, {"truncation": "auto"}, "truncation", "no message is left out"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "any"}}}},
+     "text.format", "text.format cannot be followed: type is"),
+    (RESPONSES, {"text": {"format": FORMAT}, "response_format": {"type": "json_object"}}, "response_format", "beside"),
+])
+def test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count(path, field, param, part):
+    body = {"messages": ASKED, "max_tokens": 9} if path == MESSAGES else {"input": "Hi"}
+    error = post(path, status=400, **(body | field))["error"]
+    assert error["param"] == param and part in error["message"]
+
+
+@pytest.mark.parametrize(("path", "field"), [
+    (RESPONSES, {"truncation": "disabled", "include": ["reasoning.encrypted_content"], "top_logprobs": 0, "n": 1}),
+    (MESSAGES, {"metadata": {"user_id": "x"}, "service_tier": "auto", "context_management": {"edits": []}})])
+def test_fields_that_change_nothing_are_ignored(path, field):
+    body = {"messages": ASKED, "max_tokens": 9} if path == MESSAGES else {"input": "Hi", "max_output_tokens": 9}
+    assert post(path, **body, **field)["usage"] == post(path, **body)["usage"]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 9}, "messages"),
+    (f"{MESSAGES}/count_tokens", {"messages": [{"role": "user", "content": []}]}, "messages"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}, "input")])
+def test_a_request_without_a_message_is_refused_in_one_sentence(path, body, param):
+    error = post(path, status=400, **body)["error"]
+    assert error == error | {"param": param} and error["message"].startswith("There is no message to answer.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -56,6 +57,16 @@ class ApiError(HTTPException):
             return cls(500, str(error))
         LOG.error("a request failed", exc_info=error)
         return cls(500, "The server failed; its log says why.")
+
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Returns the error about a field by its name in another API.  names: names there, by the names here"""
+        own = re.match(r"\w*", self.param or "")
+        old = own[0] if own else ""
+        new = names.get(old, old)
+        if not old or new == old:
+            return self
+        message = re.sub(rf"\b{old}\b", new, self.detail, count=1)
+        return ApiError(self.status_code, message, new + (self.param or "")[len(old):], self.code, self.headers)
 
     @property
     def body(self) -> dict[str, Any]:

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields
-from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative
+from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
 
 DROPPED = ("thinking", "redacted_thinking")     # an earlier model's, which this one cannot read
+HOSTED = ("mcp_servers", "container")
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
@@ -48,10 +50,24 @@ class ToolChoice(JsonFields):
     disable_parallel_tool_use: bool | None = False
 
 
-class CountTokensRequest(JsonFields):
-    """A request to /v1/messages/count_tokens.  The field thinking is ignored: no answer has thoughts apart."""
+class OutputFormat(JsonFields):
+    """A schema that the answer follows."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(JsonFields):
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(JsonFields):
+    """A request to /v1/messages/count_tokens.  The field thinking is ignored: no answer has thoughts apart.
+
+    Fields that only /v1/chat/completions has count as there.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
@@ -59,9 +75,21 @@ class CountTokensRequest(JsonFields):
     tools: Annotated[list[AnthropicTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of fields here, by those of the chat."""
+        return {}
+
+    def check_supported(self) -> None:
+        """Raises Unsupported for fields that need Anthropic's servers."""
+        for name in HOSTED:
+            if (self.model_extra or {}).get(name):
+                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's servers. Leave "
+                                        "it out.")
+
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
-        return ChatRequest.model_validate(self.chat_fields())
+        return chat_of(self.chat_fields(), self.model_extra or {})
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns the fields of the chat that the tokens of the prompt depend on, and the choice of a tool."""
@@ -91,11 +119,33 @@ class MessagesRequest(CountTokensRequest):
     seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
     speculative: Speculative | None = None
     longgraft: Own | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="The older name of output_config.format")
+
+    @property
+    def constrained(self) -> bool:
+        """True if there may be a constraint to compile."""
+        return bool(self.tools or self._format) or may_constrain(self.model_extra or {})
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of fields here, by those of the chat."""
+        found = {"stop": "stop_sequences"} if self.stop_sequences else {}
+        if self._format:
+            found["response_format"] = "output_format" if self.output_format else "output_config.format"
+        return found
+
+    @property
+    def _format(self) -> OutputFormat | None:
+        return self.output_format or (self.output_config.format if self.output_config else None)
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns all fields of the chat."""
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft")
-        return super().chat_fields() | {"stop": self.stop_sequences} | {name: getattr(self, name) for name in same}
+        form = self._format and {"type": "json_schema",
+                                 "json_schema": {"schema": self._format.json_schema, "strict": True}}
+        return (super().chat_fields() | {"stop": self.stop_sequences, "response_format": form}
+                | {name: getattr(self, name) for name in same})
 
 
 def text_of(content: Content | None) -> str:

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
 
 TEXTS = ("input_text", "output_text", "text", "refusal")
+LOGPROBS = "message.output_text.logprobs"       # in `include`
 STORED = ("previous_response_id", "conversation", "background", "prompt")   # need answers that a server stores
 
 
@@ -55,6 +57,7 @@ class TextFormat(JsonFields):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
 
 class TextOptions(JsonFields):
@@ -62,7 +65,10 @@ class TextOptions(JsonFields):
 
 
 class ResponsesRequest(JsonFields):
-    """A request to /v1/responses.  Nothing is stored, so each request brings the whole conversation."""
+    """A request to /v1/responses.  Nothing is stored, so each request brings the whole conversation.
+
+    Fields that only /v1/chat/completions has count as there.
+    """
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -81,14 +87,28 @@ class ResponsesRequest(JsonFields):
     seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
     speculative: Speculative | None = None
     longgraft: Own | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=MESSAGES)] | None = None
 
     @property
     def constrained(self) -> bool:
         """True if there may be a constraint to compile."""
-        return bool(self.tools or (self.text and self.text.format))
+        return bool(self.tools or (self.text and self.text.format)) or may_constrain(self.model_extra or {})
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of fields here, by those of the chat."""
+        form = {"response_format": "text.format"} if self._response_format() else {}
+        return form | ({} if self.max_output_tokens is None else {"max_tokens": "max_output_tokens"})
 
     def check_supported(self) -> None:
-        """Raises Unsupported for fields that need stored answers."""
+        """Raises Unsupported for fields that would change the answer and are not supported."""
+        if self.truncation == "auto":
+            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it out, and "
+                                            "shorten the conversation if it is too long.")
+        if LOGPROBS in (self.include or ()):
+            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it out, or ask "
+                                         "/v1/chat/completions with logprobs.")
         for name in STORED:
             if (self.model_extra or {}).get(name):
                 raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the whole "
@@ -104,17 +124,18 @@ class ResponsesRequest(JsonFields):
         asked = self.tool_choice
         choice = {"type": "function", "function": {"name": asked.name}} if isinstance(asked, NamedTool) else asked
         same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
-        return ChatRequest.model_validate({
+        return chat_of({
             "messages": messages, "tools": [_tool(tool) for tool in self.tools or ()] or None, "tool_choice": choice,
             "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
-            | {name: getattr(self, name) for name in same})
+            | {name: getattr(self, name) for name in same}, self.model_extra or {})
 
     def _response_format(self) -> dict[str, Any] | None:
         form = self.text and self.text.format
         if not form or form.type == "text":
             return None
-        schema = {"json_schema": {"schema": form.json_schema}} if form.json_schema is not None else {}
-        return {"type": form.type} | schema
+        if form.json_schema is None:
+            return {"type": form.type}
+        return {"type": form.type, "json_schema": {"schema": form.json_schema, "strict": form.strict}}
 
 
 def text_of(content: Content | None) -> str:
