@@ -744,4 +744,12 @@ MUTATIONS = (
     Mutation("a field of the API hides a further one", "as_chat:chat_of", "if SAME.get(name, name) in given:", "if False:", "test_agents.py::test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count"),
     Mutation("a message has no schema", "MessagesRequest._format", "self.output_format or (self.output_config.format if self.output_config else None)", "None", "test_agents.py::test_a_message_follows_a_schema"),
     Mutation("an error names the chat's field", "prepared_chat", "raise error.renamed({", "raise error.renamed({} and {", "test_agents.py::test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count"),
+    # tools of the other APIs
+    Mutation("a custom tool's input is JSON", "Offered.text", 'if self.kind == "function" or not arguments:', "if True:", "test_agents.py::test_a_custom_tool_is_called_with_one_text"),
+    Mutation("a namespace is forgotten", "Offered.item", 'if self.namespace else {})', 'if False else {})', "test_agents.py::test_a_function_of_a_namespace_is_called_by_both_names"),
+    Mutation("a hosted tool is ignored without a note", "notes_of", "if _hosted(tool):", "if False:", "test_agents.py::test_tools_of_the_provider_are_ignored_with_a_note"),
+    Mutation("a message's hosted tool refuses it", "CountTokensRequest.chat_fields", " if not tool.hosted]", "]", "test_agents.py::test_tools_of_the_provider_are_ignored_with_a_note"),
+    Mutation("unknown tools are ignored", "responses_tools:_offered", "elif not _hosted(tool):", "elif False:", "test_agents.py::test_unsupported_content_is_refused_by_the_field"),
+    Mutation("a shell's earlier call has its whole action", "responses_fields:_call", "for key in COMMAND[\"properties\"] if action.get(key) is not None}", "for key in action}", "test_agents.py::test_calls_of_all_kinds_are_the_same_conversation_as_functions"),
+    Mutation("a message's tool is never strict", "AnthropicTool.for_chat", '"strict": self.strict', '"strict": None', "test_agents.py::test_a_strict_tool_of_a_message_is_refused_if_it_cannot_be_followed"),
 )

@@ -15,6 +15,7 @@ from longgraft.prefill.prefixes import Prefixes
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
+SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 100.0}      # texts end soon
 CLAUDE_TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": CITY}]
 OPENAI_TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}]
@@ -166,16 +167,105 @@ def test_the_events_of_a_response_build_the_whole_one():
     (MESSAGES, {"messages": ASKED}, "max_tokens", "missing"),
     (MESSAGES, {"messages": [*ASKED, {"role": "assistant", "content": "a"}], "max_tokens": 9}, "messages", "continued"),
     (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9}, "messages", "image"),
-    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "messages",
-     "input_schema"),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]},
+     "tools[0].type", "only Anthropic's models know"),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"input_schema": {}}]}, "tools[0].name", "missing"),
     (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
     (RESPONSES, {"input": [{"type": "item_reference"}]}, "input", "item_reference"),
-    (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}]}, "input", "web_search"),
+    (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, {"type": "made_up"}]}, "tools[1].type", "not known here"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "custom"}]}, "tools[0].name", "missing"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+     "tools[0].tools[0].name", "missing"),
+    (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, *OPENAI_TOOLS]}, "tools", "Two tools have the name weather"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice",
+     "there are no tools"),
 ])
 def test_unsupported_content_is_refused_by_the_field(path, body, param, part):
     answer = post(path, status=400, **body)
     assert answer["error"]["param"] == param and part in answer["error"]["message"]
     assert answer.get("type") == ("error" if path == MESSAGES else None)
+
+
+CUSTOM = {"type": "custom", "name": "patch", "description": "Patches."}
+NAMESPACE = {"type": "namespace", "name": "mcp__sky__", "tools": OPENAI_TOOLS}
+
+
+def called(tool: dict, choice: str | dict = "required") -> tuple[dict, list[dict]]:
+    """Returns (the item of a call, the events of its arguments) of an answer that must call this tool."""
+    asked = dict(tools=[tool], tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300, logit_bias=SHORT)
+    item, = post(RESPONSES, input="Hi", **asked)["output"]
+    found = events(RESPONSES, input="Hi", **asked)
+    own = [event for event in found if event.get("output_index") == 0]
+    streamed = next(event["item"] for event in own if event["type"] == "response.output_item.done")
+    same = item.keys() - {"id", "call_id"}
+    assert {name: item[name] for name in same} == {name: streamed[name] for name in same}
+    assert all(event.get("item_id", streamed["id"]) == streamed["id"] for event in own)
+    return item, own[1:-1]
+
+
+def test_a_custom_tool_is_called_with_one_text():
+    item, parts = called(CUSTOM)
+    assert (item["type"], item["name"], item["status"]) == ("custom_tool_call", "patch", "completed")
+    assert [part["type"] for part in parts] == [f"response.custom_tool_call_input.{end}" for end in ("delta", "done")]
+    assert parts[0]["delta"] == parts[1]["input"] == item["input"]
+    assert called(CUSTOM, {"type": "custom", "name": "patch"})[0]["type"] == "custom_tool_call"
+
+
+def test_a_function_of_a_namespace_is_called_by_both_names():
+    item, parts = called(NAMESPACE)
+    assert (item["type"], item["namespace"], item["name"]) == ("function_call", "mcp__sky__", "weather")
+    assert parts[-1]["arguments"] == item["arguments"]
+    validate(json.loads(item["arguments"]), CITY)
+
+
+def test_a_local_shell_is_called_with_a_command():
+    item, parts = called({"type": "local_shell"})
+    assert item["type"] == "local_shell_call" and item["action"]["type"] == "exec" and parts == []
+    assert all(isinstance(word, str) for word in item["action"]["command"])
+
+
+def test_calls_of_all_kinds_are_the_same_conversation_as_functions():
+    items = [{"role": "user", "content": "Hi"},
+             {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "a"},
+             {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+             {"type": "function_call", "call_id": "2", "name": "weather", "namespace": "mcp__sky__", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "2", "output": "cold"},
+             {"type": "local_shell_call", "id": "3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+             {"type": "local_shell_call_output", "id": "3", "output": "x"}]
+    calls = (("1", "patch", '{"input": "a"}', "done"), ("2", "mcp__sky__weather", "{}", "cold"),
+             ("3", "local_shell", '{"command": ["ls"]}', "x"))
+    chat = [{"role": "user", "content": "Hi"}]
+    for name, function, arguments, output in calls:
+        call = {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+        chat += [{"role": "assistant", "content": "", "tool_calls": [call]},
+                 {"role": "tool", "tool_call_id": name, "content": output}]
+    wanted, found = post(CHAT, messages=chat, max_tokens=3), post(RESPONSES, input=items, max_output_tokens=3)
+    assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("path", "hosted"), [
+    (RESPONSES, {"type": "web_search", "external_web_access": True}), (MESSAGES, {"type": "web_search_20250305",
+                                                                                  "name": "web_search"})])
+def test_tools_of_the_provider_are_ignored_with_a_note(path, hosted):
+    own = OPENAI_TOOLS if path == RESPONSES else CLAUDE_TOOLS
+    body = {"input": "Hi"} if path == RESPONSES else {"messages": ASKED, "max_tokens": 9}
+    alone, both = (post(path, tools=tools, **body) for tools in (own, [*own, hosted]))
+    assert both["usage"] == alone["usage"] and "notes" not in alone["longgraft"]
+    note, = both["longgraft"]["notes"]
+    assert note.startswith(f"tools[1] is ignored: {hosted['type']} runs on")
+
+
+def test_functions_in_the_form_of_another_api_are_offered():
+    wanted = post(CHAT, messages=ASKED, tools=CHAT_TOOLS, max_tokens=3)["usage"]["prompt_tokens"]
+    for tools in (CHAT_TOOLS, OPENAI_TOOLS, CLAUDE_TOOLS):
+        assert message(tools=tools, max_tokens=3)["usage"]["input_tokens"] == wanted
+    assert post(RESPONSES, input="Hi", tools=CHAT_TOOLS, max_output_tokens=3)["usage"]["input_tokens"] == wanted
+
+
+def test_a_strict_tool_of_a_message_is_refused_if_it_cannot_be_followed():
+    odd = {"name": "odd", "strict": True, "input_schema": {"type": "object", "properties": {"a": {"type": "any"}}}}
+    error = post(MESSAGES, status=400, messages=ASKED, max_tokens=9, tools=[odd])["error"]
+    assert error["param"] == "tools" and "properties.a.type" in error["message"]
 
 
 def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs():

@@ -22,9 +22,9 @@ TAIL = 64       # tokens at the end of an answer among which its stop string is
 class MessagesFormat:
     """The response or the events of one request."""
 
-    def __init__(self, state: State, job: Job, calls: CallReader) -> None:
-        """calls: reads tool calls"""
-        self.model, self.job, self._text = state.name, job, state.text
+    def __init__(self, state: State, job: Job, calls: CallReader, notes: Sequence[str] = ()) -> None:
+        """calls: reads tool calls; notes: sentences on what is ignored"""
+        self.model, self.job, self._text, self._notes = state.name, job, state.text, list(notes)
         self.blocks = Blocks(calls)
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
 
@@ -65,7 +65,8 @@ class MessagesFormat:
         return {"stop_reason": reason, "stop_sequence": next((stop for stop in self.job.stop if stop in tail), None)}
 
     def _cost(self, end: End) -> dict[str, Any]:
-        return cost(end, self.job.ids, self._text) | {"sampling": self.job.sampling.described}
+        notes = {"notes": self._notes} if self._notes else {}
+        return cost(end, self.job.ids, self._text) | {"sampling": self.job.sampling.described} | notes
 
 
 def usage(end: End) -> dict[str, Any]:

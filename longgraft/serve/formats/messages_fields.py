@@ -10,10 +10,11 @@ from pydantic import ConfigDict, Field
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
-from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
+from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
 DROPPED = ("thinking", "redacted_thinking")     # an earlier model's, which this one cannot read
 HOSTED = ("mcp_servers", "container")
+HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
@@ -38,10 +39,33 @@ class AnthropicMessage(JsonFields):
 
 
 class AnthropicTool(JsonFields):
+    """A tool; also in the form of OpenAI's chats (function) or responses (parameters)."""
+
     type: str | None = None
-    name: Name
+    name: Name | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    function: Function | None = None
+
+    @property
+    def hosted(self) -> bool:
+        """True for a tool that runs on Anthropic's servers.  Clients offer them, and manage without."""
+        return (self.type or "").startswith(HOSTED_TOOLS)
+
+    def for_chat(self, place: str) -> dict[str, Any]:
+        """Returns the tool for a chat; raises Unsupported if it cannot be one.  place: the field"""
+        if self.type not in (None, "custom", "function"):
+            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's models know. "
+                                               "Give it with an input_schema instead of the type.")
+        if self.function is not None:
+            return {"type": "function", "function": self.function.model_dump()}
+        if self.name is None:
+            raise Unsupported(f"{place}.name", f"{place}.name is missing. Give it.")
+        schema = self.parameters if self.input_schema is None else self.input_schema
+        return {"type": "function", "function": {"name": self.name, "description": self.description,
+                                                 "parameters": schema, "strict": self.strict}}
 
 
 class ToolChoice(JsonFields):
@@ -80,6 +104,12 @@ class CountTokensRequest(JsonFields):
         """The names of fields here, by those of the chat."""
         return {}
 
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is ignored."""
+        return [f"tools[{n}] is ignored: {tool.type} runs on Anthropic's servers."
+                for n, tool in enumerate(self.tools or ()) if tool.hosted]
+
     def check_supported(self) -> None:
         """Raises Unsupported for fields that need Anthropic's servers."""
         for name in HOSTED:
@@ -99,7 +129,7 @@ class CountTokensRequest(JsonFields):
         messages = [{"role": "system", "content": text_of(self.system)}] if self.system else []
         for message in self.messages:
             messages += _assistant(message) if message.role == "assistant" else _other(message)
-        tools = [_tool(tool) for tool in self.tools or ()]
+        tools = [tool.for_chat(f"tools[{n}]") for n, tool in enumerate(self.tools or ()) if not tool.hosted]
         asked = self.tool_choice or ToolChoice(type="auto")
         return {"messages": messages, "tools": tools or None,
                 "tool_choice": ({"type": "function", "function": {"name": asked.name}} if asked.type == "tool"
@@ -179,11 +209,3 @@ def _other(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
     if rest:
         yield {"role": message.role, "content": text_of(rest)}
-
-
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise ValueError(f"Tool {tool.name} is of type {tool.type}, which runs on Anthropic's servers. Give tools with "
-                         "an input_schema.")
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description,
-                                             "parameters": tool.input_schema}}

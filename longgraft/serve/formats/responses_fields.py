@@ -10,10 +10,22 @@ from pydantic import ConfigDict, Field
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
-from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
+from longgraft.serve.formats.responses_tools import (
+    COMMAND,
+    INPUT,
+    SHELL,
+    Offered,
+    ResponsesTool,
+    function_name,
+    notes_of,
+    offered,
+)
+from longgraft.serve.formats.tool_fields import MOST_TOOLS
 
 TEXTS = ("input_text", "output_text", "text", "refusal")
 LOGPROBS = "message.output_text.logprobs"       # in `include`
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+OUTPUTS = tuple(f"{call}_output" for call in CALLS)
 STORED = ("previous_response_id", "conversation", "background", "prompt")   # need answers that a server stores
 
 
@@ -27,27 +39,23 @@ Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MESSA
 
 
 class Item(JsonFields):
-    """An item of the input: a message, a call of a function, or its output."""
+    """An item of the input: a message, a call of a tool, or its output."""
 
     type: str | None = None
     role: str = ""
     content: Content | None = None
     call_id: str | None = None
     name: str = ""
+    namespace: str | None = None
     arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    id: str | None = None
     output: Content | None = None
 
 
-class ResponsesTool(JsonFields):
-    type: str
-    name: Name | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class NamedTool(JsonFields):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -114,6 +122,16 @@ class ResponsesRequest(JsonFields):
                 raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the whole "
                                         "conversation as input.")
 
+    @property
+    def offered(self) -> dict[str, Offered]:
+        """The tools that the model may call, by the names of their functions.  Raises Unsupported for other tools."""
+        return offered(self.tools or ())
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is ignored."""
+        return notes_of(self.tools or ())
+
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
         messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
@@ -121,13 +139,20 @@ class ResponsesRequest(JsonFields):
             messages.append({"role": "user", "content": self.input})
         else:
             messages += _messages(self.input)
-        asked = self.tool_choice
-        choice = {"type": "function", "function": {"name": asked.name}} if isinstance(asked, NamedTool) else asked
+        tools = [{"type": "function", "function": tool.function} for tool in self.offered.values()]
         same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
         return chat_of({
-            "messages": messages, "tools": [_tool(tool) for tool in self.tools or ()] or None, "tool_choice": choice,
+            "messages": messages, "tools": tools or None, "tool_choice": self._choice(),
             "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
             | {name: getattr(self, name) for name in same}, self.model_extra or {})
+
+    def _choice(self) -> Any:
+        """Returns the chat's choice of a tool."""
+        asked = self.tool_choice
+        if not isinstance(asked, NamedTool):
+            return asked
+        named = (name for name, tool in self.offered.items() if (tool.kind, tool.name) == (asked.type, asked.name))
+        return {"type": "function", "function": {"name": next(named, asked.name)}}
 
     def _response_format(self) -> dict[str, Any] | None:
         form = self.text and self.text.format
@@ -155,22 +180,25 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     for item in items:
         if item.type in (None, "message"):
             found.append({"role": item.role, "content": text_of(item.content)})
-        elif item.type == "function_call":
+        elif item.type in CALLS:
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": ""})
-            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-            found[-1].setdefault("tool_calls", []).append(call)
-        elif item.type == "function_call_output":
-            found.append({"role": "tool", "tool_call_id": item.call_id or "", "content": text_of(item.output)})
+            found[-1].setdefault("tool_calls", []).append(_call(item))
+        elif item.type in OUTPUTS:
+            found.append({"role": "tool", "tool_call_id": item.call_id or item.id or "",
+                          "content": text_of(item.output)})
         elif item.type != "reasoning":      # an earlier model's, which this one cannot read
             raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. Send "
-                             "messages, function_call and function_call_output.")
+                             f"messages, {', '.join(CALLS)}, and outputs of these.")
     return found
 
 
-def _tool(tool: ResponsesTool) -> dict[str, Any]:
-    if tool.type != "function" or tool.name is None:
-        raise ValueError(f"A tool is of type {tool.type}, which runs on OpenAI's servers. Give functions with a name "
-                         "and parameters.")
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description,
-                                             "parameters": tool.parameters, "strict": tool.strict}}
+def _call(item: Item) -> dict[str, Any]:
+    """Returns an earlier call as one of the function by which the tool is offered."""
+    name, arguments = function_name(item.name, item.namespace), item.arguments
+    if item.type == "custom_tool_call":
+        arguments = {INPUT: item.input or ""}
+    elif item.type == "local_shell_call":
+        action = item.action or {}
+        name, arguments = SHELL, {key: action[key] for key in COMMAND["properties"] if action.get(key) is not None}
+    return {"id": item.call_id or item.id, "function": {"name": name, "arguments": arguments}}

@@ -25,7 +25,7 @@ def router(state: State) -> APIRouter:
         """Answers a conversation with its next message."""
         check_request(state, body)
         prompt, job = await request.run(prepared_chat, state, body, "messages", constrained=body.constrained)
-        form = MessagesFormat(state, job, prompt.calls)
+        form = MessagesFormat(state, job, prompt.calls, body.notes)
         running = state.worker.submit(job)
         if body.stream:
             return EventStream(running, form, state.options.beat, NAMED_EVENTS)
