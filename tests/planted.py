@@ -752,4 +752,9 @@ MUTATIONS = (
     Mutation("unknown tools are ignored", "responses_tools:_offered", "elif not _hosted(tool):", "elif False:", "test_agents.py::test_unsupported_content_is_refused_by_the_field"),
     Mutation("a shell's earlier call has its whole action", "responses_fields:_call", "for key in COMMAND[\"properties\"] if action.get(key) is not None}", "for key in action}", "test_agents.py::test_calls_of_all_kinds_are_the_same_conversation_as_functions"),
     Mutation("a message's tool is never strict", "AnthropicTool.for_chat", '"strict": self.strict', '"strict": None', "test_agents.py::test_a_strict_tool_of_a_message_is_refused_if_it_cannot_be_followed"),
+    # half characters
+    Mutation("half a character is not looked for", "request_body:parse", "if ESCAPED_SURROGATE.search(body) and", "if False and", "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
+    Mutation("half a character in a key breaks the answer", "ApiError.body", '"param": param', '"param": self.param', "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
+    Mutation("a key may have half a character", "_half_character", "[(inner, one), (inner, key)]", "[(inner, one)]", "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
+    Mutation("arguments with half a character reach the template", "tool_fields:_object", "        json.dumps(found, ensure_ascii=False).encode()\n", "", "test_tools.py::test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text"),
 )

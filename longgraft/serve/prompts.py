@@ -90,7 +90,6 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
                                  predictions=(rest[:state.positions],))
         # Prompt and suffix are cut to leave room for the new tokens.
         room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
-        state.check_text(prompt, "prompt")
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
         return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
 

@@ -71,9 +71,9 @@ class ApiError(HTTPException):
     @property
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
-        # A client's own text may have half a surrogate pair, which UTF-8 cannot encode.
-        message = self.detail.encode("utf-8", "replace").decode()
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        # A client's own text or key may have half a surrogate pair, which UTF-8 cannot encode.
+        message, param = (text and text.encode("utf-8", "replace").decode() for text in (self.detail, self.param))
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status_code, self.headers)
