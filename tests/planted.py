@@ -757,4 +757,12 @@ MUTATIONS = (
     Mutation("half a character in a key breaks the answer", "ApiError.body", '"param": param', '"param": self.param', "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
     Mutation("a key may have half a character", "_half_character", "[(inner, one), (inner, key)]", "[(inner, one)]", "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
     Mutation("arguments with half a character reach the template", "tool_fields:_object", "        json.dumps(found, ensure_ascii=False).encode()\n", "", "test_tools.py::test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text"),
+    # connections
+    Mutation("an idle connection is a slow request", "Connection.on_response_complete", "            self._cancel_deadline()\n", "            pass\n", "test_serve_stalls.py::test_an_idle_connection_stays_open_for_the_time_that_its_header_names"),
+    Mutation("a second request may take any time", "Connection.on_response_complete", "            self._client_state = None\n", "", "test_serve_stalls.py::test_a_second_request_must_arrive_as_fast_as_the_first"),
+    Mutation("a pipelined request may take any time", "Connection.on_response_complete", " and not self.conn.trailing_data[0]", "", "test_serve_stalls.py::test_a_second_request_must_arrive_as_fast_as_the_first"),
+    Mutation("idle connections close after uvicorn's five seconds", "Server.__init__", "timeout_keep_alive=options.keep_alive,", "", "test_serve_stalls.py::test_an_idle_connection_stays_open_for_the_time_that_its_header_names"),
+    Mutation("the answer does not say how long a connection stays open", "Server.__init__", '("Keep-Alive", f"timeout={options.keep_alive}")', "", "test_serve_stalls.py::test_an_idle_connection_stays_open_for_the_time_that_its_header_names"),
+    Mutation("HEAD is refused", "make_app", "    app.add_middleware(HeadRequests)\n", "", "test_serve_stalls.py::test_every_path_that_takes_get_answers_head_without_a_body"),
+    Mutation("a limit of -1 gets no hint", "invalid", "if deepest[-1] in LIMITS", "if False", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
 )

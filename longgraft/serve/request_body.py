@@ -18,6 +18,9 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.jobs import Busy
 
 T = TypeVar("T")
+# Limits of an answer, for which some clients send -1.
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+NO_LIMIT = "For as many as are allowed, give a large number."
 ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")     # UTF-8 has no other half a character
 
 
@@ -147,7 +150,8 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
         return ApiError(400, str(meant[0]["ctx"]["error"]), name)
     reasons = dict.fromkeys("be a JSON object" if one["type"] == "model_type" else
                             re.sub(r"^\w+ should | after validation", "", one["msg"]) for one in meant)
-    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.", name)
+    hint = f" {NO_LIMIT}" if deepest[-1] in LIMITS else ""
+    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.{hint}", name)
 
 
 def _path(place: tuple[int | str, ...], value: Any, missing: bool) -> tuple[int | str, ...]:

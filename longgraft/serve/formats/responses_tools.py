@@ -22,7 +22,7 @@ HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "
 INPUT = "input"     # the argument of a custom tool
 ONE_TEXT: Fields = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT],
                     "additionalProperties": False}
-SHELL = "local_shell"
+SHELL: Literal["local_shell"] = "local_shell"
 COMMAND: Fields = {"type": "object", "properties": {
     "command": {"type": "array", "items": {"type": "string"}}, "timeout_ms": {"type": "integer"},
     "working_directory": {"type": "string"}}, "required": ["command"], "additionalProperties": False}
