@@ -765,4 +765,5 @@ MUTATIONS = (
     Mutation("the answer does not say how long a connection stays open", "Server.__init__", '("Keep-Alive", f"timeout={options.keep_alive}")', "", "test_serve_stalls.py::test_an_idle_connection_stays_open_for_the_time_that_its_header_names"),
     Mutation("HEAD is refused", "make_app", "    app.add_middleware(HeadRequests)\n", "", "test_serve_stalls.py::test_every_path_that_takes_get_answers_head_without_a_body"),
     Mutation("a limit of -1 gets no hint", "invalid", "if deepest[-1] in LIMITS", "if False", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    Mutation("the front refuses HEAD", "make_front", "    app.add_middleware(HeadRequests)\n", "", "test_replicas.py::test_the_front_answers_head_like_get_without_a_body"),
 )

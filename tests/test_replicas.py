@@ -141,6 +141,13 @@ def test_an_answer_comes_from_the_replica_as_it_is():
     assert json.loads(call.body) == {"prompt": "x" * 600} and (b"traceparent", b"t") in call.headers
 
 
+def test_the_front_answers_head_like_get_without_a_body():
+    handle = Handle(Answer(Head(200, JSON.headers), b"{}"))
+    response = asked(handle, "HEAD", "/v1/models")
+    assert (response.status_code, response.content, handle.calls[0].method) == (200, b"", "GET")
+    assert asked(Handle(), "HEAD", "/live").status_code == 200
+
+
 @pytest.mark.parametrize("first", [[DIED], [JSON, DIED], [STREAM, b": waits\n\n", DIED], [Unfit("one", "it stalls")]])
 def test_a_request_that_had_not_begun_goes_to_another_replica(first):
     handle = Handle(Answer(*first), Answer(STREAM, b"data: 1\n\n"))
