@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from jsonschema import validate
@@ -12,10 +13,15 @@ from toys.tools import CITY, tool_session, tool_tokenizer
 
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.serve.formats.responses_answers import ResponsesFormat
+from longgraft.serve.formats.responses_fields import ResponsesRequest
+from longgraft.serve.jobs import End, Job
+from longgraft.serve.tools.families import HERMES
+from longgraft.serve.tools.reader import CallReader
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
-SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 100.0}      # texts end soon
+SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 3.0}      # texts end soon
 CLAUDE_TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": CITY}]
 OPENAI_TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}]
@@ -80,7 +86,7 @@ def test_a_message_calls_tools():
 
 def test_the_events_of_a_message_build_the_whole_one():
     bias = {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "any"}, "temperature": 1.3, "seed": 8}
-    for asked in ({"max_tokens": 40}, bias, bias | {"max_tokens": 60}):
+    for asked in ({"max_tokens": 40}, bias):
         whole = message(**asked)
         start, *parts, delta, stop = events(MESSAGES, **({"messages": ASKED, "max_tokens": 200} | asked))
         assert (start["type"], stop["type"]) == ("message_start", "message_stop")
@@ -142,7 +148,7 @@ def test_a_response_is_the_chat_of_the_older_api():
 
 def test_the_events_of_a_response_build_the_whole_one():
     called = {"tools": OPENAI_TOOLS, "tool_choice": {"type": "function", "name": "weather"}}
-    for asked in ({"max_output_tokens": 40}, called, called | {"max_output_tokens": 60}):
+    for asked in ({"max_output_tokens": 40}, called):
         whole = post(RESPONSES, input="Hi", **asked)
         found = events(RESPONSES, input="Hi", **asked)
         assert [event["sequence_number"] for event in found] == [*range(len(found))]
@@ -161,6 +167,42 @@ def test_the_events_of_a_response_build_the_whole_one():
                 validate(json.loads(deltas), CITY)
                 assert ended["status"] == item["status"] == "completed"
             assert own[0]["item"]["id"] == ended["id"]
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(200, "tool_use"), (60, "max_tokens")])
+def test_arguments_of_a_message_arrive_in_several_events(limit, reason):
+    asked = {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": limit}
+    _, start, *parts, stop, delta, _ = events(MESSAGES, messages=ASKED, **asked)
+    assert start["content_block"]["name"] == "weather" and stop["type"] == "content_block_stop"
+    assert len(parts) > 2 and {part["delta"]["type"] for part in parts} == {"input_json_delta"}
+    arguments, whole = "".join(part["delta"]["partial_json"] for part in parts), message(**asked)["content"][0]
+    assert delta["delta"]["stop_reason"] == reason
+    if reason == "tool_use":
+        assert json.loads(arguments) == whole["input"]
+    else:
+        assert whole["text"] == '<tool_call>\n{"name": "weather", "arguments": ' + arguments
+
+
+@pytest.mark.parametrize(("limit", "status"), [(200, "completed"), (60, "incomplete")])
+def test_arguments_of_a_response_arrive_in_several_events(limit, status):
+    asked = {"tools": OPENAI_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    *_, added, last = found = events(RESPONSES, input="Hi", max_output_tokens=limit, **asked)
+    item, = last["response"]["output"]
+    assert last["type"] == f"response.{status}" and item == added["item"]
+    assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", status)
+    deltas = [event["delta"] for event in found if event["type"].endswith("arguments.delta")]
+    assert len(deltas) > 2 and "".join(deltas) == item["arguments"]
+
+
+def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
+    body = ResponsesRequest(input="Hi", tools=OPENAI_TOOLS)
+    form = ResponsesFormat(SimpleNamespace(name="toy", text=str), body, Job([1], 1), CallReader(HERMES, ["weather"]))
+    text = '<tool_call>\n{"name": "weather", "arguments": {city: 1}}\n</tool_call>'
+    *_, last = [*form.text_chunks(text, [1]), *form.closing_chunks([1], [], End("eos"))]
+    call, rest = last["response"]["output"]
+    assert (last["type"], last["response"]["incomplete_details"]) == ("response.incomplete", None)
+    assert (call["arguments"], call["status"]) == ("{city: 1}", "incomplete")
+    assert (rest["content"][0]["text"], rest["status"]) == ("\n</tool_call>", "completed")
 
 
 @pytest.mark.parametrize(("path", "body", "param", "part"), [
@@ -192,7 +234,8 @@ NAMESPACE = {"type": "namespace", "name": "mcp__sky__", "tools": OPENAI_TOOLS}
 
 def called(tool: dict, choice: str | dict = "required") -> tuple[dict, list[dict]]:
     """Returns (the item of a call, the events of its arguments) of an answer that must call this tool."""
-    asked = dict(tools=[tool], tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300, logit_bias=SHORT)
+    asked = dict(tools=[tool], tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300, logit_bias=SHORT,
+                 temperature=1.0, seed=1)
     item, = post(RESPONSES, input="Hi", **asked)["output"]
     found = events(RESPONSES, input="Hi", **asked)
     own = [event for event in found if event.get("output_index") == 0]
@@ -204,10 +247,12 @@ def called(tool: dict, choice: str | dict = "required") -> tuple[dict, list[dict
 
 
 def test_a_custom_tool_is_called_with_one_text():
-    item, parts = called(CUSTOM)
+    item, (*deltas, done) = called(CUSTOM)
     assert (item["type"], item["name"], item["status"]) == ("custom_tool_call", "patch", "completed")
-    assert [part["type"] for part in parts] == [f"response.custom_tool_call_input.{end}" for end in ("delta", "done")]
-    assert parts[0]["delta"] == parts[1]["input"] == item["input"]
+    assert {part["type"] for part in deltas} == {"response.custom_tool_call_input.delta"} and len(deltas) > 2
+    assert done["type"] == "response.custom_tool_call_input.done"
+    assert "".join(part["delta"] for part in deltas) == done["input"] == item["input"]
+    assert not item["input"].startswith("{")
     assert called(CUSTOM, {"type": "custom", "name": "patch"})[0]["type"] == "custom_tool_call"
 
 
@@ -222,6 +267,18 @@ def test_a_local_shell_is_called_with_a_command():
     item, parts = called({"type": "local_shell"})
     assert item["type"] == "local_shell_call" and item["action"]["type"] == "exec" and parts == []
     assert all(isinstance(word, str) for word in item["action"]["command"])
+
+
+@pytest.mark.parametrize(("tool", "limit"), [(CUSTOM, 55), ({"type": "local_shell"}, 70)])
+def test_a_custom_call_that_the_limit_cuts_has_its_beginning(tool, limit):
+    found = events(RESPONSES, input="Hi", tools=[tool], tool_choice="required", max_output_tokens=limit)
+    item, = found[-1]["response"]["output"]
+    assert item["status"] == "incomplete" and found[-1]["type"] == "response.incomplete"
+    if tool is CUSTOM:
+        assert item["input"] == "".join(event.get("delta", "") for event in found) != ""
+    else:
+        assert item["action"] == {"type": "exec", "env": {}, "command": item["action"]["command"]}
+        assert item["action"]["command"]
 
 
 def test_calls_of_all_kinds_are_the_same_conversation_as_functions():

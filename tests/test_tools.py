@@ -20,7 +20,6 @@ CHAT = "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
 FAMILIES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "described": DESCRIBED}
 LOOKS_LIKE_A_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
-
 HALF_A_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b'
 
 
@@ -40,6 +39,11 @@ def streamed(session=None, **body) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
 
 
+def streamed_turn(reader: CallReader, text: str) -> Turn:
+    """Returns an answer that arrives character by character."""
+    return Turn.of([piece for char in text for piece in reader.push(char)] + reader.finish())
+
+
 def allows(rules: str, text: str, tokenizer=None) -> bool:
     """Tells if a grammar allows this whole answer."""
     tokenizer = tokenizer or tool_tokenizer()
@@ -55,9 +59,7 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     (HERMES, LOOKS_LIKE_A_CALL, LOOKS_LIKE_A_CALL, []),
     (HERMES, "<tool_call>\nnothing</tool_call> more", "<tool_call>\nnothing</tool_call> more", []),
     (HERMES, '<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
-    (HERMES, f"x {HALF_A_CALL}", f"x {HALF_A_CALL}", []),
     (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": 1}', "x", [("f", '{"a": 1}')]),
-    (HERMES, '<tool_call>\n{"name": "f", "arguments": {a: 1}}', '<tool_call>\n{"name": "f", "arguments": {a: 1}}', []),
     (HERMES, 'x <tool_call>\n{"name": "f', 'x <tool_call>\n{"name": "f', []),
     (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nmore', "\nmore", [("f", "{}")]),
     (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
@@ -72,23 +74,35 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     (MISTRAL, 'an array [{"n": 1}] is', 'an array [{"n": 1}] is', []),
 ])
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
-    reader = CallReader(family, ["f", "g"])
+    at_once, growing = (CallReader(family, ["f", "g"]) for _ in range(2))
     wanted = Turn(shown, [Call(*call) for call in calls])
-    whole = reader.whole(text)
-    assert (whole.text, whole.calls) == (wanted.text, wanted.calls)
-    pieces = [piece for char in text for piece in reader.push(char)] + reader.finish()
-    assert Turn.of(pieces) == wanted and reader.called == whole.called == bool(calls)
+    assert at_once.whole(text) == wanted
+    assert streamed_turn(growing, text) == wanted
+    assert at_once.called == growing.called == bool(calls)
 
 
-def test_a_call_is_passed_on_when_its_arguments_are_whole():
+def test_arguments_are_passed_on_as_they_arrive():
     reader = CallReader(HERMES, ["f"])
-    assert reader.push('<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}"}') == []
-    assert Turn.of(reader.push("}")).calls == [Call("f", '{"a": {"b": "}"}}')]
+    name, begin = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    assert (name.name, begin.arguments) == ("f", '{"a": ')
+    assert [piece.arguments for piece in reader.push('"b')] == ['"b']
 
 
-def test_an_answer_that_ends_within_a_second_call_shows_the_first_and_its_text():
-    turn = CallReader(HERMES, ["f"]).whole(f'{HALF_A_CALL}"}}}}\n</tool_call>\n{HALF_A_CALL}')
-    assert (turn.calls, turn.called) == ([Call("f", '{"a": "b"}')], False) and turn.text.strip() == HALF_A_CALL
+@pytest.mark.parametrize(("arguments", "end"), [
+    ('{"a": "b', ""), ("{", ""), ("{a: 1}", "}\n</tool_call>"), ('{"a": NaN}', "}"), ('{"a": "\\ud83d"}', "}")])
+def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(arguments, end):
+    text = f'x <tool_call>\n{{"name": "f", "arguments": {arguments}{end}'
+    at_once, growing = (CallReader(HERMES, ["f"]) for _ in range(2))
+    assert at_once.whole(text) == Turn(text)
+    assert streamed_turn(growing, text) == Turn("x" + end[1:], [Call("f", arguments)])
+    assert not at_once.called and not growing.called
+
+
+@pytest.mark.parametrize("half", [HALF_A_CALL, '<tool_call>\n{"name": "f'])
+def test_an_answer_that_ends_within_a_second_call_has_only_the_first(half):
+    reader = CallReader(HERMES, ["f"])
+    turn = reader.whole(f'{HALF_A_CALL}"}}}}\n</tool_call>\n{half}')
+    assert turn.calls == [Call("f", '{"a": "b"}')] and turn.text.strip() == half and not reader.called
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -249,13 +263,17 @@ def test_stop_strings_end_text_before_a_call():
 
 
 @pytest.mark.parametrize("limit", range(5, 65, 7))
-def test_half_a_call_is_text_in_a_stream_and_in_the_whole_answer(limit):
+def test_a_call_that_the_limit_cuts_is_text_in_the_whole_answer_and_stays_a_call_in_a_stream(limit):
     asked = dict(tools=[WEATHER], tool_choice="required", max_tokens=limit)
     whole, parts = post(**asked)["choices"][0], [chunk["choices"][0] for chunk in streamed(**asked)]
     assert whole["finish_reason"] == parts[-1]["finish_reason"] == "length"
     assert "tool_calls" not in whole["message"] and whole["message"]["content"].startswith("<tool_call>")
-    assert "".join(part["delta"].get("content", "") for part in parts) == whole["message"]["content"]
-    assert not any("tool_calls" in part["delta"] for part in parts)
+    calls = [call["function"] for part in parts for call in part["delta"].get("tool_calls", ())]
+    shown = "".join(part["delta"].get("content", "") for part in parts)
+    if calls:
+        assert calls[0]["name"] == "weather" and len(calls) > 1
+        shown += CALLS["hermes"][0] + "".join(call["arguments"] for call in calls)
+    assert shown == whole["message"]["content"]
 
 
 @pytest.mark.parametrize(("body", "param", "part"), [

@@ -30,8 +30,7 @@ class MessagesFormat:
 
     def response(self, answer: Answer) -> dict[str, Any]:
         """Returns the whole response."""
-        for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
-            pass
+        self.blocks.read(answer.text)
         content = list(map(_whole, self.blocks.blocks))
         return (self._message(content) | self._stop(answer.ids, answer.end)
                 | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)})

@@ -112,7 +112,7 @@ class OpenAIFormat:
             if turn.calls:
                 fields["message"] |= {"content": turn.text or None,
                                       "tool_calls": [called(call.name, call.arguments) for call in turn.calls]}
-            choices.append(form._choice(fields, answer.ids, reason(answer.end, turn.called)))
+            choices.append(form._choice(fields, answer.ids, reason(answer.end, form.calls.called)))
             form._count(answer.end, answer.ids)
         return self._object(self.kind.name, choices) | {"usage": self.usage.fields,
                                                         **self._figures(answers[0].end)}
@@ -185,7 +185,7 @@ def called(name: str, arguments: str) -> dict[str, Any]:
 
 
 def reason(end: End, called: bool) -> str:
-    """Returns OpenAI's finish reason.  called: the answer calls tools, and ends with a whole call"""
+    """Returns OpenAI's finish reason.  called: the answer calls tools, and every call is whole"""
     found = REASONS[end.reason]
     return "tool_calls" if called and found == "stop" else found
 

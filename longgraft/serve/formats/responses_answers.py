@@ -34,8 +34,7 @@ class ResponsesFormat:
 
     def response(self, answer: Answer) -> Fields:
         """Returns the whole response."""
-        for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
-            pass
+        self.blocks.read(answer.text)
         return self._ended(answer.end)
 
     def opening_chunks(self) -> Iterator[Fields]:
@@ -51,19 +50,19 @@ class ResponsesFormat:
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Fields]:
         """Yields the last events of the output, and the whole response."""
         for event in self.blocks.finish():
-            yield from self._events(event, _last_status(event[1], end))
+            yield from self._events(event, _cut(end))
         ended = self._ended(end)
         yield self._event(f"response.{ended['status']}", {"response": ended})
 
-    def _events(self, event: Event, status: str = "completed") -> Iterator[Fields]:
-        """Yields the events of a block's event.  status: of the block if it ends here"""
+    def _events(self, event: Event, cut: bool = False) -> Iterator[Fields]:
+        """Yields the events of a block's event.  cut: the answer's limit has cut it off"""
         kind, block, _ = event
         if kind == "open":
             begun = self._item(block, "in_progress")
             yield self._event("response.output_item.added", {"output_index": block.index, "item": begun})
         yield from self._call_events(event) if block.name else self._text_events(event)
         if kind == "close":
-            ended = self._item(block, status)
+            ended = self._item(block, _status(block, cut))
             yield self._event("response.output_item.done", {"output_index": block.index, "item": ended})
 
     def _text_events(self, event: Event) -> Iterator[Fields]:
@@ -78,14 +77,17 @@ class ResponsesFormat:
             yield self._event("response.content_part.done", part | {"part": _text(block.text)})
 
     def _call_events(self, event: Event) -> Iterator[Fields]:
-        """Yields the events of a call's arguments, which a block has whole."""
+        """Yields the events of a call's arguments."""
         kind, block, new = event
         tool = self._tools[block.name]
         if kind == "open" or tool.kind not in ARGUMENTS:
             return
         name, place = ARGUMENTS[tool.kind], {"output_index": block.index, "item_id": tool.id(block)}
         if kind == "more":
-            yield self._event(f"response.{name}.delta", place | {"delta": tool.text(new)})
+            before = tool.text(block.text.removesuffix(new))
+            delta = tool.text(block.text)[len(before):]
+            if delta:
+                yield self._event(f"response.{name}.delta", place | {"delta": delta})
         else:
             whole = {name.rpartition("_")[2]: tool.text(block.text)}
             yield self._event(f"response.{name}.done", place | {"name": tool.name} | whole)
@@ -111,13 +113,13 @@ class ResponsesFormat:
 
     def _ended(self, end: End) -> Fields:
         cut, stats, blocks = _cut(end), end.stats, self.blocks.blocks
-        items = [self._item(block, "completed") for block in blocks[:-1]]
-        items += [self._item(block, _last_status(block, end)) for block in blocks[-1:]]
+        items = [self._item(block, _status(block, cut and block is blocks[-1])) for block in blocks]
+        whole = not cut and all(block.whole for block in blocks)
         notes = {"notes": self.body.notes} if self.body.notes else {}
         tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
                   "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": stats.prompt_tokens + stats.new_tokens}
-        return self._response("incomplete" if cut else "completed") | {
+        return self._response("completed" if whole else "incomplete") | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": items, "usage": tokens,
             "longgraft": cost(end, self.job.ids, self._spelt) | {"sampling": self.job.sampling.described} | notes}
@@ -135,9 +137,10 @@ def _cut(end: End) -> bool:
     return REASONS[end.reason] == "length"
 
 
-def _last_status(block: Block, end: End) -> str:
-    """Returns the status of an answer's last block.  A call is always whole."""
-    return "incomplete" if _cut(end) and not block.name else "completed"
+def _status(block: Block, cut: bool) -> str:
+    """Returns the status of a block that has ended.  cut: the answer's limit ended it; a call may be whole then"""
+    whole = block.whole if block.name else not cut
+    return "completed" if whole else "incomplete"
 
 
 def _text(text: str) -> Fields:

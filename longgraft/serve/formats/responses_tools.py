@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import ConfigDict
+from pydantic_core import from_json
 
 from longgraft.serve.formats.blocks import Block
 from longgraft.serve.formats.json_fields import JsonFields
@@ -69,7 +69,7 @@ class Offered:
         """Returns an item of the output: a call, without its arguments while it is in progress."""
         same = {"id": self.id(block), "status": status, "call_id": f"call_{block.id}"}
         if self.kind == "local_shell":
-            action = {"env": {}, **json.loads(block.text or '{"command": []}'), "type": "exec"}
+            action = {"env": {}, "command": [], **_begun(block.text), "type": "exec"}
             return same | {"type": "local_shell_call", "action": action}
         same |= {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
         if self.kind == "custom":
@@ -81,11 +81,20 @@ class Offered:
         return f"{PREFIXES[self.kind]}_{block.id}"
 
     def text(self, arguments: str) -> str:
-        """Returns the text that events give of the arguments."""
-        if self.kind == "function" or not arguments:
+        """Returns the text that events give of the arguments, which may still grow."""
+        if self.kind == "function":
             return arguments
-        given = json.loads(arguments).get(INPUT)
+        values = _begun(arguments)
+        given = values.get(INPUT) if values else ""
         return given if isinstance(given, str) else arguments
+
+
+def _begun(arguments: str) -> Fields:
+    """Returns the arguments as far as they have arrived; none if they are no JSON object."""
+    try:
+        return from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
 
 
 def function_name(name: str, namespace: str | None) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from longgraft.serve.tools.families import Family
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -20,7 +22,7 @@ MOST_BLANKS = 64        # characters at the beginning of an answer that are comp
 
 @dataclass(frozen=True)
 class Piece:
-    """One of: new text; the name of a call; the arguments of the call that was named last, as JSON text.
+    """One of: new text; the name of a call that begins; a part of a call's arguments, as JSON text.
 
     call: the call's place among the answer's calls
     """
@@ -33,7 +35,7 @@ class Piece:
 
 @dataclass
 class Call:
-    """A tool call.  arguments: a JSON object, as text"""
+    """A tool call.  arguments: JSON text, a whole object unless the call was cut off in a stream"""
 
     name: str
     arguments: str = ""
@@ -46,11 +48,10 @@ class Call:
 
 @dataclass
 class Turn:
-    """An answer: its text and its calls.  called: as in `CallReader`"""
+    """An answer: its text and its calls."""
 
     text: str = ""
     calls: list[Call] = field(default_factory=list)
-    called: bool = False
 
     @classmethod
     def of(cls, pieces: Iterable[Piece]) -> Turn:
@@ -67,8 +68,9 @@ class Turn:
 class CallReader:
     """Finds the calls of known tools in a growing text.  Everything else is text, also what only resembles a call.
 
-    Calls follow a tag of the family, or are the object with which the answer begins. A call is given away when its
-    arguments are complete, so that no client takes half a call for a whole one. One that was cut off is text.
+    Calls follow a tag of the family, or are the object with which the answer begins. A call is whole if its arguments
+    are a JSON object. A growing answer is passed on as it arrives, also calls that turn out not to be whole. In an
+    answer that is read at once, these are text.
 
     Attributes:
         family: The way in which the model writes calls; None if no call is looked for.
@@ -77,8 +79,8 @@ class CallReader:
 
     def __init__(self, family: Family | None = None, names: Collection[str] = ()) -> None:
         self.family, self.names = family, frozenset(names)
-        self._calls = 0
-        self._cut_off = False   # the text has ended within a call
+        self._calls = 0         # calls that have begun
+        self._half: dict[int, str] = {}     # texts of the calls that are not whole, by their places
         self._held = ""         # text that is not decided yet
         self._in_calls = self._called = self._begun = False     # behind a tag; behind a call; behind other text
         self._bare = False      # the answer begins with an object
@@ -94,19 +96,26 @@ class CallReader:
 
     @property
     def called(self) -> bool:
-        """True if the answer called tools and did not end within a further call."""
-        return self._calls > 0 and not self._cut_off
+        """True if the answer called tools, and every call is whole."""
+        return self._calls > 0 and not self._half
 
     def again(self) -> CallReader:
         """Returns a reader for another answer."""
         return CallReader(self.family, self.names)
 
     def whole(self, text: str) -> Turn:
-        """Returns a whole answer."""
-        reader = self.again()
-        turn = Turn.of([*reader.push(text), *reader.finish()])
-        turn.called = reader.called
-        return turn
+        """Takes a whole answer, and returns it."""
+        return Turn.of(self.read(text))
+
+    def read(self, text: str) -> list[Piece]:
+        """Takes a whole answer, and returns its pieces."""
+        pieces = []
+        for piece in (*self.push(text), *self.finish()):
+            if piece.text or piece.call not in self._half:
+                pieces.append(piece)
+            elif piece.name:
+                pieces.append(Piece(self._half[piece.call]))
+        return pieces
 
     def push(self, text: str) -> list[Piece]:
         """Takes new text, and returns what is certain by now."""
@@ -116,13 +125,13 @@ class CallReader:
         return list(self._pieces(self.family))
 
     def finish(self) -> list[Piece]:
-        """Returns the rest; a call that was cut off is text."""
+        """Returns the rest; an object that was cut off before its arguments is text."""
         opened, rest = self._object, self._held
         self._held, self._object = "", None
-        if opened is not None:
-            self._cut_off = not opened.called
-            rest = self._before + opened.text if self._cut_off else ""
-        elif self._in_calls:
+        if opened is not None and not opened.called:
+            self._half[opened.place] = self._before + opened.text
+            rest = "" if opened.shown else self._before + opened.text
+        elif opened is None and self._in_calls:
             rest = "" if self._called else self._before + rest
         return [Piece(rest)] if rest else []
 
@@ -175,7 +184,7 @@ class CallReader:
             if mark.startswith(text):
                 return None
         if text.startswith("{"):
-            self._object = _Object()
+            self._object = _Object(self._calls)
             return ""
         return self._leave_calls()
 
@@ -187,53 +196,67 @@ class CallReader:
 
     def _read_object(self, opened: _Object) -> Iterator[Piece]:
         """Reads the present object as far as it has arrived."""
-        had_arguments = opened.inner_end is not None
         new = opened.take(self._held)
         self._held = self._held[len(new):]
-        if opened.inner_end is not None and not had_arguments:
-            yield from self._call(opened)
+        yield from self._call(opened)
         if not opened.complete:
             return
         self._object = None
-        if not opened.called:
+        if not opened.shown:
             yield from self._whole_object(opened)
         if opened.called:
             self._called, self._before = True, ""
+            return
+        text = self._leave_calls() + opened.text
+        if opened.shown:
+            self._half[opened.place] = text
         else:
-            yield Piece(self._leave_calls() + opened.text)
+            yield Piece(text)
 
     def _call(self, opened: _Object) -> Iterator[Piece]:
-        """Yields the call of an object whose first inner object is complete, if that has a call's arguments."""
-        head = HEAD.match(opened.text)
-        arguments = opened.text[head.end():opened.inner_end] if head else ""
-        if head and isinstance(_parsed(arguments), dict):
-            yield from self._named(opened, _parsed(head[1]), arguments)
+        """Yields the name of a call once its arguments begin, and the arguments as far as they have arrived."""
+        if not opened.shown:
+            head = HEAD.match(opened.text)
+            name = parsed(head[1]) if head else None
+            if head is None or name not in self.names:
+                return
+            opened.begin = opened.shown = head.end()
+            yield self._named(opened, name)
+        end = len(opened.text) if opened.inner_end is None else opened.inner_end
+        if end > opened.shown:
+            yield Piece(arguments=opened.text[opened.shown:end], call=opened.place)
+            opened.shown = end
+            opened.called = opened.inner_end is not None and parsed(opened.text[opened.begin:end]) is not None
 
     def _whole_object(self, opened: _Object) -> Iterator[Piece]:
         """Yields the call of a complete object with its keys in another order."""
-        found = _parsed(opened.text)
+        found = parsed(opened.text)
         arguments = found.get("arguments", found.get("parameters")) if isinstance(found, dict) else None
-        if isinstance(arguments, dict):
-            yield from self._named(opened, found.get("name"), json.dumps(arguments, ensure_ascii=False))
-
-    def _named(self, opened: _Object, name: Any, arguments: str) -> Iterator[Piece]:
-        """Yields a call if a tool has its name."""
+        name = found.get("name") if isinstance(arguments, dict) else None
         if isinstance(name, str) and name in self.names:
             opened.called = True
-            self._calls += 1
-            yield Piece(name=name, call=self._calls - 1)
-            yield Piece(arguments=arguments, call=self._calls - 1)
+            yield self._named(opened, name)
+            yield Piece(arguments=json.dumps(arguments, ensure_ascii=False), call=opened.place)
+
+    def _named(self, opened: _Object, name: str) -> Piece:
+        self._calls = opened.place + 1
+        return Piece(name=name, call=opened.place)
 
 
 class _Object:
     """A JSON object that is read character by character.
 
-    called: a call was made of it
-    inner_end: the end of the first inner object, which has a call's arguments; None before it
+    place: its place among the calls, if it is one
+    begin: where the arguments of the call begin
+    shown: length of the text that was passed on, 0 before the call's name
+    called: a whole call was made of it
+    inner_end: the end of the first inner object, which a call's arguments are; None before it
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: int) -> None:
         self.text = ""
+        self.place = place
+        self.begin = self.shown = 0
         self.called = False
         self.inner_end: int | None = None
         self.complete = False
@@ -266,11 +289,11 @@ class _Object:
         return text
 
 
-def _parsed(text: str) -> Any:
-    """Returns the value of a JSON text; None if it is none."""
+def parsed(text: str) -> Any:
+    """Returns the value of a JSON text; None if it is none, or if it has half a character or a number like NaN."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
         return None
 
 
