@@ -99,7 +99,8 @@ def metric(text: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def test_only_comments_are_sent_before_the_first_text():
+def events_of_a_step(*chunks: str) -> str:
+    """Returns the events of an answer whose only text is sent as these chunks."""
     class Job:
         job, end = SimpleNamespace(ids=(1, 2)), "end"
 
@@ -109,18 +110,26 @@ def test_only_comments_are_sent_before_the_first_text():
 
     class Form:
         def opening_chunks(self):
-            yield "role"
+            yield from ("role",) if chunks else ()
 
         def text_chunks(self, text, ids):
-            yield text
+            yield from chunks
 
         def closing_chunks(self, ids, rest, end):
             yield end
 
     async def play() -> list[str]:
         return [event async for event in events_of(Job(), Form(), 0.0, OPENAI_EVENTS)]
-    waiting, *rest = "".join(asyncio.run(play())).split("data: ")
+    return "".join(asyncio.run(play()))
+
+
+def test_only_comments_are_sent_before_the_first_text():
+    waiting, *rest = events_of_a_step("a").split("data: ")
     assert waiting.startswith(": 0 of 2") and rest == ['"role"\n\n', '"a"\n\n', '"end"\n\n']
+
+
+def test_comments_are_sent_while_text_is_held_back():
+    assert [event[0] for event in events_of_a_step().split("\n\n")[:-1]] == [*":::", "d"]
 
 
 def test_an_answer_comes_from_the_replica_as_it_is():
@@ -130,6 +139,13 @@ def test_an_answer_comes_from_the_replica_as_it_is():
     call, = handle.calls
     assert (call.method, call.path, call.query) == ("POST", "/v1/completions", b"a=1") and len(call.blocks) == 1
     assert json.loads(call.body) == {"prompt": "x" * 600} and (b"traceparent", b"t") in call.headers
+
+
+def test_the_front_answers_head_like_get_without_a_body():
+    handle = Handle(Answer(Head(200, JSON.headers), b"{}"))
+    response = asked(handle, "HEAD", "/v1/models")
+    assert (response.status_code, response.content, handle.calls[0].method) == (200, b"", "GET")
+    assert asked(Handle(), "HEAD", "/live").status_code == 200
 
 
 @pytest.mark.parametrize("first", [[DIED], [JSON, DIED], [STREAM, b": waits\n\n", DIED], [Unfit("one", "it stalls")]])

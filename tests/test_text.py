@@ -154,3 +154,17 @@ def test_every_token_costs_the_same_whatever_the_text_is(tokenizer, token):
     given = "".join(detokenizer.push([token]) for _ in range(1000))
     assert counted.longest <= 16
     assert len(given) >= len(given + detokenizer.finish()) - 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("until, expected", [("code", TEXT), (r"\A\s*na", TEXT), ("y", TEXT[:TEXT.index("x")]),
+                                             (r"\Acode", TEXT[:TEXT.index("x")])])
+def test_stop_strings_count_until_a_match(until, expected, size):
+    ids, detokenizer = list(TEXT.encode()), Detokenizer(Bytes(), ["x", "z"], stop_until=until)
+    text = "".join(detokenizer.push(ids[at:at + size]) for at in range(0, len(ids), size)) + detokenizer.finish()
+    assert text == expected
+
+
+def test_stop_strings_never_count_again_after_a_match():
+    text, detokenizer = "begin" + "." * 200 + "stop.", Detokenizer(Bytes(), ["stop"], stop_until="begin")
+    assert "".join(detokenizer.push([byte]) for byte in text.encode()) + detokenizer.finish() == text

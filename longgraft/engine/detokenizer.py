@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 REPLACEMENT = "\ufffd"      # decoded for bytes that are not, or not yet, a character
 LONGEST = 4                 # most tokens of one character: it has at most four bytes
 CONTEXT = 8                 # tokens of a prompt that are decoded with the first token of its answer
+LOOKBACK = 128      # characters before a new piece in which a match of `stop_until` may begin
 
 
 class Detokenizer:
@@ -19,9 +21,11 @@ class Detokenizer:
     beginning of a text.  The window stays short, so that every token costs the same.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = ()) -> None:
-        """prompt: token ids that the answer follows"""
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (),
+                 stop_until: str | None = None) -> None:
+        """prompt: token ids that the answer follows; stop_until: as in `GenerationRequest`"""
         self.tokenizer, self.stop = tokenizer, [s for s in stop if s]
+        self._until = re.compile(stop_until) if stop_until is not None and self.stop else None
         self.text = ""          # all text so far, up to a stop string
         self.given = 0          # characters returned
         self.stopped = False
@@ -38,9 +42,8 @@ class Detokenizer:
         """Returns the text that was held back."""
         if not self.stopped:
             whole = self._decode(self._window)
-            self.text += whole[self._shown:]
+            self._append(whole[self._shown:])
             self._shown = len(whole)
-            self._cut()
         piece, self.given = self.text[self.given:], len(self.text)
         return piece
 
@@ -90,15 +93,20 @@ class Detokenizer:
     def _add(self, piece: str) -> str:
         if self.stopped:
             return ""
-        self.text += piece
-        self._cut()
+        self._append(piece)
         end = len(self.text) if self.stopped else len(self.text) - self._held()
         out, self.given = self.text[self.given:max(end, self.given)], max(end, self.given)
         return out
 
-    def _cut(self) -> None:
+    def _append(self, piece: str) -> None:
+        """Adds text, and cuts it at the first stop string that counts."""
+        looked_at = max(0, len(self.text) - LOOKBACK)
+        self.text += piece
         found = [at for at in (self.text.find(s, max(0, self.given - len(s))) for s in self.stop) if at >= 0]
-        if found:
+        until = None if self._until is None else self._until.search(self.text, looked_at)
+        if until is not None and until.start() <= min(found, default=len(self.text)):
+            self.stop, self._until = [], None
+        elif found:
             self.text, self.stopped = self.text[:min(found)], True
 
     def _held(self) -> int:

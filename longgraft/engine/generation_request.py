@@ -17,6 +17,7 @@ class GenerationRequest:
         max_new_tokens: Most tokens of the answer.
         sampling: How tokens are drawn.
         stop: Stop strings; the answer ends before the first that occurs.
+        stop_until: Regular expression; from its first match on, stop strings do not count.
         eos: End tokens; None: the model's own.
         predictions: Token ids of texts that the answer may repeat.  The model does not read them.
         budget: Most nodes per verification, root included, if less than the engine's.
@@ -35,3 +36,4 @@ class GenerationRequest:
     corpus: str | None = None
     priority: int = 0
     stop_token_ids: Collection[int] = ()
+    stop_until: str | None = None

@@ -174,7 +174,9 @@ class Session:
         ends = self._encoder.end_tokens(self.eos if asked.eos is None else asked.eos)
         if sampling.constraint is not None and not ends:
             ends = frozenset(self.eos)      # a complete answer must be able to end
-        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, asked.stop, asked.ids)
+        text = None
+        if self.tokenizer is not None:
+            text = Detokenizer(self.tokenizer, asked.stop, asked.ids, asked.stop_until)
         shaping = Shaping(sampling, asked.ids, self.constraint(sampling, ends)) if sampling.shaped else None
         return self.engine.open(replace(asked, eos=ends, stop_token_ids=stop_tokens), text, shaping,
                                 [] if corpus is None else [self.corpus(corpus)], lane=lane)

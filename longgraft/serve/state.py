@@ -73,18 +73,9 @@ class State:
         special: add the tokens that the tokenizer puts around a prompt
         """
         tokenizer = self.need_tokenizer(param)
-        self.check_text(text, param)
         # Making an attention mask of a million tokens would hold the interpreter's lock.
         return list(tokenizer(text, add_special_tokens=special, return_attention_mask=False,
                               return_token_type_ids=False)["input_ids"])
-
-    def check_text(self, text: str, param: str) -> None:
-        """Raises ApiError about this field if its text has half a surrogate pair, which no tokenizer encodes."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ApiError(400, f"{param} has half a character at place {error.start:,}: it was decoded wrongly. "
-                                "Decode it as UTF-8.", param) from error
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""
