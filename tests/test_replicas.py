@@ -399,16 +399,22 @@ def test_a_killed_replica_loses_only_answers_that_had_begun(url):
     with ThreadPoolExecutor(12) as pool:
         streams = [Stream(url, number, 600) for number in range(20, 28)]
         answers = [pool.submit(stream.read) for stream in streams]
-        until(lambda: sum(stream.begun.is_set() for stream in streams) >= 4, 60)
+
+        def loaded() -> set[str]:
+            """Returns the replicas at which an answer has begun and not ended, and another one waits."""
+            running = [stream for stream, answer in zip(streams, answers, strict=True) if not answer.done()]
+            waiting = {stream.replica for stream in running if not stream.begun.is_set()}
+            return waiting & {stream.replica for stream in running if stream.begun.is_set()}
+        until(loaded, 60)
         whole = [pool.submit(complete, url, prompt(number, 300), 20) for number in range(30, 34)]
-        begun = {stream for stream in streams if stream.begun.is_set()}
-        killed = next(iter(begun)).replica
+        killed = loaded().pop()
         actor, = (one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"].endswith(killed))
         ray.kill(ray.get_actor(**actor))
         found = [answer.result() for answer in answers]
         assert all(answer.result().json()["usage"]["completion_tokens"] == 20 for answer in whole)
     broken = {stream for stream in found if "replica_lost" in stream.text}
-    assert broken and broken <= {stream for stream in begun if stream.replica == killed}
+    assert broken and {stream.replica for stream in broken} == {killed}
+    assert all(stream.text.partition("replica_lost")[0].count("data:") > 1 for stream in broken)    # it had begun
     assert all(stream.text.endswith("data: [DONE]\n\n") for stream in found)
     assert all('"finish_reason":"length"' in stream.text for stream in set(found) - broken)
     assert any(stream.replica == killed for stream in set(found) - broken)      # it waited there, and was moved
