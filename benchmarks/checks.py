@@ -31,15 +31,19 @@ class _Collected:
     def __init__(self, report: Report) -> None:
         self.report = report
         self.ended: set[str] = set()        # tests that have a row
+        self.failed: set[str] = set()       # those of them that failed
         self.runner: Any = None             # begins the tests: pytest's session, or pytest-xdist's
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.runner = session.config.pluginmanager.getplugin("dsession") or session
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # A worker that ended itself is reported once more for the test that it had just reported.
-        if (report.when == "call" or not report.passed) and report.nodeid not in self.ended:
+        # A worker that ended itself is reported once more for the test that it had just reported as failed.
+        again = report.failed and report.nodeid in self.failed
+        if (report.when == "call" or not report.passed) and not again:
             self.ended.add(report.nodeid)
+            if report.failed:
+                self.failed.add(report.nodeid)
             name = report.nodeid.rsplit("/", 1)[-1].partition("::")[2]
             test, _, case = name.partition("[")
             self.report.add(Row(test.removeprefix("test_").replace("_", " "), case.rstrip("]"), report.duration,

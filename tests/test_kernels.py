@@ -94,6 +94,17 @@ def test_attention_equals_the_reference(tree, window, heads, threads, kernels, c
     assert called == ["_attention"]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_window_counts_depths_where_a_row_sees_several_columns_of_one(dtype, kernels, called):
+    layout = Layout(40, torch.tensor([20]), torch.ones(1, 5, dtype=torch.bool), torch.device("cpu"),
+                    torch.tensor([18, 18, 19, 19, 20]))
+    q, k, v = torch.randn(1, 2, 1, 32).to(dtype), *torch.randn(2, 1, 2, 45, 32).to(dtype).unbind(0)
+    with torch.no_grad():
+        out = kernels.attention(q, k, v, layout, 0.25, 4)
+    torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, 4), atol=8e-3, rtol=2 ** -7)
+    assert called == ["_attention"]
+
+
 def _attended(kernels, q, k, v):
     """Compares attention of a tree after 30 rows with the reference."""
     tree = random_tree(q.shape[2], 3)

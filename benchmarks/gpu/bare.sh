@@ -11,7 +11,7 @@ ln -s "$root"/longgraft/* "$root"/yarn_drafters "$root"/prefill "$root"/eval "$m
 ln -s "$root/benchmarks" "$map/benchmarks"
 export PYTHONPATH="$map${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
-OUT=${OUT:-$root/results}
+OUT=$(realpath -m "${OUT:-$root/results}")
 mkdir -p "$OUT"
 python=${PYTHON:-python3}
 if [ -n "${WHEELS:-}" ]; then
@@ -28,7 +28,10 @@ read -r seen card < <("$python" -P -c "import longgraft, torch; print(longgraft.
 assemble() {
     local file=$LONGGRAFT_CACHE/models/$1.gguf
     mkdir -p "${file%/*}"
-    [ -f "$file" ] || cat "$work"/pieces/p* > "$file"
+    if [ ! -f "$file" ]; then
+        cat "$work"/pieces/p* > "$file.part"
+        mv "$file.part" "$file"
+    fi
     sha256sum "$file"
     [ ! -d "$work/weights" ] || cp -a "$work/weights/." "$root/"
 }

@@ -12,14 +12,17 @@ for own in "$data"/own.jsonl.gz*; do
 done
 longgraft 450 train drafter --model "$model" "${texts[@]}" --recipe "${RECIPE:-$here/coder_head.toml}" \
     --minutes "$minutes" --out "$work/short" || true
-# The extension finds the texts encoded.
+keep() {        # replaces what comes back by this run's head
+    rm -f "$OUT"/head.*
+    [ ! -f "$work/$1/head/model.safetensors" ] || split -b 16000000 -d "$work/$1/head/model.safetensors" "$OUT/head."
+    tar czf "$OUT/about.tgz" -C "$work" --exclude '*.safetensors' --exclude '*.pt' --exclude '*.npz' short longer || true
+}
 mkdir -p "$work/longer"
+keep short
+# The extension finds the texts encoded.
 touch "$work/longer/lock"
 cp "$work"/short/*.npz "$work/longer/" || true
-longgraft 110 train extend --model "$model" --drafter "$work/short/head" --original 2k --to "${TO:-32k}" "${texts[@]}" \
+longgraft 100 train extend --model "$model" --drafter "$work/short/head" --original 2k --to "${TO:-32k}" "${texts[@]}" \
     --recipe "${EXTENSION:-$here/coder_extension.toml}" --minutes "$more" --out "$work/longer" || true
-best=$work/longer
-[ -f "$best/head/model.safetensors" ] || best=$work/short
-sha256sum "$best/head/model.safetensors"
-split -b 16000000 -d "$best/head/model.safetensors" "$OUT/head."
-tar czf "$OUT/about.tgz" -C "$work" --exclude '*.safetensors' --exclude '*.pt' --exclude '*.npz' short longer || true
+if [ -f "$work/longer/head/model.safetensors" ]; then keep longer; else keep short; fi
+ls -l "$OUT"

@@ -20,12 +20,21 @@ platforms=(--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --p
 
 bring_back() {
     [ -d "$aside" ] || return 0
-    cp -a "$aside/." "$root/"
+    local path
+    while IFS= read -r -d '' path; do
+        if [ -e "$root/$path" ] && ! cmp -s "$aside/$path" "$root/$path"; then
+            echo "$path is there and differs from the one in $aside. Remove one of them." >&2
+            exit 1
+        fi
+        mkdir -p "$root/${path%/*}"
+        mv "$aside/$path" "$root/$path"
+    done < <(cd "$aside" && find . -type f -printf '%P\0')
     rm -r "$aside"
 }
 
 bring_back
 [ "$1" != back ] || { echo "the weights are back"; exit 0; }
+[ -z "${2:-}" ] || [ -f "$2" ] || { echo "$2 is no file" >&2; exit 2; }
 pack=$(realpath -m "$1") file=${2:-} head=${3:-}
 case $pack in "$root"/*) ;; *) echo "$pack is not in the checkout $root, so it would not travel" >&2; exit 2 ;; esac
 mkdir -p "$pack"

@@ -9,3 +9,4 @@ bounded 70 draft $size --mode "${modes%%,*}" --minutes 0.9 || true
 bounded 50 attention $size --minutes 0.6 || true
 bounded 35 acceptance $size --mode "${modes%%,*}" --minutes 0.4 || true
 bounded 90 pair --minutes 1.9 || true
+rm -f "$OUT"/*.partial      # of a command that was ended: only eight files come back

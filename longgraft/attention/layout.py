@@ -84,11 +84,17 @@ class Layout:
             self._cache[key] = (self.prefix + self.depths - (window or 0) + 1).clamp(min=0) if slides else \
                 torch.zeros_like(self.depths)
             if self.mask is not None:
-                self._cache["order", window] = self._order(self.own(window))
+                order, at_positions = self._order(self.own(window))
+                self._cache["order", window] = order
+                if not at_positions:        # the window is in the order already, and slots are no positions
+                    self._cache[key] = self._cache[key].clamp(max=self.prefix)
         return self._cache[key], self._cache.get(("order", window))
 
-    def _order(self, seen: Tensor) -> Tensor:
-        """[n, slots] int32 for `by_position`.  If a row sees several columns of one depth, they follow one another."""
+    def _order(self, seen: Tensor) -> tuple[Tensor, bool]:
+        """Returns ([n, slots] int32 for `by_position`, True if each column is at its position's slot).
+
+        If a row sees several columns of one depth, its columns follow one another.
+        """
         rows, columns = seen.nonzero().unbind(1)
         slots = self.column_depths[columns]
         order = torch.full((self.rows, int(self.column_depths.max()) + 1), -1, dtype=torch.int32)
@@ -99,7 +105,8 @@ class Layout:
                 own = columns[rows == row]
                 own = own[self.column_depths[own].argsort(stable=True)]
                 order[row, :len(own)] = own.int()
-        return order
+            return order, False
+        return order, True
 
     def dense(self, window: int | None) -> Tensor:
         """Returns the whole mask, [n, P + m] bool."""

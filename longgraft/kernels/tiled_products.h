@@ -102,6 +102,7 @@ template <int64_t TYPE> void tiled_outputs(const RowBlock& block, const Weight& 
             scale[i] = scales.scale((first + i) % FORM.groups);
             low[i] = scales.low((first + i) % FORM.groups);
         }
+        __asm__ volatile("" ::: "memory");      // the load of a tile does not tell GCC 12 that it reads the weights
         for (int64_t i = 0; i < count; ++i) {
             const int8_t* const row = block.codes + (first + i) / PARTS * rows * SPAN + (first + i) % PARTS * FORM.group;
             if (i % 2) {

@@ -23,6 +23,8 @@ Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 
 MOST = 256      # most recordings per session: each has its own memory pool
 WARM = 2        # warm-up runs before a recording
+UNDISTURBED = 3     # tries to see a region's waits while no other thread changes how warnings are shown
+COLLECT = "collect"
 SYNC = "called a synchronizing CUDA operation"      # torch's warning
 
 
@@ -146,8 +148,12 @@ def _warm(region: Callable[[], Any]) -> None:
     try:
         for _ in range(WARM - 1):
             region()
-        with _syncs_of_this_thread() as syncs:
-            region()
+        for _ in range(UNDISTURBED):
+            with _syncs_of_this_thread() as syncs:
+                region()
+                undisturbed = warnings.showwarning.__name__ == COLLECT
+            if syncs or undisturbed:
+                break
     except failures as error:
         raise NotRecorded(str(error).strip() or type(error).__name__) from error
     if syncs:
@@ -159,7 +165,8 @@ def _syncs_of_this_thread() -> Iterator[list[str]]:
     """Collects the places in this thread's code that wait for the device.
 
     torch's check covers the whole process, so it only warns: as an error it would end other threads' requests, which
-    may wait.  Their warnings are dropped.
+    may wait.  Their warnings are dropped.  Two waits are not seen: of an operator that is called as `torch.ops...`, and
+    while another thread changes how warnings are shown; the capture then fails, and everything is launched eagerly.
     """
     own, places = threading.get_ident(), list[str]()
     mode = torch.cuda.get_sync_debug_mode()

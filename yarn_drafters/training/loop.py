@@ -130,6 +130,8 @@ class Trainer(ABC):
         """
         if until is None:
             return
+        if self.world.size > 1:
+            raise ValueError("--minutes cannot be used with several processes, whose clocks differ. Set --tokens.")
         left = until - time.monotonic() - WRITING
         if left <= 0:
             raise ValueError("Reading the texts and the target took all the time of --minutes, less "

@@ -51,8 +51,12 @@ class _StepRows:
 
 
 def _has_flash(q: Tensor) -> bool:
-    """Returns True if torch has a flash kernel for these queries: on a GPU only in half precision."""
-    return q.device.type == "cpu" or (q.device.type == "cuda" and q.dtype in (torch.bfloat16, torch.float16))
+    """Returns True if torch has a flash kernel for these queries; on a GPU, for half precision and some heads."""
+    if q.device.type != "cuda":
+        return q.device.type == "cpu"
+    size = q.shape[-1]
+    fits = q.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
+    return fits and torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
