@@ -724,4 +724,10 @@ MUTATIONS = (
     Mutation("a run does not follow the clock", "Trainer.run", "        self._end_at(until)\n", "", "test_trainers.py::test_a_run_ends_in_time_to_write_its_result"),
     Mutation("heads travel", "pack.sh", 'mv "$root/$path" "$aside/$path"', 'cp "$root/$path" "$aside/$path"', "test_bare_machine.py::test_pack_sets_weights_aside_and_brings_them_back"),
     Mutation("transfers have no limit", "pack.sh", "        exit 1\n", "", "test_bare_machine.py::test_pack_fails_above_the_limit_of_a_transfer"),
+    # text sampled through the scheduler
+    Mutation("every scheduled turn draws the same numbers", "scheduled_sampling:_seed", "SeedSequence(list(numbers))", "SeedSequence(0)", "test_regenerate.py::test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution"),
+    Mutation("an end token is a scheduled turn's last token", "scheduled_sampling:sample", "one.tokens[:-1] if ended", "one.tokens if ended", "test_regenerate.py::test_greedy_rows_of_a_batch_equal_the_answers_of_transformers"),
+    Mutation("a turn goes beyond the model's positions", "Regenerator._next", "min(most, room)", "most", "test_regenerate.py::test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for"),
+    Mutation("a chat that stops to fit loses its first answer", "regenerate:_end_before", '"" if chat.messages else "too long"', '"too long"', "test_regenerate.py::test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for"),
+    Mutation("excerpts ignore their limit", "document_tasks:excerpt_of", "np.log(longest)", "np.log(LONGEST)", "test_regenerate.py::test_a_continuation_is_written_as_text_after_its_excerpt"),
 )
