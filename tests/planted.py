@@ -730,4 +730,5 @@ MUTATIONS = (
     Mutation("a turn goes beyond the model's positions", "Regenerator._next", "min(most, room)", "most", "test_regenerate.py::test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for"),
     Mutation("a chat that stops to fit loses its first answer", "regenerate:_end_before", '"" if chat.messages else "too long"', '"too long"', "test_regenerate.py::test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for"),
     Mutation("excerpts ignore their limit", "document_tasks:excerpt_of", "np.log(longest)", "np.log(LONGEST)", "test_regenerate.py::test_a_continuation_is_written_as_text_after_its_excerpt"),
+    Mutation("products are in bfloat16 on every processor", "Recipe.in_bf16", 'device.type != "cpu" or bool(BF16_FEATURES & features())', "True", "test_training_input.py::test_products_are_in_bfloat16_on_processors_that_have_them_unless_asked_otherwise"),
 )
