@@ -82,9 +82,10 @@ def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor,
                               learnt)[1]
 
 
-def taught_states(tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+def taught_states(network: Eagle3Network, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
+                  ) -> list[torch.Tensor]:
     """Returns the states of every training step, [1, S, H] each, as `training_time_test` makes them."""
-    network, states = toy_network(), []
+    states = []
     handle = network.register_forward_hook(lambda _, __, out: states.append(out))
     try:
         with torch.no_grad():
@@ -102,10 +103,10 @@ def toy_text(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def decoded_states(slot: int, tokens: torch.Tensor, features: torch.Tensor,
+def decoded_states(network: Eagle3Network, slot: int, tokens: torch.Tensor, features: torch.Tensor,
                    positions: torch.Tensor) -> list[torch.Tensor]:
     """Returns a decoder's states after `slot`: of a pass over the prefix, then of one token at a time on a cache."""
-    network, held = toy_network(), []
+    held = []
 
     def attend(_, q, k, v):
         held.append((k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
@@ -121,11 +122,13 @@ def decoded_states(slot: int, tokens: torch.Tensor, features: torch.Tensor,
     return states
 
 
+@pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
 @pytest.mark.parametrize("slot", [0, 4, 7])
-def test_states_in_training_equal_those_of_a_decoder(slot):
+def test_states_in_training_equal_those_of_a_decoder(slot, norms):
     tokens, features, positions = toy_text()
-    for taught, decoded in zip(taught_states(tokens, features, positions),
-                               decoded_states(slot, tokens, features, positions), strict=True):
+    network = toy_network(**norms)
+    for taught, decoded in zip(taught_states(network, tokens, features, positions),
+                               decoded_states(network, slot, tokens, features, positions), strict=True):
         torch.testing.assert_close(taught[:, slot], decoded[:, 0], atol=1e-5, rtol=1e-4)
 
 
@@ -139,7 +142,7 @@ def test_the_loss_is_the_cross_entropy_of_learnt_tokens_in_the_draft_vocabulary(
     learnt = None if only is None else torch.arange(12)[None] == only
     figures = compare(network, head, tokens, features, positions, learnt)
     logits = head(features[..., :32])
-    for k, states in enumerate(taught_states(tokens, features, positions)):
+    for k, states in enumerate(taught_states(network, tokens, features, positions)):
         nats = []
         for slot in range(tokens.shape[1] - 1 - k):
             theirs = logits[0, slot + 1 + k]
@@ -324,6 +327,8 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
     torch.testing.assert_close(network.midlayer.mlp.up_proj.weight, layer.mlp.up_proj.weight.float())
     norm = network.midlayer.hidden_norm.weight
     torch.testing.assert_close(norm, layer.input_layernorm.weight + (family == "gemma2"))
+    normed = build_network(dataclasses.replace(recipe, fc_norm=True), target, corpus, [0])      # scaled by its norms
+    torch.testing.assert_close(normed.fc.weight - network.fc.weight, torch.eye(hidden, 2 * hidden).roll(hidden, 1) / 2)
     if family == "qwen2":           # Gemma norms what a layer adds, which a head does not
         with torch.no_grad():
             x, position = torch.randn(1, 1, hidden), torch.zeros(1, 1, dtype=torch.int64)

@@ -15,6 +15,7 @@ from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
     TargetShape,
     head_config,
+    norm_notice,
     our_name,
     plain_name,
     speculators_name,
@@ -64,14 +65,19 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
     network.load_state_dict(kept, strict=True, assign=True)
+    network.notice = norm_notice(config, shape) if overrides.norm_output is None else ""
     return network.to(device).eval().requires_grad_(False)
 
 
 def official_config(network: Eagle3Network) -> dict[str, Any]:
     """Returns config.json in the official EAGLE-3 layout; raises ValueError if that layout cannot describe the head."""
     c = network.config
-    if c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1 or c.window:
+    if c.norm_before_residual or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
+    if c.norm_output and not (c.fc_norm or c.norm_before_fc):
+        raise ValueError("A head that feeds back the normed state and has no norms before fc has no official EAGLE-3 "
+                         "form: readers of that layout would feed back the state before the norm. Export it as "
+                         "speculators.")
     if c.rope != Rope(10000.0, c.rope.kind, c.rope.factor, c.rope.original) or c.rope.kind not in ("default", "yarn"):
         raise ValueError(f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and of YaRN "
                          "only factor and original length. Train it so.")
@@ -87,7 +93,7 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
     if c.rope.kind == "yarn":
         config["rope_scaling"] = {"type": "yarn", "rope_type": "yarn", "factor": float(c.rope.factor),
                                   "original_max_position_embeddings": c.rope.original}
-    return config | {flag: True for flag in ("norm_before_fc", "fc_norm") if getattr(c, flag)}
+    return config | {flag: True for flag in ("norm_before_fc", "fc_norm", "norm_output") if getattr(c, flag)}
 
 
 def save_head(network: Eagle3Network, folder: str | Path) -> None:

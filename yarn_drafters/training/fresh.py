@@ -45,7 +45,8 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
         hidden_size=hidden, target_hidden_size=hidden, intermediate_size=size("intermediate", "intermediate_size"),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab_size=target.vocab_size,
         draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=layers,
-        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5))
+        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5),
+        fc_norm=recipe.fc_norm, norm_output=recipe.norm_output)
 
 
 def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
@@ -65,9 +66,10 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
     network.t2d.copy_(t2d)
     with torch.no_grad():
         # The last feature is close to the input of the target's output layer, so fc passes it through from the start,
-        # scaled down: a target's features are large (here 10 to 20), and would drown what the layer adds to them.
+        # scaled down: a target's features are large (here 10 to 20), and would drown what the layer adds to them. A
+        # norm before fc has scaled them already.
         network.fc.weight.mul_(0.2)
-        network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
+        network.fc.weight[:, -hidden:] += (1.0 if config.fc_norm else recipe.feature_pass) * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
         if recipe.warm_start:

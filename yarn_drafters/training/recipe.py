@@ -157,7 +157,10 @@ class DistilledRecipe(Recipe):
 
 @dataclass(frozen=True)
 class DrafterRecipe(DistilledRecipe):
-    """Settings of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3."""
+    """Settings of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3.
+
+    fc_norm, norm_output: a new head norms each feature, and feeds its normed state to the next level (both: EAGLE-3.1)
+    """
 
     start: str | None = None                        # folder of a head to continue from
     feature_layers: Layers | None = None            # indices into transformers' hidden_states: layer inputs
@@ -166,6 +169,8 @@ class DrafterRecipe(DistilledRecipe):
     kv_heads: Size | None = None
     head_dim: Size | None = None
     draft_vocab: Count = 32000
+    fc_norm: bool = False
+    norm_output: bool = False
     rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
     ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
     loss: Literal["kl", "lk"] = "kl"
