@@ -741,4 +741,9 @@ MUTATIONS = (
     Mutation("a new head's normed features are scaled twice", "fresh:build_network", "(1.0 if config.fc_norm else recipe.feature_pass)", "recipe.feature_pass", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
     Mutation("nobody says how norm_output was read", "loading:assemble", "        notes = (*notes, network.notice)\n", "        pass\n", "test_eagle31.py::test_a_trained_head_has_norms_of_its_own_and_says_so"),
     Mutation("the norms of features are all the first one", "Eagle3Network.fuse", "norm(part) for norm, part", "self.fc_norm[0](part) for norm, part", "test_eagle31.py::test_a_head_of_each_producer_computes_what_the_paper_says"),
+    # heads in bytes
+    Mutation("bytes are rounded by scales that are not stored", "byte_weights:in_bytes", "rounded(weight).scales.half()", "rounded(2 * weight).scales.half()", "test_byte_heads.py::test_rounding_a_loaded_head_again_changes_nothing"),
+    Mutation("bytes are taken for floats", "files:read_tensors", "return in_floats(tensors)", "return tensors", "test_byte_heads.py::test_a_loaded_weight_is_within_half_a_step_of_the_saved_one"),
+    Mutation("a head in bytes is exported in float32", "checkpoint:load_head", 'if dtype is None and config.get("quantization_config"):', "if False:", "test_byte_heads.py::test_either_form_is_exported_to_every_layout"),
+    Mutation("scales of another number are spread", "byte_weights:in_floats", "scales.shape != wanted", "False", "test_byte_heads.py::test_bytes_without_their_scales_are_refused"),
 )

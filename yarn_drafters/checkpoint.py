@@ -1,4 +1,4 @@
-"""Reads EAGLE-3 checkpoints strictly, and writes them in the official or in speculators' layout."""
+"""Reads EAGLE-3 checkpoints strictly, and writes them in the official layout, also in bytes, or in speculators'."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config.settings import HeadOverrides
+from longgraft.yarn_drafters.byte_weights import QUANTIZATION, in_bytes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
     TargetShape,
@@ -34,7 +35,7 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         path: Folder or hub id.
         target: Shape of the target model that the head must fit.
         overrides: Settings that replace those of config.json.
-        dtype: Number type of the weights; None keeps the file's.
+        dtype: Number type of the weights; None keeps the file's, and takes bfloat16 if it has weights in bytes.
         device: Device of the weights.
 
     Returns:
@@ -60,6 +61,8 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         with torch.device("meta"):
             network = Eagle3Network(shape, own)
         check_tensors(network, tensors)
+        if dtype is None and config.get("quantization_config"):
+            dtype = torch.bfloat16
         kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         check_finite(tensors, kept)
     except ValueError as error:
@@ -99,6 +102,15 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
 def save_head(network: Eagle3Network, folder: str | Path) -> None:
     """Writes config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
     _write(Path(folder), official_config(network), network.state_dict())
+
+
+def save_in_bytes(network: Eagle3Network, folder: str | Path) -> None:
+    """Writes the official layout with the linear weights as bytes, which takes about half the space.
+
+    Beside a target in blocks, a head's weights are rounded to the same bytes when it is loaded.
+    """
+    config = official_config(network) | {"torch_dtype": "bfloat16", "quantization_config": dict(QUANTIZATION)}
+    _write(Path(folder), config, in_bytes(network))
 
 
 def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
