@@ -746,4 +746,8 @@ MUTATIONS = (
     Mutation("bytes are taken for floats", "files:read_tensors", "return in_floats(tensors)", "return tensors", "test_byte_heads.py::test_a_loaded_weight_is_within_half_a_step_of_the_saved_one"),
     Mutation("a head in bytes is exported in float32", "checkpoint:load_head", 'if dtype is None and config.get("quantization_config"):', "if False:", "test_byte_heads.py::test_either_form_is_exported_to_every_layout"),
     Mutation("scales of another number are spread", "byte_weights:in_floats", "scales.shape != wanted", "False", "test_byte_heads.py::test_bytes_without_their_scales_are_refused"),
+    # the draft vocabulary
+    Mutation("excerpts count as what the model wrote", "vocabulary:written_tokens", "start if document.own is None else max(start, end - document.own - document.ended)", "start", "test_training_drafter.py::test_a_vocabulary_is_counted_over_what_the_model_wrote"),
+    Mutation("the file of the vocabulary is not read", "fresh:_counted", "if recipe.vocabulary is None:", "if True:", "test_training_drafter.py::test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_covers"),
+    Mutation("context counts as covered", "vocabulary:covered", "coded[coded >= 0]", "np.where(coded < 0, ~coded, coded)", "test_training_drafter.py::test_the_share_that_a_vocabulary_covers_is_of_learnt_tokens_by_type"),
 )

@@ -108,7 +108,8 @@ class DistillingTrainer(Trainer):
             run = cls(recipe, given.target, cls.fresh(recipe, given.target, given.corpus), given.corpus, out,
                       given.unseen, given.world)
             run.run(until, target=name, corpus_tokens=len(given.corpus.tokens),
-                    parameters=sum(p.numel() for p in run.network.parameters()))
+                    parameters=sum(p.numel() for p in run.network.parameters()),
+                    **run.about(given.unseen or given.corpus))
             if given.world.first:
                 run.write(out / cls.folder)
                 (out / cls.folder / "training.json").write_text(json.dumps({
@@ -128,6 +129,10 @@ class DistillingTrainer(Trainer):
     @abstractmethod
     def write(self, folder: Path) -> None:
         """Saves the drafter in bfloat16 and loads it again, strictly."""
+
+    def about(self, corpus: EncodedCorpus) -> dict[str, Any]:
+        """Returns further fields of the log's first line.  corpus: unseen text, or the training data without any"""
+        return {}
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
         """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the others."""

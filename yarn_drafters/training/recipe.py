@@ -159,6 +159,7 @@ class DistilledRecipe(Recipe):
 class DrafterRecipe(DistilledRecipe):
     """Settings of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3.
 
+    vocabulary: file that a new head's draft vocabulary is counted over, best of the target's own text; None: the data
     fc_norm, norm_output: a new head norms each feature, and feeds its normed state to the next level (both: EAGLE-3.1)
     """
 
@@ -169,6 +170,7 @@ class DrafterRecipe(DistilledRecipe):
     kv_heads: Size | None = None
     head_dim: Size | None = None
     draft_vocab: Count = 32000
+    vocabulary: str | None = None
     fc_norm: bool = False
     norm_output: bool = False
     rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
