@@ -750,4 +750,8 @@ MUTATIONS = (
     Mutation("excerpts count as what the model wrote", "vocabulary:written_tokens", "start if document.own is None else max(start, end - document.own - document.ended)", "start", "test_training_drafter.py::test_a_vocabulary_is_counted_over_what_the_model_wrote"),
     Mutation("the file of the vocabulary is not read", "fresh:_counted", "if recipe.vocabulary is None:", "if True:", "test_training_drafter.py::test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_covers"),
     Mutation("context counts as covered", "vocabulary:covered", "coded[coded >= 0]", "np.where(coded < 0, ~coded, coded)", "test_training_drafter.py::test_the_share_that_a_vocabulary_covers_is_of_learnt_tokens_by_type"),
+    # features by passes of the engine
+    Mutation("a jump of positions is passed over", "frozen:observed", "bool((positions == torch.arange(tokens.shape[1])).all())", "True", "test_trainers.py::test_a_gguf_targets_features_are_those_of_its_own_code_also_after_a_jump"),
+    Mutation("a target in blocks is read by its own code", "frozen:observed", 'target.weights != "float"', 'target.weights == "float"', "test_trainers.py::test_a_gguf_target_is_trained_on_as_it_is_decoded"),
+    Mutation("features come in the order of the layers", "frozen:_as_decoded", "for layer in layers], dim=-1)", "for layer in sorted(layers)], dim=-1)", "test_trainers.py::test_a_gguf_targets_features_are_those_of_its_own_code_also_after_a_jump"),
 )
