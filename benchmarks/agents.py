@@ -30,6 +30,7 @@ import typer
 import longgraft
 from benchmarks.report import Report, Row
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session, answer
 from longgraft.eval.runs.quiet import OtherLoad
 
@@ -157,7 +158,7 @@ def replay(edits: Path, model: str = "qwen2.5-coder-0.5b", methods: str = "ar,pl
     """Measure the seconds of every turn, read and decoded, and the tokens per step of several methods."""
     if form not in FORMS:
         raise typer.BadParameter(f"form is {form!r}; it must be one of {', '.join(FORMS)}.")
-    known = [Edit(**json.loads(line)) for line in edits.read_text(encoding="utf-8").splitlines()]
+    known = [Edit(**line.value) for line in read_json_lines(edits)]
     names = methods.split(",")
     # One prefix cache each: a method must not find what another one has read.
     opened = {name: longgraft.load(model, method=name, prefixes=1.0, tell=False) for name in names}

@@ -37,6 +37,7 @@ from longgraft.completion.retrieval.candidates import FINDERS, CursorContext
 from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, without_strings
 from longgraft.completion.retrieval.gather import choose, gather
 from longgraft.completion.snippets import Cursor
+from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session, answer
 from longgraft.loading import load
 
@@ -175,7 +176,7 @@ def _answer_row(session: Session, held: Held, laid: CompletionPrompt, context: s
 
 
 def read(path: Path) -> list[Row]:
-    return [Row(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+    return [Row(**line.value) for line in read_json_lines(path)] if path.exists() else []
 
 
 @app.command()

@@ -25,6 +25,7 @@ import typer
 from benchmarks.completion import print_table
 from benchmarks.suggestions import STATES, Asked, asked_at
 from longgraft.completion.snippets import Cursor
+from longgraft.config.json_lines import read_json_lines
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 LINES = 256, 64             # lines that llama.vim sends before and after the cursor
@@ -117,7 +118,7 @@ def _rows(client: httpx.Client, asked: Asked, server: str, new: int) -> Iterator
 @app.command()
 def report(rows: Path) -> None:
     """Print the table of the rows."""
-    found = [Row(**json.loads(line)) for line in rows.read_text().splitlines()]
+    found = [Row(**line.value) for line in read_json_lines(rows)]
     print_table(list(_summary(found)))
 
 

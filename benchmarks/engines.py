@@ -110,9 +110,11 @@ def with_transformers(file: str, text: str, threads: int) -> Engine:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from longgraft.models.places import place_of
+
     torch.set_num_threads(threads)
     path = Path(file)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokenizer = AutoTokenizer.from_pretrained(place_of(path).path)      # transformers ignores most split rules
     model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
 

@@ -10,8 +10,6 @@ eighth goes to the oldest prompt and the rest to the shortest.
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
 from bisect import bisect
 from collections import OrderedDict
@@ -22,6 +20,7 @@ from typing import Any, Protocol
 
 import simpy
 
+from longgraft.config.json_lines import read_json_lines
 from longgraft.serve.replicas.prefix_routes import PrefixRoutes
 
 RECORDED = Path(__file__).parents[1] / "docs/results/completion/rows.jsonl.gz"
@@ -341,8 +340,7 @@ class Editors:
 def recorded() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     """Returns the recorded suggestions of the default method, as (cold, typing) at the same cursor."""
     if not _ROWS:
-        with gzip.open(RECORDED, "rt") as file:
-            rows = [row for row in map(json.loads, file) if row["method"] == "default"]
+        rows = [line.value for line in read_json_lines(RECORDED) if line.value["method"] == "default"]
         _ROWS.extend((cold, typing) for cold, typing in zip(rows[::2], rows[1::2], strict=True))
     return _ROWS
 

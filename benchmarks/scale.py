@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.fleet import DISK, SHARED, Agents, Costs, Editors, Fleet, Plan, Storage, Strangers
+from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.reports.panels import legend, pyplot, side_by_side, style_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -81,7 +82,7 @@ def _routes(name: str, plan: Plan) -> Iterator[tuple[str, Varied, Plan]]:
 @app.command()
 def run(rows: Rows, replicas: int = 100, seconds: float = 0.0, only: str = "") -> None:
     """Simulate the plans that the file has no rows of.  seconds: other simulated time; only: one figure's"""
-    done = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    done = [line.value for line in read_json_lines(rows)] if rows.exists() else []
     with open(rows, "a", encoding="utf-8") as file:
         for figure, varied, plan in plans(replicas):
             named = {"figure": figure, **varied, "replicas": plan.replicas}
@@ -94,7 +95,7 @@ def run(rows: Rows, replicas: int = 100, seconds: float = 0.0, only: str = "") -
 @app.command()
 def figures(rows: Rows, out: Annotated[Path, typer.Argument(help="Folder of the figures.")]) -> None:
     """Draw the three figures."""
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    found = [line.value for line in read_json_lines(rows)]
     out.mkdir(parents=True, exist_ok=True)
     plt = pyplot()
     for name, drawn, used in (("routing", _routing, {"routing"}), ("kept", _kept, {"kept"}),

@@ -26,6 +26,7 @@ from benchmarks.report import environment
 from longgraft.completion.completer import Completer, Completion
 from longgraft.completion.options import CompletionOptions
 from longgraft.completion.snippets import Cursor
+from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session
 from longgraft.eval.reports.panels import pyplot
 from longgraft.loading import load
@@ -141,7 +142,7 @@ def _row(made: Completion, asked: Asked, context: str, state: str, method: str) 
 @app.command()
 def report(out: Path) -> None:
     """Print the table of a run, and draw the seconds of every suggestion."""
-    rows = [Row(**json.loads(line)) for line in (out / "rows.jsonl").read_text().splitlines()]
+    rows = [Row(**line.value) for line in read_json_lines(out / "rows.jsonl")]
     draw(rows, out / "seconds.svg")
     print_table(list(summary(rows)))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.budget.cost_measurement import costs_for
 from longgraft.config.settings import Budget, Settings
 from longgraft.engine.encoder import Prompt
@@ -87,6 +88,8 @@ class Loaded:
                         Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
                         lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive))
         session = Session(engine, self.tokenizer, self._about(engine, adaptive), method.promise, str(method))
+        said = session.defaults.described
+        session.about += (said,) if said else ()
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
         if corpus is not None:
@@ -144,7 +147,8 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
 
 
 def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
-             stop: Sequence[str] = (), *, prediction: Prediction | None = None, **options: Any) -> Generation:
+             stop: Sequence[str] = (), *, prediction: Prediction | None = None,
+             stop_token_ids: int | Sequence[int] = (), **options: Any) -> Generation:
     """Answers one prompt; loads the model for it.
 
     Args:
@@ -154,6 +158,7 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
         max_new_tokens: Most tokens of the answer.
         stop: Stop strings.
         prediction: Text that the answer may repeat; the model does not read it.
+        stop_token_ids: Ids of tokens that end the answer, too.
         **options: The fields of `Settings` and of `Sampling`.
 
     Returns:
@@ -163,9 +168,9 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
         ValueError: a name or setting is wrong, or the prompt does not fit the model.
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-    Sampling(**draw)        # checked before a model is loaded
+    SamplingDefaults().sampling(draw)       # checked before a model is loaded
     session = load(model, drafter, tell=False, **options)
-    return session.generate(prompt, max_new_tokens, stop, prediction=prediction, **draw)
+    return session.generate(prompt, max_new_tokens, stop, prediction=prediction, stop_token_ids=stop_token_ids, **draw)
 
 
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False

@@ -7,8 +7,9 @@ cells of a fixed number of tokens, keyed by the hash of all tokens up to the cel
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,13 +64,15 @@ class Prefixes:
     """The prefix cache: cells of prompts, least recently used first, up to `most` bytes; a tree whose paths are
     prompts.
 
-    Sessions may share it in one thread, not in several.  Ancestors are fresher than descendants, so that eviction takes
-    leaves.  Pinned cells are not counted and never evicted; the last cell of a pinned prefix may be short.
+    All cells were computed with the same weights.  Sessions may share it in one thread, not in several.  Ancestors are
+    fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never
+    evicted; the last cell of a pinned prefix may be short.
     """
 
     def __init__(self, most: int, cell: int = CELL) -> None:
         self.most, self.cell = most, cell
         self.bytes = 0
+        self.weights: bytes | None = None       # state of those that the cells were computed with
         self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # least recently used first
         self._pinned: dict[bytes, Cell] = {}
         self._tokens = CellTokens()
@@ -160,6 +163,18 @@ class Prefixes:
             self.bytes -= evicted.bytes
             self._tokens.remove(key)
 
+    def belong_to(self, weights: bytes) -> None:
+        """Drops all cells, also pinned ones, if they were computed with weights of another state."""
+        if self.weights not in (None, weights):
+            if self._pinned or self._ends:
+                warnings.warn("The weights have changed, so the tokens of the prefix files are read again. Save the "
+                              "files again and load them into a new session.", stacklevel=2)
+            self.clear()
+            self._pinned.clear()
+            self._ends.clear()
+            self._tokens = CellTokens()
+        self.weights = weights
+
     def clear(self) -> None:
         """Drops all cells that are not pinned."""
         for key in self._cells:
@@ -173,6 +188,7 @@ class PrefixReader:
     """Recalls the known prefix of one prompt, and stores its new cells.
 
     cache: the target's; memories: the method's, in order; all are empty at first
+    weights: returns the state of the weights that the rows depend on
     first_difference: as in `Prefixes.first_difference`, when the prompt arrived
     """
 
@@ -180,10 +196,13 @@ class PrefixReader:
     ids: Sequence[int]
     cache: KVCache
     memories: Sequence[Memory]
+    weights: Callable[[], bytes] = lambda: b""
     keys: Sequence[bytes] = field(init=False)
     first_difference: int | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self._began_with, self._changed = self.weights(), False
+        self.prefixes.belong_to(self._began_with)
         self.keys = self.prefixes.keys(self.ids)
         self.first_difference = self.prefixes.first_difference(self.keys, self.ids)
         self._caches = caches(self.cache, self.memories)
@@ -196,7 +215,7 @@ class PrefixReader:
         """Restores caches and memories from the known prefix; returns its number of tokens."""
         cell, last = self.prefixes.cell, len(self.ids) - max((one.tail for one in self.memories), default=1)
         # A row may depend on the next token, which is unknown for the last row: that row is dropped.
-        known = self.prefixes.known(self.keys, self.ids, max(0, last + 1))
+        known = [] if self._weights_changed() else self.prefixes.known(self.keys, self.ids, max(0, last + 1))
         while self.cache.stateful and known and not known[-1].states:
             known.pop()
         until = sum(one.tokens for one in known) - 1
@@ -223,7 +242,7 @@ class PrefixReader:
     @torch.inference_mode()
     def keep(self, seen: Observation) -> None:
         """Stores the cells that are completed by the prompt's chunk that was just observed."""
-        if not self.prefixes.most:
+        if not self.prefixes.most or self._weights_changed():
             return
         self._reports = joined([self._reports, rows_of(seen, self._wants)])
         cell, length = self.prefixes.cell, self.cache.length
@@ -234,6 +253,12 @@ class PrefixReader:
             if self.prefixes.lacks(self.keys[:number + 1]):
                 start, end = number * cell, (number + 1) * cell
                 self.prefixes.put(self.keys[:number + 1], self._cell(number, taken), self.ids[start:end])
+
+    def _weights_changed(self) -> bool:
+        """True for the rest of the prompt once the weights have changed: its rows then depend on both."""
+        states = {self.weights(), self.prefixes.weights}
+        self._changed = self._changed or states != {self._began_with}
+        return self._changed
 
     def _cell(self, number: int, reports: Rows) -> Cell:
         start, end = number * self.prefixes.cell, (number + 1) * self.prefixes.cell

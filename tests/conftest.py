@@ -60,7 +60,7 @@ def device(request) -> torch.device:
     """Device of the tests marked gpu."""
     where = torch.device(request.config.getoption("--on"))
     if where.type == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device here; benchmarks/gpu/check.sh runs this on one, `-m gpu --on cpu` rehearses it")
+        pytest.skip("no CUDA device here; benchmarks/gpu/first.sh runs this on one, `-m gpu --on cpu` rehearses it")
     return where
 
 

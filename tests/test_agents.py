@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from jsonschema import validate
@@ -12,9 +13,15 @@ from toys.tools import CITY, tool_session, tool_tokenizer
 
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.serve.formats.responses_answers import ResponsesFormat
+from longgraft.serve.formats.responses_fields import ResponsesRequest
+from longgraft.serve.jobs import End, Job
+from longgraft.serve.tools.families import HERMES
+from longgraft.serve.tools.reader import CallReader
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
+SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 3.0}      # texts end soon
 CLAUDE_TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": CITY}]
 OPENAI_TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}]
@@ -73,7 +80,8 @@ def test_a_message_calls_tools():
     named = message(tools=CLAUDE_TOOLS, tool_choice={"type": "tool", "name": "weather"})
     assert named["content"][0]["input"] == block["input"]
     cut = message(tools=CLAUDE_TOOLS, tool_choice={"type": "any"}, max_tokens=60)
-    assert (cut["stop_reason"], cut["content"]) == ("max_tokens", [])
+    half, = cut["content"]
+    assert (cut["stop_reason"], half["type"]) == ("max_tokens", "text") and half["text"].startswith("<tool_call>")
 
 
 def test_the_events_of_a_message_build_the_whole_one():
@@ -153,26 +161,168 @@ def test_the_events_of_a_response_build_the_whole_one():
             ended = own[-1]["item"]
             if item["type"] == "message":
                 assert deltas == item["content"][0]["text"] and ended["content"] == item["content"]
+                assert ended["status"] == item["status"] == whole["status"] == "incomplete"
             else:
                 assert deltas == item["arguments"] == ended["arguments"]
                 validate(json.loads(deltas), CITY)
+                assert ended["status"] == item["status"] == "completed"
             assert own[0]["item"]["id"] == ended["id"]
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(200, "tool_use"), (60, "max_tokens")])
+def test_arguments_of_a_message_arrive_in_several_events(limit, reason):
+    asked = {"tools": CLAUDE_TOOLS, "tool_choice": {"type": "tool", "name": "weather"}, "max_tokens": limit}
+    _, start, *parts, stop, delta, _ = events(MESSAGES, messages=ASKED, **asked)
+    assert start["content_block"]["name"] == "weather" and stop["type"] == "content_block_stop"
+    assert len(parts) > 2 and {part["delta"]["type"] for part in parts} == {"input_json_delta"}
+    arguments, whole = "".join(part["delta"]["partial_json"] for part in parts), message(**asked)["content"][0]
+    assert delta["delta"]["stop_reason"] == reason
+    if reason == "tool_use":
+        assert json.loads(arguments) == whole["input"]
+    else:
+        assert whole["text"] == '<tool_call>\n{"name": "weather", "arguments": ' + arguments
+
+
+@pytest.mark.parametrize(("limit", "status"), [(200, "completed"), (60, "incomplete")])
+def test_arguments_of_a_response_arrive_in_several_events(limit, status):
+    asked = {"tools": OPENAI_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    *_, added, last = found = events(RESPONSES, input="Hi", max_output_tokens=limit, **asked)
+    item, = last["response"]["output"]
+    assert last["type"] == f"response.{status}" and item == added["item"]
+    assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", status)
+    deltas = [event["delta"] for event in found if event["type"].endswith("arguments.delta")]
+    assert len(deltas) > 2 and "".join(deltas) == item["arguments"]
+
+
+def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
+    body = ResponsesRequest(input="Hi", tools=OPENAI_TOOLS)
+    form = ResponsesFormat(SimpleNamespace(name="toy", text=str), body, Job([1], 1), CallReader(HERMES, ["weather"]))
+    text = '<tool_call>\n{"name": "weather", "arguments": {city: 1}}\n</tool_call>'
+    *_, last = [*form.text_chunks(text, [1]), *form.closing_chunks([1], [], End("eos"))]
+    call, rest = last["response"]["output"]
+    assert (last["type"], last["response"]["incomplete_details"]) == ("response.incomplete", None)
+    assert (call["arguments"], call["status"]) == ("{city: 1}", "incomplete")
+    assert (rest["content"][0]["text"], rest["status"]) == ("\n</tool_call>", "completed")
 
 
 @pytest.mark.parametrize(("path", "body", "param", "part"), [
     (MESSAGES, {"messages": ASKED}, "max_tokens", "missing"),
     (MESSAGES, {"messages": [*ASKED, {"role": "assistant", "content": "a"}], "max_tokens": 9}, "messages", "continued"),
     (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9}, "messages", "image"),
-    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]}, "messages",
-     "input_schema"),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]},
+     "tools[0].type", "only Anthropic's models know"),
+    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"input_schema": {}}]}, "tools[0].name", "missing"),
     (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
     (RESPONSES, {"input": [{"type": "item_reference"}]}, "input", "item_reference"),
-    (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}]}, "input", "web_search"),
+    (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, {"type": "made_up"}]}, "tools[1].type", "not known here"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "custom"}]}, "tools[0].name", "missing"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+     "tools[0].tools[0].name", "missing"),
+    (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, *OPENAI_TOOLS]}, "tools", "Two tools have the name weather"),
+    (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice",
+     "there are no tools"),
 ])
 def test_unsupported_content_is_refused_by_the_field(path, body, param, part):
     answer = post(path, status=400, **body)
     assert answer["error"]["param"] == param and part in answer["error"]["message"]
     assert answer.get("type") == ("error" if path == MESSAGES else None)
+
+
+CUSTOM = {"type": "custom", "name": "patch", "description": "Patches."}
+NAMESPACE = {"type": "namespace", "name": "mcp__sky__", "tools": OPENAI_TOOLS}
+
+
+def called(tool: dict, choice: str | dict = "required") -> tuple[dict, list[dict]]:
+    """Returns (the item of a call, the events of its arguments) of an answer that must call this tool."""
+    asked = dict(tools=[tool], tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300, logit_bias=SHORT,
+                 temperature=1.0, seed=1)
+    item, = post(RESPONSES, input="Hi", **asked)["output"]
+    found = events(RESPONSES, input="Hi", **asked)
+    own = [event for event in found if event.get("output_index") == 0]
+    streamed = next(event["item"] for event in own if event["type"] == "response.output_item.done")
+    same = item.keys() - {"id", "call_id"}
+    assert {name: item[name] for name in same} == {name: streamed[name] for name in same}
+    assert all(event.get("item_id", streamed["id"]) == streamed["id"] for event in own)
+    return item, own[1:-1]
+
+
+def test_a_custom_tool_is_called_with_one_text():
+    item, (*deltas, done) = called(CUSTOM)
+    assert (item["type"], item["name"], item["status"]) == ("custom_tool_call", "patch", "completed")
+    assert {part["type"] for part in deltas} == {"response.custom_tool_call_input.delta"} and len(deltas) > 2
+    assert done["type"] == "response.custom_tool_call_input.done"
+    assert "".join(part["delta"] for part in deltas) == done["input"] == item["input"]
+    assert not item["input"].startswith("{")
+    assert called(CUSTOM, {"type": "custom", "name": "patch"})[0]["type"] == "custom_tool_call"
+
+
+def test_a_function_of_a_namespace_is_called_by_both_names():
+    item, parts = called(NAMESPACE)
+    assert (item["type"], item["namespace"], item["name"]) == ("function_call", "mcp__sky__", "weather")
+    assert parts[-1]["arguments"] == item["arguments"]
+    validate(json.loads(item["arguments"]), CITY)
+
+
+def test_a_local_shell_is_called_with_a_command():
+    item, parts = called({"type": "local_shell"})
+    assert item["type"] == "local_shell_call" and item["action"]["type"] == "exec" and parts == []
+    assert all(isinstance(word, str) for word in item["action"]["command"])
+
+
+@pytest.mark.parametrize(("tool", "limit"), [(CUSTOM, 55), ({"type": "local_shell"}, 70)])
+def test_a_custom_call_that_the_limit_cuts_has_its_beginning(tool, limit):
+    found = events(RESPONSES, input="Hi", tools=[tool], tool_choice="required", max_output_tokens=limit)
+    item, = found[-1]["response"]["output"]
+    assert item["status"] == "incomplete" and found[-1]["type"] == "response.incomplete"
+    if tool is CUSTOM:
+        assert item["input"] == "".join(event.get("delta", "") for event in found) != ""
+    else:
+        assert item["action"] == {"type": "exec", "env": {}, "command": item["action"]["command"]}
+        assert item["action"]["command"]
+
+
+def test_calls_of_all_kinds_are_the_same_conversation_as_functions():
+    items = [{"role": "user", "content": "Hi"},
+             {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "a"},
+             {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+             {"type": "function_call", "call_id": "2", "name": "weather", "namespace": "mcp__sky__", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "2", "output": "cold"},
+             {"type": "local_shell_call", "id": "3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+             {"type": "local_shell_call_output", "id": "3", "output": "x"}]
+    calls = (("1", "patch", '{"input": "a"}', "done"), ("2", "mcp__sky__weather", "{}", "cold"),
+             ("3", "local_shell", '{"command": ["ls"]}', "x"))
+    chat = [{"role": "user", "content": "Hi"}]
+    for name, function, arguments, output in calls:
+        call = {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
+        chat += [{"role": "assistant", "content": "", "tool_calls": [call]},
+                 {"role": "tool", "tool_call_id": name, "content": output}]
+    wanted, found = post(CHAT, messages=chat, max_tokens=3), post(RESPONSES, input=items, max_output_tokens=3)
+    assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("path", "hosted"), [
+    (RESPONSES, {"type": "web_search", "external_web_access": True}), (MESSAGES, {"type": "web_search_20250305",
+                                                                                  "name": "web_search"})])
+def test_tools_of_the_provider_are_ignored_with_a_note(path, hosted):
+    own = OPENAI_TOOLS if path == RESPONSES else CLAUDE_TOOLS
+    body = {"input": "Hi"} if path == RESPONSES else {"messages": ASKED, "max_tokens": 9}
+    alone, both = (post(path, tools=tools, **body) for tools in (own, [*own, hosted]))
+    assert both["usage"] == alone["usage"] and "notes" not in alone["longgraft"]
+    note, = both["longgraft"]["notes"]
+    assert note.startswith(f"tools[1] is ignored: {hosted['type']} runs on")
+
+
+def test_functions_in_the_form_of_another_api_are_offered():
+    wanted = post(CHAT, messages=ASKED, tools=CHAT_TOOLS, max_tokens=3)["usage"]["prompt_tokens"]
+    for tools in (CHAT_TOOLS, OPENAI_TOOLS, CLAUDE_TOOLS):
+        assert message(tools=tools, max_tokens=3)["usage"]["input_tokens"] == wanted
+    assert post(RESPONSES, input="Hi", tools=CHAT_TOOLS, max_output_tokens=3)["usage"]["input_tokens"] == wanted
+
+
+def test_a_strict_tool_of_a_message_is_refused_if_it_cannot_be_followed():
+    odd = {"name": "odd", "strict": True, "input_schema": {"type": "object", "properties": {"a": {"type": "any"}}}}
+    error = post(MESSAGES, status=400, messages=ASKED, max_tokens=9, tools=[odd])["error"]
+    assert error["param"] == "tools" and "properties.a.type" in error["message"]
 
 
 def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs():
@@ -193,3 +343,72 @@ def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs(
     assert other["longgraft"]["first_difference"] == {"token": 5, "before": "u:At ", "after": "8 oclock: tell m"}
     assert other["usage"]["cache_read_input_tokens"] == 0
     assert 'longgraft:prefix_cache_first_difference_tokens_sum{model_name="llama"} 5.0' in metrics
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize("field", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT},
+                                   {"response_format": {"type": "json_schema", "json_schema": FORMAT}}])
+def test_a_message_follows_a_schema(field):
+    assert message(**field)["content"] == [{"type": "text", "text": '{"a": "x"}'}]
+    *_, delta, _ = events(MESSAGES, messages=ASKED, max_tokens=99, **field)
+    assert delta["delta"]["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
+@pytest.mark.parametrize("field", [{"stop": "S="}, {"logit_bias": {"5": 100}}, {"guided_regex": "[ab]{3}"},
+                                   {"repetition_penalty": 1.9}, {"min_p": 0.4, "temperature": 1.0, "seed": 3}])
+def test_fields_of_chats_count_in_the_other_apis(path, field):
+    chat = post(CHAT, messages=ASKED, max_tokens=30, **field)["choices"][0]["message"]["content"]
+    assert chat != post(CHAT, messages=ASKED, max_tokens=30)["choices"][0]["message"]["content"]
+    if path == MESSAGES:
+        found = message(max_tokens=30, **field)["content"][0]["text"]
+    else:
+        found = post(path, input="Hi", max_tokens=30, **field)["output"][0]["content"][0]["text"]
+    assert found == chat
+
+
+@pytest.mark.parametrize(("path", "field", "param", "part"), [
+    (MESSAGES, {"stop": "a", "stop_sequences": ["b"]}, "stop", "beside"),
+    (MESSAGES, {"n": 2}, "n", "not supported"), (MESSAGES, {"min_tokens": 3}, "min_tokens", "not supported"),
+    (MESSAGES, {"logprobs": True}, "logprobs", "not supported"),
+    (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "mcp_servers", "Anthropic's servers"),
+    (MESSAGES, {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
+    (MESSAGES, {"output_format": {"type": "json_schema", "schema": {"pattern": "(?=a)"}}}, "output_format",
+     'output_format cannot be followed: pattern is "(?=a)", and look-ahead'),
+    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "any"}}}},
+     "output_config.format", "output_config.format cannot be followed: type is"),
+    (MESSAGES, {"output_config": {"format": FORMAT}, "tools": CLAUDE_TOOLS}, "output_config.format",
+     "and tools were given"),
+    (MESSAGES, {"logit_bias": {"x": 1}}, "logit_bias.x", ""),
+    (RESPONSES, {"max_tokens": 3, "max_output_tokens": 4}, "max_tokens", "beside"),
+    (RESPONSES, {"top_logprobs": 3}, "top_logprobs", "not supported"),
+    (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "not supported"),
+    (RESPONSES, {"truncation": "auto"}, "truncation", "no message is left out"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "any"}}}},
+     "text.format", "text.format cannot be followed: type is"),
+    (RESPONSES, {"text": {"format": FORMAT}, "response_format": {"type": "json_object"}}, "response_format", "beside"),
+])
+def test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count(path, field, param, part):
+    body = {"messages": ASKED, "max_tokens": 9} if path == MESSAGES else {"input": "Hi"}
+    error = post(path, status=400, **(body | field))["error"]
+    assert error["param"] == param and part in error["message"]
+
+
+@pytest.mark.parametrize(("path", "field"), [
+    (RESPONSES, {"truncation": "disabled", "include": ["reasoning.encrypted_content"], "top_logprobs": 0, "n": 1}),
+    (MESSAGES, {"metadata": {"user_id": "x"}, "service_tier": "auto", "context_management": {"edits": []}})])
+def test_fields_that_change_nothing_are_ignored(path, field):
+    body = {"messages": ASKED, "max_tokens": 9} if path == MESSAGES else {"input": "Hi", "max_output_tokens": 9}
+    assert post(path, **body, **field)["usage"] == post(path, **body)["usage"]
+
+
+@pytest.mark.parametrize(("path", "body", "param"), [
+    (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 9}, "messages"),
+    (f"{MESSAGES}/count_tokens", {"messages": [{"role": "user", "content": []}]}, "messages"),
+    (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}, "input")])
+def test_a_request_without_a_message_is_refused_in_one_sentence(path, body, param):
+    error = post(path, status=400, **body)["error"]
+    assert error == error | {"param": param} and error["message"].startswith("There is no message to answer.")

@@ -20,6 +20,7 @@ from longgraft.budget.cost_model import Costs
 from longgraft.cli import generate
 from longgraft.cli.prompts import GivenPrompt, PromptOptions
 from longgraft.comparison import with_plain
+from longgraft.eval.runs.plan import Reader
 from longgraft.methods.find import METHODS
 from longgraft.methods.registry import PARTS
 from longgraft.models.fetch import NotFetched
@@ -36,7 +37,7 @@ def test_json_prints_one_object_with_every_field(pair, cli):
     code, out, _ = cli(*ask(pair, "--json", "--compare"))
     answer = json.loads(out)
     assert code == 0 and answer["compare"]["identical"] is True
-    assert len(answer["token_ids"]) == 12 and answer["text"].startswith("w")
+    assert len(answer["token_ids"]) == 12 and answer["text"].startswith(" w")
     assert set(answer["stats"]) == {
         "prompt_tokens", "reused_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step",
         "prefill_seconds", "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
@@ -396,6 +397,21 @@ def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch
     assert json.loads(cli(*ask(pair, *draw, "--json"))[1])["promise"] == promise
 
 
+def test_stop_token_ids_end_an_answer(pair, cli):
+    whole = json.loads(cli(*ask(pair, "--json"))[1])["token_ids"]
+    stop = whole[3]
+    found = json.loads(cli(*ask(pair, "--json", "--stop-token-ids", f"{stop},95", "--compare"))[1])
+    assert (found["token_ids"], found["finish_reason"]) == (whole[:whole.index(stop) + 1], "stop")
+    assert found["compare"]["identical"] and found["settings"]["stop_token_ids"] == [stop, 95]
+
+
+def test_an_end_token_that_is_text_is_one_message(pair, cli, tmp_path):
+    shutil.copytree(pair / "target", tmp_path / "target")
+    (tmp_path / "target/generation_config.json").write_text('{"eos_token_id": "0"}')
+    code, _, err = cli("generate", "--model", tmp_path / "target", "--drafter", "none", "--prompt", "w1")
+    assert code == 2 and "generation_config.json of " in err and "eos_token_id is '0'" in err
+
+
 def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp_path):
     shutil.copytree(pair / "target", tmp_path / "target")
     (tmp_path / "target/model.safetensors").write_bytes(b"")
@@ -412,6 +428,23 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp
     code, out, _ = cli(*common, "--context", 500)
     assert code == 1 and "does not fit; not even its weights do" in out
     assert cli(*common, "--device", "nonsense")[0] == 2
+
+
+def test_a_context_that_yarn_lengthens_is_allowed_by_all_commands(pair, cli, tmp_path):
+    """Model cards add the scaling and leave `max_position_embeddings` as it is."""
+    shutil.copytree(pair / "target", tmp_path / "target")
+    file = tmp_path / "target/config.json"
+    config = json.loads(file.read_text()) | {"rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}
+    config.pop("rope_parameters", None)
+    file.write_text(json.dumps(config))
+    model = ["--model", tmp_path / "target", "--drafter", "none"]
+    code, out, _ = cli("doctor", *model, "--context", 2048)
+    assert code == 0 and "2,048 positions, " in out
+    assert "2,048 positions are allowed" in cli("doctor", *model, "--context", 2049)[1]
+    assert Reader.open(str(tmp_path / "target")).max_positions == 2048
+    code, _, err = cli("generate", *model, "--prompt", "w1 " * 600, "--max-new-tokens", 2)
+    assert code == 0, err
 
 
 def test_doctor_does_not_count_memory_left_over_from_building_a_model(pair, cli, monkeypatch):

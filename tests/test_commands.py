@@ -88,13 +88,14 @@ def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
     (["generate", "--prompt", "x", "--out", "y"], "--out is for the answers to --prompts"),
     (["generate", "--prompt", "x", "--stream", "--json"], "--json is one object at the end"),
     (["generate", "--prompts", "rows.jsonl", "--stream"], "--prompts goes with neither"),
-    (["generate", "--prompts", "bad.jsonl"], "bad.jsonl:1: prompt and prompt_ids was found"),
-    (["generate", "--prompts", "deep.json"], "deep.json:1 is nested too deeply"),
+    (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 1: prompt and prompt_ids was found"),
+    (["generate", "--prompts", "deep.json"], "deep.json, line 1 is nested too deeply"),
     (["generate", "--prompt", "-", "--prediction", "-"], "Standard input was given twice"),
     (["generate", "--prompt-file", "latin.txt", "--prompt-file", "absent"], "is not UTF-8 text"),
     (["generate", "--prompt-file", "ids.json", "--prompt-file", "absent"], "absent cannot be read"),
     (["generate", "--prompt", "x", "--system", "y"], "--system was given without a chat"),
-    (["generate", "--messages", "ids.json"], "messages must be a list such as"),
+    (["generate", "--messages", "ids.json"], "ids.json: message 1 is a int; a message such as"),
+    (["generate", "--messages", "empty.json"], "messages must be a list such as"),
     (["generate", "--prompt-ids", "bools.json"], "must hold one JSON list of token ids"),
     (["generate", "--prompt", "x", "--replay", "deep.json", "--seed", "3"], "is nested too deeply"),
     (["generate", "--prompt", "x", "--replay", "ids.json", "--temperature", "1"], "--replay says which tokens"),
@@ -119,8 +120,8 @@ def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
 def test_wrong_arguments_get_one_sentence_before_a_model_is_loaded(cli, monkeypatch, tmp_path, words, said):
     monkeypatch.chdir(tmp_path)
     for name, text in (("rows.jsonl", '{"prompt": "w1"}'), ("bad.jsonl", '{"prompt": "w1", "prompt_ids": [1]}'),
-                       ("deep.json", "[" * 100_000), ("ids.json", "[1]"), ("bools.json", "[true]"),
-                       ("latin.txt", "\xe4")):
+                       ("deep.json", "[" * 100_000), ("ids.json", "[1]"), ("empty.json", "[]"),
+                       ("bools.json", "[true]"), ("latin.txt", "\xe4")):
         (tmp_path / name).write_bytes(text.encode("latin-1"))
     assert_before_loading(monkeypatch)
     code, out, err = cli(*words)

@@ -213,6 +213,20 @@ def test_methods_decode_the_ids_of_plain_decoding_with_a_bfloat16_cache(method, 
         longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16", attention="sdpa")
 
 
+def test_keys_and_values_are_in_half_precision_beside_weights_in_integers(kernels):
+    def cached(family: str, **settings) -> torch.dtype | None:
+        return longgraft.load((model_of(family), None), None, tell=False, **settings).target.cache_dtype
+
+    assert cached("qwen3", weights="int8") == torch.bfloat16
+    assert cached("qwen3", weights="int8", kv_dtype="float32") is None and cached("qwen3") is None
+    assert cached("gemma2", weights="int8") is None      # torch attends to capped scores
+
+
+def test_a_cache_of_floats_needs_a_model_of_floats(kernels):
+    with pytest.raises(ValueError, match="--kv-dtype float32 was given, and the model computes in bfloat16"):
+        longgraft.load((model_of("qwen3", torch.bfloat16), None), None, tell=False, kv_dtype="float32")
+
+
 def test_a_full_cache_is_reported(kernels):
     target = Target(model_of("llama"), kernels=kernels)
     cache = target.cache(64)

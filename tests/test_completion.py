@@ -95,7 +95,7 @@ OTHER = "    return area(side)\n\n\ndef other():\n"
     (OTHER, {"until": "line", "column": 1}, "    return area(side)", "line"),
     (OTHER, {"until": "line", "column": 3}, "  return area(side)", "line"),
     ("  x = 1\ny\n", {}, "x = 1", "block"), ("        x = 1\ny\n", {}, "    x = 1", "block")])   # other indents
-@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_a_completion_ends_at_its_line_block_stop_string_or_limit(repo, says, more, text, ended, line_end):
     (repo / "main.py").write_bytes((MAIN + REST).replace("\n", line_end).encode())
     found = completed(repo, says, **more)

@@ -164,8 +164,8 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
 
 @pytest.mark.parametrize(("options", "said"), [
     (dict(json_schema={"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}),
-     "json_schema cannot be followed: parser error: Too many items"),
-    (dict(json_schema={"type": "strin"}), "json_schema cannot be followed: Invalid type: strin."),
+     "json_schema cannot be followed: it leaves too many possibilities open"),
+    (dict(json_schema={"type": "strin"}), 'json_schema cannot be followed: type is "strin", and this is not supported'),
     (dict(regex="(ab"), "regex cannot be followed: unclosed group."),
     (dict(grammar="start: foo"), 'grammar cannot be followed: unknown name: "foo".'),
     (dict(regex="a", grammar="b"), "regex and grammar were given; an answer follows one of them."),
@@ -176,7 +176,7 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(json_schema=" " * 2 ** 21), "json_schema has 2,097,152 characters, and 1,048,576 are allowed"),
     (dict(regex="a" * 2 ** 16), "regex has 65,536 characters, and 32,768 are allowed"),
     (dict(json_schema={"type": "array", "items": MANY_OPTIONAL}),
-     "json_schema cannot be followed: an object has 2,000 optional properties, and 480 are allowed"),
+     "one object has 2,000 optional properties where 480 are allowed. Leave it out."),
     (dict(grammar='root ::= "a'), "grammar cannot be followed: Failed to convert the grammar from GBNF to Lark"),
     (dict(json_schema={"enum": [[{"text": "a" * 99, "n": n}] for n in range(9000)]}),
      "json_schema has more than 1,048,576 characters. Shorten it."),
@@ -203,7 +203,7 @@ AMBIGUOUS = 'root ::= s\ns ::= s s s | s s | "a" | "b" | " "'
 
 
 def test_grammar_that_needs_too_much_work_ends_its_answer():
-    with pytest.raises(DeadEnd, match=r"cannot be followed further: .*(Too many|Current row has \d+) items"):
+    with pytest.raises(DeadEnd, match="cannot be followed further: it leaves too many possibilities open"):
         session("ar").generate(toy_prompt(20), 200, grammar=AMBIGUOUS)
 
 

@@ -21,7 +21,7 @@ from longgraft.methods.needs import Missing, Sources
 from longgraft.methods.registry.blocks import DFLASH
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED
-from longgraft.yarn_drafters.dflash import usual_layers
+from longgraft.yarn_drafters.dflash import BLOCK, usual_layers
 from longgraft.yarn_drafters.dflash_files import load_blocks, save_blocks
 from longgraft.yarn_drafters.layouts import TargetShape
 
@@ -101,6 +101,19 @@ def test_files_of_something_else_are_refused(tmp_path, changes, said):
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(ValueError, match=said):
         load_blocks(tmp_path, shape)
+
+
+def test_an_entry_that_is_null_counts_as_absent(tmp_path):
+    shape = TargetShape(4, 32, VOCAB)
+    save_blocks(toy_blocks(), tmp_path, shape)
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = ("block_size", "max_position_embeddings", "rms_norm_eps", "hidden_act", "layer_types")
+    absent = {name: value for name, value in config.items() if name not in names}
+    found = []
+    for written in (absent, absent | dict.fromkeys((*names, "speculators_model_type"))):
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        found.append(load_blocks(tmp_path, shape).config)
+    assert found[0] == found[1] and found[0].block == BLOCK
 
 
 def test_a_missing_drafter_is_explained_and_a_given_one_shares_the_targets_output_layer(tmp_path):

@@ -65,6 +65,10 @@ CASES = {       # until, path, before, after, the model's text, which is kept up
     "seen: the last statement between braces": (
         "block", "a.js", "function f() {\n  ", "\n}\n", "let a = {};\n  return a;|\n}\nf()"),
     "seen: blocks that words close": ("block", "a.rb", "  ", "\n  g\n", "f do\n    h\n  end\n"),
+    "a character at which text, but no code, has lines": (
+        "block", "a.py", "def f():\n    ", "", "x = 1\x0c + 2\n    return x|\nz"),
+    "the same in the next line": (
+        "block", "a.py", "    ", "\n    x\u2028 = long\n", "y = 1|\n    x\u2028 = long\n"),
     "no end": ("stop", "a.py", "def f():\n    ", "", "a()\nb()\n\n"),
     "a block without an end yet": ("block", "a.py", "def f():\n    ", "", "a()\n\n    b()"),
 }

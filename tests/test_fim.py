@@ -146,6 +146,7 @@ def test_blocks_begin_at_the_same_lines_whatever_follows():
     assert blocks("".join(lines[:300]))[:4] == whole[:4] and blocks("") == []
     indented = " x\n" * 300
     assert "".join(blocks(indented)) == indented and len(blocks(indented)) == 5
+    assert all(block.endswith("\n") for block in blocks("one\x0ctwo\x85three\n" * 300))      # cut between lines only
 
 
 def test_ids_of_the_text_after_a_cursor_are_not_kept():

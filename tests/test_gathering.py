@@ -7,7 +7,7 @@ import pytest
 from longgraft.completion.cursor import MOST_BYTES, locate
 from longgraft.completion.retrieval.cursor_names import counterpart, cursor_names, is_test, without_strings
 from longgraft.completion.retrieval.gather import gather
-from longgraft.completion.snippets import Cursor
+from longgraft.completion.snippets import Cursor, Snippet
 
 BODY = "\n".join(f"        self.part_{n} = {n}" for n in range(60))
 FILES = {
@@ -170,6 +170,7 @@ def test_a_cursor_is_a_line_and_a_column_of_a_file(tmp_path):
         cursor = locate(tmp_path, "in/a.py", line, column)
         assert (cursor.path, cursor.before) == ("in/a.py",
                                                 before) and cursor.before + cursor.after == "one\r\ntwo\x0c\n\nlast"
+    assert locate(tmp_path, "in/b.py", 3, 1, text="a\rb\r\nc") == Cursor("in/b.py", "a\rb\r\n", "c")
     assert locate(tmp_path, tmp_path / "in/new.py", 2, text="x\n") == Cursor("in/new.py", "x\n", "")
     assert locate(tmp_path, "in/a.py", 1, text="unsaved").before == "unsaved"
 
@@ -196,6 +197,12 @@ def test_a_wrong_place_is_refused_by_name(tmp_path, file, line, column, said):
     (root / "hidden.py").symlink_to(root / ".env")
     with pytest.raises(ValueError, match=said):
         locate(root, file, line, column)
+
+
+@pytest.mark.parametrize("text, last", [
+    ("a\n", 5), ("a\nb\n", 6), ("a\nb", 6), ("a\x0c\u2028\nb\n", 6), ("\n\n", 6)])
+def test_the_last_line_of_a_snippet_is_counted_in_line_feeds(text, last):
+    assert Snippet("a.py", text, 5).last_line == last
 
 
 def test_an_unsaved_text_must_be_text_of_a_readable_size(tmp_path):

@@ -17,7 +17,7 @@ import longgraft
 from longgraft.config.settings import Pair
 from longgraft.loading import assemble
 from longgraft.methods.load_plan import LoadPlan
-from longgraft.models import gguf_files
+from longgraft.models import gguf_files, gguf_header, gguf_tokenizer
 from longgraft.models.places import place_of
 
 IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33]])
@@ -72,7 +72,7 @@ def test_ends_of_a_file_follow_the_names_of_its_tokens(tokens, ends):
         return SimpleNamespace(contents=lambda: value)
 
     fields = {"tokenizer.ggml.eos_token_id": field(1), "tokenizer.ggml.tokens": field(list(tokens))}
-    assert gguf_files.end_ids(SimpleNamespace(fields=fields)) == ends
+    assert gguf_tokenizer.end_ids(SimpleNamespace(fields=fields)) == ends
 
 
 def test_a_file_is_dequantised_once_per_dtype_wherever_it_is(file, tmp_path, cache, monkeypatch, capsys):
@@ -142,10 +142,55 @@ REFUSED = {
     "that is an adapter": (lambda path: write_gguf(path, general__type="adapter"), r".* is of type 'adapter', and"),
     "with scaled positions": (lambda path: write_gguf(path, llama__rope__scaling__type="yarn"),
                               r"Model '.*' has rope scaling 'yarn', which transformers drops from GGUF"),
+    "with linearly scaled positions": (lambda path: write_gguf(path, llama__rope__scaling__factor=4.0),
+                                       r"Model '.*' has rope scaling 'linear' by 4, which transformers drops"),
+    "with linearly scaled positions by an older key": (lambda path: write_gguf(path, llama__rope__scale_linear=2.0),
+                                                       r"Model '.*' has rope scaling 'linear' by 2, which transfo"),
+    "that is big-endian": (lambda path: path.write_bytes(b"GGUF\0\0\0\3" + b"\0" * 100),
+                           r"GGUF file .* is big-endian, and longgraft reads little-endian files\. Convert it by"),
+    "of a future version": (lambda path: path.write_bytes(b"GGUF\4\0\0\0" + b"\0" * 100),
+                            r"GGUF file .* is of version 4, and longgraft reads the versions 2 and 3\. Convert"),
+    "of the first version": (lambda path: path.write_bytes(b"GGUF\1\0\0\0" + b"\0" * 100),
+                             r"GGUF file .* is of version 1, and longgraft reads the versions 2 and 3\. Convert"),
     "with positions scaled otherwise": (lambda path: write_gguf(path, divided=8.0, llama__rope__freq_base=7),
                                         r"Model '.*' has rope_freqs.weight, which transformers drops from GGUF"),
     "that is not there": (lambda path: None, r"GGUF file .* does not exist\. Give a file, a folder"),
 }
+
+
+@pytest.mark.parametrize("entries", [{"llama__rope__scaling__factor": 1.0}, {"llama__rope__scale_linear": 0.0},
+                                     {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 1.0},
+                                     {"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 4.0}])
+def test_positions_that_are_not_scaled_are_read(entries, tmp_path):
+    written = write_gguf(tmp_path / "toy.gguf", **entries)
+    assert torch.equal(load(tmp_path / "toy.gguf").target.model(IDS).logits, written(IDS).logits)
+
+
+def test_special_tokens_that_a_file_does_not_have_are_left_out(tmp_path):
+    """The id -1, as unsigned number, stands for a token that is absent."""
+    written = write_gguf(tmp_path / "toy.gguf", **{
+        f"tokenizer__ggml__{name}_token_id": 2 ** 32 - 1 for name in ("bos", "eos", "padding", "unknown", "eom")})
+    session = load(tmp_path / "toy.gguf")
+    assert session.eos == (TURN, SPECIAL.index("<|endoftext|>"), SPECIAL.index("<|im_end|>"))
+    tokenizer = session.tokenizer
+    assert tokenizer.bos_token is None and tokenizer.pad_token is None and tokenizer.tokenize("the") == ["t", "he"]
+    assert torch.equal(session.target.model(IDS).logits, written(IDS).logits)
+
+
+@pytest.mark.parametrize("name", ["sha256-4c27e0f5b5adf02ac956c7322bd2ee7636fe3f45a8512c9aba5385242cb6e09a", "toy.bin"])
+def test_a_file_is_known_by_its_content_whatever_its_name(name, file, tmp_path):
+    place = place_of(file).path
+    (tmp_path / "blobs").mkdir()
+    blob = file.rename(tmp_path / "blobs" / name)
+    assert place_of(blob).path == place and place_of(blob.parent).path == place
+    assert place_of(Pair(str(blob.parent), gguf_file=name).model).path == place
+    assert load(blob).generate("the", max_new_tokens=4).token_ids
+
+
+def test_a_file_of_another_format_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"{}")
+    with pytest.raises(ValueError, match=r"^Model '.*model.safetensors' is a file, and not a GGUF file\. Give a"):
+        place_of(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -159,7 +204,7 @@ def test_a_file_is_refused(what, tmp_path, cache):
 
 
 def test_a_missing_extra_is_explained_in_one_sentence(file, monkeypatch, capsys):
-    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(gguf_header.importlib.util, "find_spec", lambda name: None)
     for model in (file, "smollm2"):     # the second is not fetched in vain
         code, _, err = run(capsys, monkeypatch, "doctor", "--model", model)
         assert code == 2 and re.fullmatch(r"longgraft: Model .* is GGUF, which needs .*: pip install "

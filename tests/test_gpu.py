@@ -1,4 +1,4 @@
-"""Tests that need a GPU.  `benchmarks/gpu/check.sh` runs them there; `--on cpu` rehearses them."""
+"""Tests that need a GPU.  `benchmarks/gpu/first.sh` runs them there; `--on cpu` rehearses them."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,13 @@ def test_each_layout_is_read_as_its_authors_meant(tmp_path, layout, binary):
     tensors = {name: ids if name.endswith("d2t") else tensor for name, tensor in tensors.items()}       # absolute
     other = load_head(write(tmp_path / "absolute", config, tensors), TARGET)
     assert torch.equal(other.target_ids(torch.arange(24)), ids) and torch.equal(loaded.target_ids(ids // 2), ids)
+
+
+@pytest.mark.parametrize(("stated", "rope", "allowed"), [
+    (2048, YARN_64K, 65536), (131072, YARN_64K, 131072), (2048, {"type": "linear", "factor": 8.0}, 2048)])
+def test_a_head_has_the_positions_that_yarn_lengthens_to(tmp_path, stated, rope, allowed):
+    config = BASE | SAID | {"max_position_embeddings": stated, "rope_scaling": rope}
+    assert load_head(write(tmp_path, config, network().state_dict()), TARGET).config.max_positions == allowed
 
 
 def test_saving_and_loading_give_the_same_logits(tmp_path):
@@ -168,7 +176,6 @@ YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
     ({"num_attention_heads": 2}, "says num_key_value_heads 2, and k_proj has heads of 16: 1"),
     ({"num_attention_heads": 5}, "says 5 attention heads, and q_proj has 32 rows"),
     ({"num_attention_heads": 32}, "heads of one even size"),
-    ({"num_hidden_layers": 2}, "says num_hidden_layers 2, and the tensors make layers: 1"),
     ({"target_hidden_size": 48}, "made for a target of hidden size 48"),
     ({"vocab_size": 65}, "made for a vocabulary of 65"),
     ({"num_attention_heads": 0}, "num_attention_heads of config.json is 0"),
@@ -219,10 +226,39 @@ def test_the_layers_of_a_speculators_config_are_checked_too(tmp_path, config, sa
 @pytest.mark.parametrize("config", [
     {"head_dim": 80, "tie_word_embeddings": True, "rope_theta": "dead here", "rope_scaling": None},
     {"draft_vocab_size": None, "num_key_value_heads": None, "intermediate_size": None, "hidden_size": None},
-    {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None}])
+    {"sliding_window": None, "use_sliding_window": False, "max_position_embeddings": None, "vocab_size": None},
+    {"num_hidden_layers": 40}, {"num_hidden_layers": 12}, {"rms_norm_eps": None, "norm_before_residual": None}])
 def test_entries_that_published_configs_omit_or_have_wrong_come_from_the_tensors(tmp_path, config):
     found = load_head(mend(tmp_path, config=config), TARGET).config
     assert found == load_head(mend(tmp_path, config=BASE), TARGET).config
+
+
+@pytest.mark.parametrize("key, nothing", [
+    ("eagle_config", None), *product(("num_nextn_predict_layers", "medusa_num_heads", "dflash_config",
+                                      "speculators_model_type"), (None, 0, False, {}, ""))])
+def test_a_key_of_another_kind_without_a_value_counts_as_absent(tmp_path, key, nothing):
+    unread = {"norm_output": True}      # has no meaning in EAGLE-3's files without norms before fc
+    found = load_head(mend(tmp_path, config=unread | {key: nothing}), TARGET).config
+    assert found == load_head(mend(tmp_path), TARGET).config and found.layout == "eagle3"
+
+
+@pytest.mark.parametrize("kind, usual", [
+    ({"speculators_model_type": "eagle3"}, True), ({}, False), ({"speculators_model_type": None}, False)])
+def test_norm_before_residual_is_usual_where_a_config_has_a_type_of_speculators(tmp_path, kind, usual):
+    save_speculators(network(), tmp_path, "x/y")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {key: value for key, value in config.items()
+              if key not in ("speculators_model_type", "norm_before_residual")}
+    (tmp_path / "config.json").write_text(json.dumps(config | kind))
+    found = load_head(tmp_path, TARGET).config
+    assert (found.layout, found.norm_before_residual) == ("speculators", usual)
+
+
+def test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config(tmp_path):
+    tensors = network(layers=2).state_dict()
+    assert load_head(write(tmp_path, BASE | {"num_hidden_layers": 2}, tensors), TARGET).config.layers == 2
+    with pytest.raises(ValueError, match="says num_hidden_layers 3, and the tensors make layers: 2"):
+        load_head(write(tmp_path, BASE | {"num_hidden_layers": 3}, tensors), TARGET)
 
 
 def cut(size):

@@ -167,7 +167,8 @@ def test_a_stop_string_is_named():
 @pytest.mark.parametrize(("body", "param"), [
     ({"input_suffix": ...}, "input_suffix"), ({"input_prefix": ...}, "input_prefix"),       # these are missing
     ({"input_prefix": 5}, "input_prefix"), ({"input_suffix": "\ud800"}, "input_suffix"),
-    ({"input_extra": [{"text": "\udc00"}]}, "input_extra"), ({"input_extra": [{"text": ""}] * 257}, "input_extra"),
+    ({"input_extra": [{"text": "\udc00"}]}, "input_extra[0].text"),
+    ({"input_extra": [{"text": ""}] * 257}, "input_extra"),
     ({"input_extra": [{"filename": "a"}]}, "input_extra[0].text"), ({"stop_token_ids": [96]}, "stop_token_ids"),
     ({"n_predict": -2}, "n_predict"), ({"n_indent": -1}, "n_indent"), ({"grammar": "root ::= x"}, "grammar"),
     ({"temperature": -1}, "temperature"), ({"prediction": "x" * 600}, "prediction"),

@@ -83,8 +83,10 @@ def test_products_equal_those_of_dequantized_blocks(rows, out, blocks, kind, ker
     torch.testing.assert_close(half.double(), expected, rtol=2 ** -7, atol=1e-2 * float(expected.abs().max()))
 
 
-def test_int8_takes_any_number_of_inputs(kernels):
-    weight, x = rounded(torch.randn(17, 100)), torch.randn(5, 100)
+@EVERY_LEVEL
+@pytest.mark.parametrize("rows", [5, 70])
+def test_int8_takes_any_number_of_inputs(rows, kernels):
+    weight, x = rounded(torch.randn(17, 100)), torch.randn(rows, 100)
     expected = in_bytes(x) @ weight.floats().double().T
     found = kernels.packed_integers(weight)
     assert torch.equal(found[:], weight.floats())
@@ -104,20 +106,22 @@ def test_sums_of_the_largest_and_least_codes_are_exact(kind, sign, byte, kernels
               "Q5_1": slice(0, 4)}.get(kind, slice(0, 2))
     raw[:, scales] = np.array([1, 0], np.float16).view(np.uint8)[:scales.stop - scales.start]
     packed = kernels.packed_blocks(BLOCK_TYPES[kind], (len(raw), inputs), torch.float32, [torch.from_numpy(raw)])
-    found = kernels.integer_product(torch.full((1, inputs), sign * 127), packed)
     expected = sign * 127 * torch.from_numpy(gguf.dequantize(raw, type_)).double().sum(1)
-    assert torch.equal(found.double(), expected[None])
+    for rows in (1, 20):
+        found = kernels.integer_product(torch.full((rows, inputs), sign * 127), packed)
+        assert torch.equal(found.double(), expected.expand(rows, -1))
 
 
+@EVERY_LEVEL
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rows_product_has_the_same_bits_beside_any_other_rows(kind, kernels):
     packed, _ = random_weight(kind, 200, 2, kernels)
-    x = torch.randn(63, packed.shape[1])
+    x = torch.randn(131, packed.shape[1])
     whole = kernels.integer_product(x, packed)
     for threads in (1, 3):
         torch.set_num_threads(threads)
-        for rows in (1, 2, 11, 12, 13, 25):
-            assert torch.equal(kernels.integer_product(x[63 - rows:], packed), whole[63 - rows:])
+        for rows in (1, 2, 11, 12, 13, 25, 64):
+            assert torch.equal(kernels.integer_product(x[131 - rows:], packed), whole[131 - rows:])
     torch.set_num_threads(1)
 
 

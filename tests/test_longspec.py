@@ -155,6 +155,16 @@ def test_loading_returns_the_saved_drafter(tmp_path):
     assert all(torch.equal(tensor, network.state_dict()[name]) for name, tensor in found.state_dict().items())
 
 
+def test_an_entry_that_is_null_counts_as_absent(tmp_path):
+    target = toy_target("qwen3")
+    save_longspec(toy_longspec(target, 3), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = ("rms_norm_eps", "window", "hidden_act")
+    (tmp_path / "config.json").write_text(json.dumps(config | dict.fromkeys(names)))
+    found = load_longspec(tmp_path, target).config
+    assert (found.rms_eps, found.window) == (1e-6, 512)
+
+
 def test_an_official_drafter_is_loaded_without_its_unused_tensors(tmp_path):
     """Its config is the target's, its cross-attention has projections of keys and values, and it has no last norm."""
     target = toy_target("llama")

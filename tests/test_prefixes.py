@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
 import torch
+from toys.models import toy_model
 from toys.recorder import recorder
-from toys.sessions import CHOOSING, answered, kinds, toy_prompt, toy_session
+from toys.sessions import CHOOSING, answered, kinds, repeatable, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.prefill.chunked import last_occurrences
 from longgraft.prefill.prefixes import Cell, Prefixes, caches
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.model import Target
+from longgraft.trees.padded import on_host
 
 CELL = 16
 BEGINS = toy_prompt(90)
@@ -261,3 +266,125 @@ def test_evicted_cells_differ_from_nothing():
         prefixes.put(prefixes.keys(ids)[:1], cell, ids[:CELL])
     assert prefixes.first_difference(prefixes.keys(other), other) is None
     assert prefixes.first_difference(prefixes.keys(BEGINS), BEGINS) == 0
+
+
+@torch.no_grad()
+def in_place(module):
+    module.weight[:, 1:] *= 3       # the first column has the numbers that are compared
+
+
+def behind_the_counter(module):
+    """PEFT merges an adapter in this way."""
+    module.weight.data *= 3
+
+
+def by_other_data(module):
+    module.weight.data = module.weight.data * 3
+
+
+def by_another_parameter(module):
+    module.weight = torch.nn.Parameter(module.weight.data * 3)
+
+
+CHANGES = (in_place, behind_the_counter, by_other_data, by_another_parameter)
+
+
+def own_parts(**more):
+    """Returns toy parts whose target and head belong to the caller."""
+    parts = toy_parts(**more)
+    target = Target(deepcopy(toy_model()), kernels=more.get("kernels"))
+    return replace(parts, target=target, given=deepcopy(parts.given))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_prompts_are_read_again_after_a_change_of_the_weights(change):
+    parts = own_parts()
+    session = repeatable("pld", parts, Prefixes(2 ** 30, CELL))
+    before = answered(session, LONG, 12)
+    change(parts.target.layers[0].mlp.down_proj)
+    after = answered(session, LONG, 12)
+    assert after.token_ids == answered(repeatable("pld", parts), LONG, 12).token_ids != before.token_ids
+    assert after.stats.reused_tokens == 0
+    assert answered(session, LONG, 12).stats.reused_tokens > 0
+
+
+def test_prompts_are_read_again_after_an_adapter_is_switched():
+    """PEFT's layers change nothing but an attribute."""
+    parts = own_parts()
+    session = repeatable("pld", parts, Prefixes(2 ** 30, CELL))
+    parts.target.layers[0].mlp.down_proj._disable_adapters = False
+    reused = []
+    for disabled in (False, False, True):
+        parts.target.layers[0].mlp.down_proj._disable_adapters = disabled
+        reused.append(answered(session, LONG, 2).stats.reused_tokens > 0)
+    assert reused == [False, True, False]
+
+
+def test_a_change_of_the_drafter_s_weights_drops_its_kept_rows():
+    parts = own_parts()
+    session = repeatable("eagle3", parts, Prefixes(2 ** 30, CELL))
+    answered(session, LONG, 2)
+    in_place(session.engine.proposer.memories[0].network.fc)
+    assert alike(session, repeatable("eagle3", parts), [LONG]) == [0]
+
+
+def test_rows_read_with_two_states_of_the_weights_are_not_kept():
+    parts = own_parts()
+    session = repeatable("ar", parts, Prefixes(2 ** 30, CELL), chunk=32)
+    projection = parts.target.layers[0].mlp.down_proj
+    weights = projection.weight.data
+    with session.open(LONG, 2) as request:
+        request.step()
+        by_other_data(projection)
+        list(request)
+    projection.weight.data = weights
+    assert answered(session, LONG, 2).stats.reused_tokens == 31
+
+
+def test_weights_that_change_before_the_first_step_count():
+    parts = own_parts()
+    session = repeatable("ar", parts, Prefixes(2 ** 30, CELL))
+    answered(session, LONG, 2)
+    request = session.open(LONG, 2)
+    in_place(parts.target.layers[0].mlp.down_proj)
+    list(request)
+    assert request.stats.reused_tokens == 0
+
+
+def test_a_prefix_file_is_dropped_with_a_warning_after_a_change_of_the_weights(tmp_path):
+    parts = own_parts()
+    session = repeatable("ar", parts, Prefixes(0, CELL))
+    session.save_prefix(BEGINS, tmp_path / "begins")
+    session.pin_prefix(tmp_path / "begins")
+    in_place(parts.target.layers[0].mlp.down_proj)
+    with pytest.warns(UserWarning, match="prefix files are read again"):
+        found = answered(session, LONG, 12)
+    assert found.token_ids == answered(repeatable("ar", parts), LONG, 12).token_ids
+    assert found.stats.reused_tokens == 0
+
+
+def steps(session) -> list[tuple]:
+    """Returns the tokens of an answer, and those that were proposed for it."""
+    with session.open(BEGINS, 12) as request:
+        return [(step.tokens, [] if step.tree is None else on_host(step.tree).tokens.tolist()) for step in request]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("part", ["target", "head"])
+def test_recorded_passes_read_changed_weights(part, change):
+    parts = own_parts(regions=Regions(recorder))
+    session = repeatable("eagle3", parts)
+    before = steps(session)
+    assert session.engine.regions.recorded
+    change(parts.target.layers[0].mlp.down_proj if part == "target" else parts.given["head"].fc)
+    assert steps(session) == steps(repeatable("eagle3", replace(parts, regions=Regions(recorder)))) != before
+
+
+def test_compiled_products_of_a_drafter_read_weights_that_changed_behind_the_counter(kernels):
+    parts = own_parts(kernels=kernels)
+    session, fc = repeatable("eagle3", parts), parts.given["head"].fc
+    before = steps(session)
+    behind_the_counter(fc)
+    after = steps(session)
+    fc.weight = torch.nn.Parameter(fc.weight.data)
+    assert steps(session) == after != before

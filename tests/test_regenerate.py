@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys.commands import run
 from toys.training import tiny_target
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from longgraft import load
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
-from longgraft.yarn_drafters.training.chats import ChatSampling, Sources, requests_of
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
 from longgraft.yarn_drafters.training.documents import Document
 from longgraft.yarn_drafters.training.regenerate import Regenerator, regenerate
+from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources, requests_of
 from longgraft.yarn_drafters.training.turns import SampledTurn, Turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,6 +46,10 @@ def session(folder):
 
 def worker(session, sampling=SAMPLING, excluded=()) -> Regenerator:
     return Regenerator(session, sampling, excluded)
+
+
+def with_tokenizer(session, tokenizer):
+    return load((session.target.model, tokenizer), None, tell=False, method="ar", device="cpu")
 
 
 def by_scheduler(session, more, ends, batch):
@@ -134,6 +139,25 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
 
+@pytest.mark.parametrize("name, sampling, said", [
+    ("other", SAMPLING, "model 'own', now 'other'"), ("own", replace(SAMPLING, seed=3), "seed 0, now 3"),
+    ("own", replace(SAMPLING, longest=500), "excerpt 6000, now 500"),
+    ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]")])
+def test_a_file_of_other_settings_is_not_gone_on_with(session, tmp_path, monkeypatch, name, sampling, said):
+    sources, out = Sources([Document(f"What is {i}?") for i in range(2)]), tmp_path / "c.jsonl"
+
+    def sampled_by(name, sampling):
+        monkeypatch.setattr(session.target, "name", name)
+        return worker(session, sampling).run(requests_of(sources, sampling), out)
+
+    first = sampled_by("own", SAMPLING)
+    content = out.read_bytes()
+    with pytest.raises(ValueError, match=rf"was sampled with other settings: {said}\.\nGive another --out"):
+        sampled_by(name, sampling)
+    assert out.read_bytes() == content
+    assert sampled_by("own", replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)) == first
+
+
 def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]], asked: list[Turn] | None = None) -> None:
     """Answers a prompt that contains one of these texts with its answer, every other one with "Fine.".
 
@@ -162,6 +186,33 @@ def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(session, tm
         "kept": 1, "loops": 1, "repeated": 1, "excluded": 1, "empty": 1}
     row, = rows_of(tmp_path / "c.jsonl")
     assert row["messages"][1] == {"role": "assistant", "content": "Fine."} and row["source"] == "given"
+
+
+def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, session, tmp_path, monkeypatch):
+    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    own = with_tokenizer(session, AutoTokenizer.from_pretrained(folder))
+    made, out = worker(own, sampling), tmp_path / "c.jsonl"
+    made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
+    answering(monkeypatch, made.tokenizer, {"Two?": ("I think[/THINK]Two.<|endoftext|>", True)})
+    made.tokenizer.chat_template = TEMPLATE.replace("<assistant>{% endif", "<assistant>[THINK]{% endif")
+    made.run(requests_of(Sources([Document("Two?")]), sampling), out)
+    row, = rows_of(out)
+    assert row["messages"][1]["content"] == "I think[/THINK]Two."
+    ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
+    assert made.tokenizer.decode(ids) == "<user>Two?<|endoftext|><assistant>[THINK]I think[/THINK]Two.<|endoftext|>"
+    assert made.tokenizer.decode(ids[learnt]) == "I think[/THINK]Two.<|endoftext|>"
+
+
+def test_a_continuation_keeps_the_space_before_it(session, tmp_path, monkeypatch):
+    words = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "<end>": 2}, unk_token="<end>"))
+    words.pre_tokenizer = pre_tokenizers.Metaspace()
+    words.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
+    made, out = worker(with_tokenizer(session, tokenizer)), tmp_path / "texts.jsonl"
+    answering(monkeypatch, tokenizer, {"": ("two", False)})
+    made.run(islice(requests_of(Sources(continued=[Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
+    row, = rows_of(out)
+    assert set(row["text"].split()) == {"one", "two"} and row["text"].endswith("one two")
 
 
 def test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for(session, tmp_path, monkeypatch):

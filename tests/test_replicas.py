@@ -99,7 +99,8 @@ def metric(text: str, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-def test_only_comments_are_sent_before_the_first_text():
+def events_of_a_step(*chunks: str) -> str:
+    """Returns the events of an answer whose only text is sent as these chunks."""
     class Job:
         job, end = SimpleNamespace(ids=(1, 2)), "end"
 
@@ -109,18 +110,26 @@ def test_only_comments_are_sent_before_the_first_text():
 
     class Form:
         def opening_chunks(self):
-            yield "role"
+            yield from ("role",) if chunks else ()
 
         def text_chunks(self, text, ids):
-            yield text
+            yield from chunks
 
         def closing_chunks(self, ids, rest, end):
             yield end
 
     async def play() -> list[str]:
         return [event async for event in events_of(Job(), Form(), 0.0, OPENAI_EVENTS)]
-    waiting, *rest = "".join(asyncio.run(play())).split("data: ")
+    return "".join(asyncio.run(play()))
+
+
+def test_only_comments_are_sent_before_the_first_text():
+    waiting, *rest = events_of_a_step("a").split("data: ")
     assert waiting.startswith(": 0 of 2") and rest == ['"role"\n\n', '"a"\n\n', '"end"\n\n']
+
+
+def test_comments_are_sent_while_text_is_held_back():
+    assert [event[0] for event in events_of_a_step().split("\n\n")[:-1]] == [*":::", "d"]
 
 
 def test_an_answer_comes_from_the_replica_as_it_is():
@@ -130,6 +139,13 @@ def test_an_answer_comes_from_the_replica_as_it_is():
     call, = handle.calls
     assert (call.method, call.path, call.query) == ("POST", "/v1/completions", b"a=1") and len(call.blocks) == 1
     assert json.loads(call.body) == {"prompt": "x" * 600} and (b"traceparent", b"t") in call.headers
+
+
+def test_the_front_answers_head_like_get_without_a_body():
+    handle = Handle(Answer(Head(200, JSON.headers), b"{}"))
+    response = asked(handle, "HEAD", "/v1/models")
+    assert (response.status_code, response.content, handle.calls[0].method) == (200, b"", "GET")
+    assert asked(Handle(), "HEAD", "/live").status_code == 200
 
 
 @pytest.mark.parametrize("first", [[DIED], [JSON, DIED], [STREAM, b": waits\n\n", DIED], [Unfit("one", "it stalls")]])
@@ -383,16 +399,22 @@ def test_a_killed_replica_loses_only_answers_that_had_begun(url):
     with ThreadPoolExecutor(12) as pool:
         streams = [Stream(url, number, 600) for number in range(20, 28)]
         answers = [pool.submit(stream.read) for stream in streams]
-        until(lambda: sum(stream.begun.is_set() for stream in streams) >= 4, 60)
+
+        def loaded() -> set[str]:
+            """Returns the replicas at which an answer has begun and not ended, and another one waits."""
+            running = [stream for stream, answer in zip(streams, answers, strict=True) if not answer.done()]
+            waiting = {stream.replica for stream in running if not stream.begun.is_set()}
+            return waiting & {stream.replica for stream in running if stream.begun.is_set()}
+        until(loaded, 60)
         whole = [pool.submit(complete, url, prompt(number, 300), 20) for number in range(30, 34)]
-        begun = {stream for stream in streams if stream.begun.is_set()}
-        killed = next(iter(begun)).replica
+        killed = loaded().pop()
         actor, = (one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"].endswith(killed))
         ray.kill(ray.get_actor(**actor))
         found = [answer.result() for answer in answers]
         assert all(answer.result().json()["usage"]["completion_tokens"] == 20 for answer in whole)
     broken = {stream for stream in found if "replica_lost" in stream.text}
-    assert broken and broken <= {stream for stream in begun if stream.replica == killed}
+    assert broken and {stream.replica for stream in broken} == {killed}
+    assert all(stream.text.partition("replica_lost")[0].count("data:") > 1 for stream in broken)    # it had begun
     assert all(stream.text.endswith("data: [DONE]\n\n") for stream in found)
     assert all('"finish_reason":"length"' in stream.text for stream in set(found) - broken)
     assert any(stream.replica == killed for stream in set(found) - broken)      # it waited there, and was moved

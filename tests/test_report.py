@@ -433,6 +433,17 @@ def test_a_comparison_pools_repeats_and_keeps_suites_and_lengths_apart():
     assert found[1].endswith("MAT -; 1 prompt")
 
 
+def test_rows_of_prompts_with_other_texts_are_not_compared():
+    first = [row(rate=10), row(rate=10, prompt="b", fingerprint="old"), row(rate=10, prompt="c", fingerprint="same")]
+    second = [row(rate=20, fingerprint="new"), row(rate=90, prompt="b", fingerprint="new"),
+              row(rate=20, prompt="c", fingerprint="same")]
+    found = lines(first, second)
+    assert found[0].startswith("2 rows in common;") and found[-1].endswith("x 2.000, MAT -; 2 prompts")
+    assert found[1] == "1 more were measured on prompts of the same id and another text, and are left out."
+    with pytest.raises(ValueError, match="have the same ids and other texts, so no rows can be compared"):
+        lines(first[1:2], second[1:2])
+
+
 def test_comparing_runs_without_a_common_row_is_refused():
     with pytest.raises(ValueError, match=r"no measured row in common(?s:.)*suites lcc; lengths 4K, 8K; methods ar, "
                                          r"graft; modes replay; 1 of 8 rows failed\.\n.*suites qmsum; lengths whole;"):

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from copy import deepcopy
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from toys.models import toy_model
 from toys.oracle import plain
+from toys.served import text_session
 from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 
+import longgraft
 from longgraft.acceptance.rules import Replay
 from longgraft.acceptance.sampling import Sampling
+from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.session import Session, answer, end_tokens
+from longgraft.engine.session import Session, answer
 from longgraft.loading import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT
 
@@ -28,6 +33,9 @@ class Words:
 
     def decode(self, ids, **_):
         return "".join(chr(100 + i) for i in ids)
+
+    def convert_tokens_to_ids(self, text):
+        return ord(text) - 100 if len(text) == 1 else None
 
 
 def worded(method: str = "retrieval", **more) -> Session:
@@ -186,6 +194,52 @@ def test_a_stop_string_that_the_last_bytes_complete_is_the_finish_reason():
     assert found.text == "".join(chr(100 + t) for t in expected[:at])
 
 
+@pytest.mark.parametrize("method", ["ar", "pld"])
+@pytest.mark.parametrize("how", [{"stop": "<|fim_suffix|>"}, {"stop": ["zzz", "<|fim_suffix|>"]},
+                                 {"stop_token_ids": 94}, {"stop_token_ids": [7, 94]}], ids=str)
+def test_a_special_token_s_text_or_id_ends_an_answer(how, method):
+    """Its text is not shown, so that a search of the answer's text would not find it."""
+    session = text_session(fim=True, method=method)
+    recording = [*session.encode("abcabcabc"), 94, *session.encode("abc")]
+    found = session.generate(recording, 40, replay=recording, **how)
+    assert (found.text, found.token_ids, found.finish_reason) == ("abcabcabc", recording[:10], "stop")
+
+
+def test_other_special_tokens_and_the_same_text_in_ordinary_tokens_are_as_before():
+    session = text_session(fim=True)
+    recording = [*session.encode("ab"), 93, *session.encode("c<")]
+    found = session.generate(recording, 40, stop=["<|fim_suffix|>", "c"], replay=recording)
+    assert (found.text, found.finish_reason) == ("ab", "stop")
+    assert session.generate(recording, 40, stop="<|fim_suffix|>", replay=recording).text == "abc<"
+    # The text ends before the stop string that begins first, also if the other is a token.
+    recording = session.encode("xxab")
+    assert session.generate(recording, 40, stop=["ab", "b"], replay=recording).text == "xx"
+
+
+def test_generate_takes_stop_token_ids():
+    more = dict(model=(toy_model(), None), drafter=None, max_new_tokens=12, method="ar")
+    whole = longgraft.generate(PROMPT, **more).token_ids
+    found = longgraft.generate(PROMPT, stop_token_ids=whole[2], **more)
+    assert (found.token_ids, found.finish_reason) == (whole[:whole.index(whole[2]) + 1], "stop")
+
+
+def test_a_stop_token_beside_the_model_s_end_token_keeps_that_one():
+    expected = plain("llama", 60, 24, Sampling())
+    session = worded("ar")
+    end, stop = expected[5], expected[2]
+    asked = session.request(PROMPT, 24, eos=end)
+    assert answer(session.open(asked)).finish_reason == "eos"
+    found = answer(session.open(replace(asked, stop_token_ids=(stop, end))))
+    assert (found.finish_reason, found.token_ids) == ("stop", expected[:3])
+    assert answer(session.open(replace(asked, stop_token_ids=(end,)))).finish_reason == "eos"
+
+
+@pytest.mark.parametrize("wrong", [[96], "94", [1.5], [-1]])
+def test_wrong_stop_token_ids_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match="list of stop_token_ids"):
+        text_session().generate("ab", 2, stop_token_ids=wrong)
+
+
 @pytest.mark.parametrize("stop", [False, True], ids=["end token", "stop string"])
 def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
     """A step accepts four tokens and a bonus token; the second of them ends the answer."""
@@ -244,6 +298,26 @@ def test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_to
     assert end_tokens(model, SimpleNamespace(eos_token_id=tokenizer)) == ends
     del model.generation_config
     assert end_tokens(model, None) == (() if own is None else (own,))
+
+
+@pytest.mark.parametrize(("generation", "own", "said"), [
+    ("0", 2, "generation_config.json of toy: eos_token_id is '0'"), ([3, "a"], 2, r"is \[3, 'a'\]; a whole number or"),
+    (None, True, "config.json of toy: eos_token_id is True"), (2.0, 2, "is 2.0")])
+def test_end_tokens_that_are_no_whole_numbers_are_refused_with_their_file(generation, own, said):
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=generation),
+                            config=SimpleNamespace(eos_token_id=own))
+    with pytest.raises(ValueError, match=said):
+        end_tokens(model, None, "toy")
+
+
+def test_a_negative_end_token_stands_for_none():
+    model = deepcopy(toy_model())
+    model.generation_config.eos_token_id = [-1, 5]
+    session = longgraft.load((model, None), None, tell=False, method="ar")
+    assert session.eos == (5,)
+    model.generation_config.eos_token_id = -1
+    session = longgraft.load((model, None), None, tell=False, method="ar")
+    assert session.eos == () and session.generate(PROMPT, 4).finish_reason == "length"
 
 
 def test_a_memory_s_own_limit_is_named():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longgraft.eval.prompts.suites import load_suite
 from longgraft.eval.runs.bench import Bench, run_prompt
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
@@ -110,6 +111,63 @@ def test_a_run_is_resumed_from_its_folder_alone_and_can_get_more_prompts_and_met
     more = replace(resume_config(tmp_path), prompts=2, methods=("pld", "retrieval"))
     found = sweep(more, tmp_path, resume=True)
     assert found[:2] == before and len(found) == 2 * 3 and resume_config(tmp_path) == more
+
+
+def words(path: Path, changed: str = "", **more: str) -> str:
+    """Writes a file of two prompts, one of which may have another text, and returns its name."""
+    texts = {name: " ".join(f"{name} {n} of many words{changed * (name == 'two')}," for n in range(90))
+             for name in ("one", "two")}
+    path.write_text("".join(json.dumps({"_id": name, "text": text, "continuation": " and so on"} | more) + "\n"
+                            for name, text in texts.items()))
+    return str(path)
+
+
+def test_a_run_whose_prompts_have_other_texts_now_is_not_resumed(tmp_path, monkeypatch):
+    """Also not with more repeats, whose plain decoding would be compared with that of the old texts."""
+    small = config(tmp_path, suites=(words(tmp_path / "s.jsonl"),), prompts=2, modes=("greedy",))
+    before = sweep(small, tmp_path / "run")
+    words(tmp_path / "s.jsonl", continuation=" and on and on")      # which a greedy answer does not depend on
+    assert sweep(small, tmp_path / "run", resume=True) == before
+    words(tmp_path / "s.jsonl", " or letters")
+    content = (tmp_path / "run" / "per_prompt.jsonl").read_bytes()
+    monkeypatch.setattr(Bench, "open", never)
+    for more in (small, replace(small, repeats=2)):
+        with pytest.raises(ValueError, match=r"^Prompt 'two' of \S*s\.jsonl has another text than when \S*run was "
+                                             r"measured\. Put the suite's old file back, or give another --out\.$"):
+            sweep(more, tmp_path / "run", resume=True)
+    assert (tmp_path / "run" / "per_prompt.jsonl").read_bytes() == content
+
+
+def test_a_replay_of_other_recordings_is_not_resumed(tmp_path):
+    small = config(tmp_path, suites=(words(tmp_path / "s.jsonl"),), prompts=2)
+    sweep(small, tmp_path / "run")
+    words(tmp_path / "s.jsonl", continuation=" and on and on")
+    with pytest.raises(ValueError, match=r"Prompt 'one' of .* has another text or recording than .*2 prompts have"):
+        sweep(small, tmp_path / "run", resume=True)
+
+
+def test_a_run_of_a_version_without_fingerprints_is_resumed(tmp_path):
+    small = config(tmp_path, suites=(words(tmp_path / "s.jsonl"),), modes=("greedy",))
+    sweep(small, tmp_path / "run")
+    file = tmp_path / "run" / "per_prompt.jsonl"
+    old = [json.loads(line) for line in file.read_text().split("\n")[:-1]]
+    file.write_text("".join(json.dumps({name: value for name, value in row.items() if name != "fingerprint"}) + "\n"
+                            for row in old))
+    words(tmp_path / "s.jsonl", " or letters")
+    found = sweep(replace(small, repeats=2), tmp_path / "run", resume=True)
+    assert [bool(row.fingerprint) for row in found] == [False, False, True, True]
+
+
+def test_later_turns_are_recognised_by_the_questions_before_them(tmp_path):
+    def fingerprints(*questions):
+        (tmp_path / "turns.jsonl").write_text(json.dumps({"turns": questions, "id": "a"}) + "\n")
+        example, = load_suite(str(tmp_path / "turns.jsonl"))
+        return [turn.fingerprint("greedy") for turn in example.turns()]
+
+    first, second = fingerprints("Why?", "How?")
+    assert fingerprints("Why?", "When?")[0] == first and second not in fingerprints("When?", "How?")
+    example, = load_suite(str(tmp_path / "turns.jsonl"))
+    assert example.next_turn("Thus.").fingerprint("greedy") == example.turns()[1].fingerprint("greedy")
 
 
 def test_same_run_names_changed_settings_and_not_added_ones():

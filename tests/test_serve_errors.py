@@ -47,7 +47,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     ({"prompt": [1], "suffix": "b"}, "suffix", "goes with a prompt that is text"),
     ({"prompt": "a", "suffix": "b", "echo": True}, "echo", "does not go with a suffix"),
     ({"prompt": "a", "suffix": "\ud800"}, "suffix", "half a character"),
-    ({"prompt": "a", "max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+    ({"prompt": "a", "max_tokens": -1}, "max_tokens", "equal to 0. For as many as are allowed, give"),
     ({"prompt": "a", "max_tokens": 1.5}, "max_tokens", "a valid integer"),
     ({"prompt": "a", "temperature": -1}, "temperature", "temperature is -1"),
     ({"prompt": "a", "temperature": 1, "top_p": 2}, "top_p", "top_p is 2"),
@@ -93,7 +93,7 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, mes
     ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type", "is missing"),
     ({"messages": [{"role": "wizard", "content": "x"}]}, "messages", "template refuses these messages: no such role"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages", "'image_url'"),
-    ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half a character"),
+    ({"messages": [*HELLO, {"role": "user", "content": "ab\ud83d"}]}, "messages[1].content", "character at place 2"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0].function", "is missing"),
     ({"messages": HELLO, "tools": [{}]}, "tools[0].function", "is missing"),
     ({"messages": HELLO, "echo": True}, "echo", "echo is not supported"),
@@ -105,6 +105,33 @@ def test_a_bad_completion_is_refused_by_the_field_that_is_wrong(body, param, mes
 def test_a_bad_chat_is_refused_by_the_field_that_is_wrong(body, param, message):
     status, error = refused(CHAT, body)
     assert status == 400 and error["param"] == param and message in error["message"], error
+
+
+@pytest.mark.parametrize("path, body, param", [
+    ("/apply-template", {"messages": [{"role": "user", "content": [{"type": "text", "text": "\ud83d"}]}]},
+     "messages[0].content[0].text"),
+    ("/v1/responses", {"input": "a", "metadata": {"a": "b", "c": "\udc00"}}, "metadata.c"),
+    ("/v1/responses", {"input": "a", "stream": True, "text": {"format": {"type": "text", "name": "\ud83d"}}},
+     "text.format.name"),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 1, "tools": [{"name": "f", "description": "\ud83d"}]},
+     "tools[0].description"),
+    ("/infill", {"input_prefix": "", "input_extra": [{"filename": "a", "text": "\ud83d"}]}, "input_extra[0].text"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "\ud83d"}]}, "messages[0].content"),
+    (COMPLETIONS, {"prompt": ["a", "\ud83d"]}, "prompt[1]"), (COMPLETIONS, {"prompt": "a", "logit_bias": {"\ud83d": 1}},
+                                                             "logit_bias.?"),
+])
+def test_half_a_character_is_refused_by_its_text_wherever_it_is(path, body, param):
+    async def ask(http):
+        return await http.post(path, content=json.dumps(body), headers=JSON)
+    response = asking(ask)
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["param"] == param and "half a character at place 0" in error["message"]
+
+
+def test_whole_surrogate_pairs_are_characters():
+    async def ask(http):
+        return (await http.post("/tokenize", content=b'{"content": "\\ud83d\\ude00"}', headers=JSON)).status_code
+    assert asking(ask) == 200
 
 
 @pytest.mark.parametrize("path, content, message", [

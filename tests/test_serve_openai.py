@@ -187,6 +187,17 @@ def test_missing_sampling_fields_follow_the_models_generation_config():
     assert answer["choices"][0]["text"] == own.text
 
 
+def test_a_stop_string_may_be_a_special_token():
+    """The bias makes the model decode this token alone, and its text is not shown."""
+    session = text_session(fim=True)
+    asked = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "logit_bias": {"94": 1000}}
+    answer = post(COMPLETIONS, session, stop="<|fim_suffix|>", **asked)
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("", "stop")
+    assert answer["usage"]["completion_tokens"] == 1
+    assert post(COMPLETIONS, session, stop="<|fim_prefix|>", **asked)["usage"]["completion_tokens"] == 5
+    assert post("/completion", session, stop=["<|fim_suffix|>"], **asked)["stopping_word"] == "<|fim_suffix|>"
+
+
 def test_completions_have_sixteen_tokens_by_default_and_chats_as_many_as_are_allowed():
     assert post(COMPLETIONS, prompt=PROMPT)["usage"]["completion_tokens"] == 16
     messages = [{"role": "user", "content": "x"}]

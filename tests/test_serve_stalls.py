@@ -251,10 +251,42 @@ def test_half_sent_bodies_have_a_common_limit(monkeypatch):
         assert httpx.post(f"{url}/tokenize", json={"content": "a" * 900_000}, timeout=30).status_code == 200
 
 
-def test_the_page_and_health_answer_head():
-    async def ask(http):
-        return [(await http.head(path)).status_code for path in ("/", "/health", "/v1/health")]
-    assert asking(ask) == [200] * 3
+def test_every_path_that_takes_get_answers_head_without_a_body():
+    with listening() as (url, _):
+        known = [path for path, methods in httpx.get(f"{url}/openapi.json").json()["paths"].items() if "get" in methods]
+        paths = ["/", "/v1/health", "/openapi.json", *(path.replace("{name}", "llama") for path in known)]
+        assert {"/health", "/live", "/metrics", "/props", "/slots", "/tokenizer_info", "/v1/models"} < set(paths)
+        for path in paths:
+            head, whole = httpx.head(url + path), httpx.get(url + path)
+            assert (head.status_code, head.content) == (whole.status_code, b""), path
+            assert head.headers["content-type"] == whole.headers["content-type"]
+        assert httpx.head(f"{url}/v1/completions").status_code == 405
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_an_idle_connection_stays_open_for_the_time_that_its_header_names(monkeypatch):
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.1)
+    with listening(None, keep_alive=1) as (url, _), sent(url, HEALTH) as wire:
+        wire.settimeout(10)
+        assert b"keep-alive: timeout=1\r\n" in wire.recv(4096).lower()
+        time.sleep(0.4)     # longer than a request may take to arrive
+        wire.sendall(HEALTH)
+        began, answer = time.monotonic(), wire.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 200") and wire.recv(64) == b"", "it is closed without a word"
+        assert 0.8 < time.monotonic() - began < 5
+
+
+def test_a_second_request_must_arrive_as_fast_as_the_first(monkeypatch):
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.1)
+    for first in (HEALTH, HEALTH + HEALTH[:9]):     # the second begins later, or with the first
+        with listening() as (url, _), sent(url, first) as wire:
+            wire.settimeout(10)
+            assert wire.recv(4096).startswith(b"HTTP/1.1 200")
+            if first == HEALTH:
+                wire.sendall(HEALTH[:9])
+            assert wire.recv(64).startswith(b"HTTP/1.1 408")
 
 
 def test_a_body_that_is_too_large_is_refused_while_its_sender_waits():

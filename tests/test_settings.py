@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.data_files import read_table
 from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe
@@ -136,8 +137,9 @@ def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
 def test_settings_have_the_defaults_of_the_code_that_reads_them():
     assert (Settings.draft_levels, Settings.draft_top_k) == (LEVELS, TOP_K)
     # No option sets a recording or the grammar of tool calls.
-    drawn = {f.name: f.default for f in fields(Sampling) if f.name not in ("replay", "tool_calls")}
-    assert drawn == vars(SamplingSettings()) | LogitSettings().read()
+    names = {f.name for f in fields(Sampling) if f.name not in ("replay", "tool_calls")}
+    options = vars(SamplingSettings()) | LogitSettings().read()
+    assert options.keys() == names and SamplingDefaults().sampling(options) == Sampling()
 
 
 def test_python_may_give_objects_where_flags_give_names(tmp_path):

@@ -209,7 +209,8 @@ def test_a_missing_column_names_the_file_the_line_and_the_columns(tmp_path):
     ("\n", "has no rows"), ('{"prompt": "a", "id": 1}\n\n{"prompt": "b", "id": 1}\n', "line 3: id '1' is that of"),
     ('{"prompt": 5}\n', "column prompt must be text; it is int"), ('{"turns": ["a", 3]}\n', "turns must be a list of"),
     ('{"messages": [{"role": "assistant", "content": "a"}]}\n', "no user's turn"),
-    ('{"messages": ["a"]}\n', "must be a list of {role, content}"), ('{"text": "a\\udc00"}', "half a character"),
+    ('{"messages": "a"}\n', "must be a list of {role, content}"),
+    ('{"messages": ["a"]}\n', "message 1 is a str; a message such as"), ('{"text": "a\\udc00"}', "half a character"),
     ("[" * 100_000, "nested too deeply"), ('{"text": "a", "continuation": 3}', "column continuation must be text"),
 ])
 def test_a_broken_file_names_its_line(tmp_path, text, message):

@@ -62,6 +62,12 @@ def test_a_definition_without_a_body_is_found():
     assert named("def f(a):\n\ndef g(): pass\n") == {"f": (1, 1, 1), "g": (3, 3, 3)}
 
 
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
+def test_a_file_with_any_line_ends_and_an_unfinished_block_has_an_outline(line_end):
+    lines = ("def f(x):", "    return x", "", "class A:", "    def g(self):", "        if x:", "")
+    assert named(line_end.join(lines)) == {"f": (1, 1, 2), "A": (4, 4, 6), "A.g": (5, 5, 6)}
+
+
 @pytest.mark.parametrize("deep", ["-" * 7000 + "1", "+".join("a" * 20_000)])
 def test_definitions_are_found_in_text_that_is_nested_too_deeply(deep):
     assert "f" in {one.name for one in outline("a.py", f"def f():\n    pass\n\nx = {deep}\n").definitions}

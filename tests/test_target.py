@@ -13,7 +13,7 @@ import torch
 from toys.models import FAMILIES, SMALL, VOCAB, hidden_states, read, toy_model, toy_target
 from toys.sessions import toy_prompt
 from toys.trees import path_to, random_tree
-from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, masking_utils
 
 import longgraft
 from longgraft.protocol.observation import Wants
@@ -21,6 +21,7 @@ from longgraft.target_model.attention_interface import window_of
 from longgraft.target_model.model import Target
 from longgraft.target_model.module_forms import cache_name
 from longgraft.target_model.passes import Segment
+from longgraft.target_model.positions import most_positions
 from longgraft.target_model.supported import refuse, why_not
 from longgraft.trees.tree import ProposalTree
 
@@ -39,6 +40,33 @@ def test_every_node_gets_the_logits_of_its_own_path(family, attention):
         with torch.no_grad():
             expected = toy_model(family)(ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, -1]
         torch.testing.assert_close(logits[node], expected, atol=2e-4, rtol=2e-4)
+
+
+def scaling(kind, factor, original=None):
+    known = {} if original is None else {"original_max_position_embeddings": original}
+    return {"rope_type": kind, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **known}
+
+
+@pytest.mark.parametrize(("config", "stated", "given", "allowed"), [
+    (Qwen2Config, 32768, scaling("yarn", 4.0, 32768), 131072),
+    (Qwen2Config, 40960, scaling("yarn", 4.0, 32768), 131072),
+    (Qwen2Config, 131072, scaling("yarn", 4.0, 32768), 131072),
+    (Qwen2Config, 4096, scaling("yarn", 2.5), 10240),
+    (LlamaConfig, 4096, scaling("linear", 4.0), 16384),
+    (LlamaConfig, 16384, scaling("linear", 4.0, 4096), 16384),
+    (LlamaConfig, 8192, scaling("llama3", 8.0, 8192), 65536),
+    (LlamaConfig, 131072, scaling("llama3", 32.0, 8192), 131072),       # Llama 3.2, whose factor is larger
+    (LlamaConfig, 4096, scaling("llama3", 8.0, 8192), 4096),            # stated as shortened
+    (Gemma3TextConfig, 131072, scaling("linear", 8.0), 131072),         # stated as lengthened
+    (LlamaConfig, 4096, None, 4096)])
+def test_a_rotary_scaling_lengthens_the_context(config, stated, given, allowed):
+    more = {} if given is None else {"rope_scaling": given}
+    assert most_positions(config(hidden_size=32, max_position_embeddings=stated, **more)) == allowed
+
+
+def test_a_target_takes_the_lengthened_context():
+    config = LlamaConfig(**SMALL | {"max_position_embeddings": 64, "rope_scaling": scaling("linear", 4.0)})
+    assert Target(AutoModelForCausalLM.from_config(config).eval()).max_positions == 256
 
 
 @pytest.mark.parametrize("family", FAMILIES)

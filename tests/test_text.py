@@ -2,10 +2,54 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, cycle, islice, pairwise
+
 import pytest
-from toys.tokenizers import TEXT, Bytes
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from toys.tokenizers import GEMMA, LLAMA_2, METASPACE, PIECES, SPACE, TEXT, Bytes, sentencepiece
 
 from longgraft.engine.detokenizer import Detokenizer
+
+EMOJI = "\U0001f600"
+LAYOUTS = {layout: sentencepiece(layout) for layout in (LLAMA_2, GEMMA, METASPACE)}
+
+
+class Pieces:
+    """A tokenizer whose tokens are these bytes."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def decode(self, ids, **_):
+        return b"".join(self.tokens[n] for n in ids).decode(errors="replace")
+
+
+class Counted:
+    """A tokenizer that counts the tokens that it decodes."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.longest = tokenizer, 0
+
+    def decode(self, ids, **how):
+        self.longest = max(self.longest, len(ids))
+        return self.tokenizer.decode(ids, **how)
+
+
+def ids_of(*pieces: str) -> list[int]:
+    return [PIECES.index(piece) for piece in pieces]
+
+
+def bytes_of(text: str) -> list[int]:
+    return ids_of(*(f"<0x{byte:02X}>" for byte in text.encode()))
+
+
+def added(tokenizer, prompt: list[int], answer: list[int]) -> str:
+    """Returns the text that decoding the prompt and the answer together adds."""
+    before, whole = (tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+                     for ids in (prompt, [*prompt, *answer]))
+    assert whole.startswith(before)
+    return whole[len(before):]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
@@ -33,3 +77,94 @@ def test_nothing_of_a_stop_string_is_ever_given_out(stop, expected, size):
 def test_the_earlier_of_two_stop_strings_ends_the_text():
     detokenizer = Detokenizer(Bytes(), ["z", "return"])
     assert detokenizer.push(list(TEXT.encode())) + detokenizer.finish() == "naïve 🦊 code: "
+
+
+@pytest.mark.parametrize(("layout", "text"), [(LLAMA_2, " paris"), (METASPACE, " paris"), (GEMMA, " paris")])
+@pytest.mark.parametrize("prompt", ["the capital of france is", "is", "the" + " the" * 40])
+def test_an_answer_begins_with_the_space_of_its_first_token(layout, text, prompt):
+    tokenizer = LAYOUTS[layout]
+    detokenizer = Detokenizer(tokenizer, [" of"], tokenizer(prompt).input_ids)
+    assert detokenizer.push(ids_of(SPACE + "paris")) == text
+    assert detokenizer.push(ids_of("is", SPACE + "of")) == "is" and detokenizer.stopped
+
+
+@pytest.mark.parametrize(("layout", "text"), [(LLAMA_2, "paris of"), (METASPACE, "paris of"), (GEMMA, " paris of")])
+@pytest.mark.parametrize("prompt", [[], [1], [1] * 20])
+def test_an_answer_without_text_before_it_begins_as_a_text_does(layout, text, prompt):
+    detokenizer = Detokenizer(LAYOUTS[layout], prompt=prompt)
+    assert detokenizer.push(ids_of(SPACE + "paris", SPACE + "of")) == text
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("prompt", [[], *(["is", *["</s>"] * count] for count in (1, 9, 30)), ["is", "<s>"]])
+def test_special_tokens_take_no_space_from_the_token_after_them(layout, prompt):
+    tokenizer, answer = LAYOUTS[layout], ids_of(*["</s>"] * 7, SPACE + "paris", "</s>", SPACE + "of", SPACE, "is")
+    detokenizer = Detokenizer(tokenizer, prompt=ids_of(*prompt))
+    assert "".join(detokenizer.push([token]) for token in answer) == added(tokenizer, ids_of(*prompt), answer)
+
+
+def test_a_prompt_that_ends_in_bytes_does_not_break_those_of_the_answer():
+    prompt = [*ids_of(SPACE + "is"), *bytes_of(EMOJI * 5 + "\u20ac")]
+    detokenizer = Detokenizer(LAYOUTS[LLAMA_2], prompt=prompt)
+    assert [detokenizer.push([token]) for token in bytes_of(EMOJI)] == ["", "", "", EMOJI]
+
+
+WORDS = some.sampled_from([SPACE, SPACE + "the", "is", "\n", "</s>", "\ufffd", EMOJI, "\u20ac"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(layout=some.sampled_from([LLAMA_2, GEMMA]), prompt=some.lists(WORDS, max_size=12), answer=some.lists(WORDS))
+def test_the_text_of_an_answer_is_what_it_adds_to_the_prompts(layout, prompt, answer):
+    """Characters that are no piece are bytes, which follow each other without end."""
+    tokenizer = LAYOUTS[layout]
+    before, ids = ([token for word in words for token in (ids_of(word) if word in PIECES else bytes_of(word))]
+                   for words in (prompt, answer))
+    detokenizer = Detokenizer(tokenizer, prompt=before)
+    given = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
+    assert given == detokenizer.text == added(tokenizer, before, ids)
+
+
+@settings(max_examples=200, deadline=None)
+@given(words=some.lists(some.sampled_from(["a", " b", EMOJI, "\u20ac", "\ufffd", b"\xf0\x9f", b"\x80", b"\xe2"])),
+       sizes=some.lists(some.integers(1, 4), min_size=1))
+def test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none(words, sizes):
+    data = b"".join(word if isinstance(word, bytes) else word.encode() for word in words)
+    ends = [0, *accumulate(islice(cycle(sizes), len(data)))]
+    tokens = [data[first:last] for first, last in pairwise(ends) if first < len(data)]
+    detokenizer = Detokenizer(Pieces(tokens))
+    given = "".join(detokenizer.push([n]) for n in range(len(tokens)))
+    assert given + detokenizer.finish() == data.decode(errors="replace")
+
+
+def test_characters_whose_tokens_overlap_come_as_soon_as_they_are_whole():
+    tokens = [b"\xf0\x9f", *[b"\x98\x80\xf0\x9f"] * 20, b"\x98\x80"]
+    detokenizer = Detokenizer(Pieces(tokens))
+    pieces = [detokenizer.push([n]) for n in range(len(tokens))]
+    assert pieces == ["", "", "", 3 * EMOJI, *[EMOJI] * 18]
+
+
+@pytest.mark.parametrize(("tokenizer", "token"), [(LAYOUTS[LLAMA_2], PIECES.index("\ufffd")),
+                                                  (LAYOUTS[LLAMA_2], PIECES.index("<0x80>")),
+                                                  (LAYOUTS[LLAMA_2], PIECES.index("</s>")),
+                                                  (LAYOUTS[LLAMA_2], PIECES.index("\n")), (Bytes(), 0x80)])
+def test_every_token_costs_the_same_whatever_the_text_is(tokenizer, token):
+    """An answer that ended in U+FFFD was held back and decoded again for each token."""
+    counted = Counted(tokenizer)
+    detokenizer = Detokenizer(counted, prompt=[5] * 1000)
+    given = "".join(detokenizer.push([token]) for _ in range(1000))
+    assert counted.longest <= 16
+    assert len(given) >= len(given + detokenizer.finish()) - 4
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize("until, expected", [("code", TEXT), (r"\A\s*na", TEXT), ("y", TEXT[:TEXT.index("x")]),
+                                             (r"\Acode", TEXT[:TEXT.index("x")])])
+def test_stop_strings_count_until_a_match(until, expected, size):
+    ids, detokenizer = list(TEXT.encode()), Detokenizer(Bytes(), ["x", "z"], stop_until=until)
+    text = "".join(detokenizer.push(ids[at:at + size]) for at in range(0, len(ids), size)) + detokenizer.finish()
+    assert text == expected
+
+
+def test_stop_strings_never_count_again_after_a_match():
+    text, detokenizer = "begin" + "." * 200 + "stop.", Detokenizer(Bytes(), ["stop"], stop_until="begin")
+    assert "".join(detokenizer.push([byte]) for byte in text.encode()) + detokenizer.finish() == text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from jsonschema import validate
 from toys.served import asking
-from toys.tools import CITY, STOP, TEMPLATES, TOOLS, WEATHER, tool_session, tool_tokenizer
+from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tool_session, tool_tokenizer
 
 from longgraft.acceptance.constraints import constraint
 from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
@@ -19,6 +20,7 @@ CHAT = "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
 FAMILIES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "described": DESCRIBED}
 LOOKS_LIKE_A_CALL = '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'
+HALF_A_CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "b'
 
 
 def post(session=None, status=200, **body):
@@ -37,6 +39,11 @@ def streamed(session=None, **body) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
 
 
+def streamed_turn(reader: CallReader, text: str) -> Turn:
+    """Returns an answer that arrives character by character."""
+    return Turn.of([piece for char in text for piece in reader.push(char)] + reader.finish())
+
+
 def allows(rules: str, text: str, tokenizer=None) -> bool:
     """Tells if a grammar allows this whole answer."""
     tokenizer = tokenizer or tool_tokenizer()
@@ -52,7 +59,7 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     (HERMES, LOOKS_LIKE_A_CALL, LOOKS_LIKE_A_CALL, []),
     (HERMES, "<tool_call>\nnothing</tool_call> more", "<tool_call>\nnothing</tool_call> more", []),
     (HERMES, '<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
-    (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": "cut', "x", [("f", '{"a": "cut')]),
+    (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": 1}', "x", [("f", '{"a": 1}')]),
     (HERMES, 'x <tool_call>\n{"name": "f', 'x <tool_call>\n{"name": "f', []),
     (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nmore', "\nmore", [("f", "{}")]),
     (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
@@ -67,17 +74,35 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     (MISTRAL, 'an array [{"n": 1}] is', 'an array [{"n": 1}] is', []),
 ])
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
-    reader = CallReader(family, ["f", "g"])
+    at_once, growing = (CallReader(family, ["f", "g"]) for _ in range(2))
     wanted = Turn(shown, [Call(*call) for call in calls])
-    assert reader.whole(text) == wanted
-    pieces = [piece for char in text for piece in reader.push(char)] + reader.finish()
-    assert Turn.of(pieces) == wanted and reader.calls == len(calls)
+    assert at_once.whole(text) == wanted
+    assert streamed_turn(growing, text) == wanted
+    assert at_once.called == growing.called == bool(calls)
 
 
 def test_arguments_are_passed_on_as_they_arrive():
     reader = CallReader(HERMES, ["f"])
-    reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    name, begin = reader.push('<tool_call>\n{"name": "f", "arguments": {"a": ')
+    assert (name.name, begin.arguments) == ("f", '{"a": ')
     assert [piece.arguments for piece in reader.push('"b')] == ['"b']
+
+
+@pytest.mark.parametrize(("arguments", "end"), [
+    ('{"a": "b', ""), ("{", ""), ("{a: 1}", "}\n</tool_call>"), ('{"a": NaN}', "}"), ('{"a": "\\ud83d"}', "}")])
+def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(arguments, end):
+    text = f'x <tool_call>\n{{"name": "f", "arguments": {arguments}{end}'
+    at_once, growing = (CallReader(HERMES, ["f"]) for _ in range(2))
+    assert at_once.whole(text) == Turn(text)
+    assert streamed_turn(growing, text) == Turn("x" + end[1:], [Call("f", arguments)])
+    assert not at_once.called and not growing.called
+
+
+@pytest.mark.parametrize("half", [HALF_A_CALL, '<tool_call>\n{"name": "f'])
+def test_an_answer_that_ends_within_a_second_call_has_only_the_first(half):
+    reader = CallReader(HERMES, ["f"])
+    turn = reader.whole(f'{HALF_A_CALL}"}}}}\n</tool_call>\n{half}')
+    assert turn.calls == [Call("f", '{"a": "b"}')] and turn.text.strip() == half and not reader.called
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -208,6 +233,49 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
     assert made[0]["tool_calls"][0]["id"] == made[1]["tool_call_id"] == "3456789ab"
 
 
+@pytest.mark.parametrize("arguments", ['{"city": "', "[1]", '{"city": "\\ud83d"}'])
+def test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text(arguments):
+    call = {"id": None, "type": None, "function": {"name": "weather", "arguments": arguments}}
+    turns = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
+             {"role": "tool", "tool_call_id": None, "content": "cold"}]
+    found = post(messages=turns, tools=TOOLS, max_tokens=1)
+    text = ('T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": '
+            f"{json.dumps(arguments)}}}\n</tool_call>\nt:cold\na:")
+    assert found["usage"]["prompt_tokens"] == len(tool_session().encode(text))
+
+
+@pytest.mark.parametrize("stop", ["\n", '"', "city", "}", "ool"])
+@pytest.mark.parametrize(("choice", "tags"), [("auto", True), ("required", True), ("required", False)])
+def test_stop_strings_do_not_end_a_call(choice, tags, stop):
+    tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
+    asked = dict(tools=TOOLS, tool_choice=choice, logit_bias={tag: 100.0} if tags else {}, parallel_tool_calls=False)
+    session = tool_session(tags=tags)
+    found, wanted = (post(session, **asked, **more)["choices"][0] for more in ({"stop": stop}, {}))
+    assert found["finish_reason"] == wanted["finish_reason"] == "tool_calls"
+    calls, all_calls = ([call["function"] for call in one["message"]["tool_calls"]] for one in (found, wanted))
+    assert calls == all_calls
+
+
+def test_stop_strings_end_text_before_a_call():
+    written = post(tools=TOOLS, max_tokens=40)["choices"][0]["message"]["content"]
+    found = post(tools=TOOLS, max_tokens=40, stop=written[6:9])["choices"][0]
+    assert (found["message"]["content"], found["finish_reason"]) == (written[:written.index(written[6:9])], "stop")
+
+
+@pytest.mark.parametrize("limit", range(5, 65, 7))
+def test_a_call_that_the_limit_cuts_is_text_in_the_whole_answer_and_stays_a_call_in_a_stream(limit):
+    asked = dict(tools=[WEATHER], tool_choice="required", max_tokens=limit)
+    whole, parts = post(**asked)["choices"][0], [chunk["choices"][0] for chunk in streamed(**asked)]
+    assert whole["finish_reason"] == parts[-1]["finish_reason"] == "length"
+    assert "tool_calls" not in whole["message"] and whole["message"]["content"].startswith("<tool_call>")
+    calls = [call["function"] for part in parts for call in part["delta"].get("tool_calls", ())]
+    shown = "".join(part["delta"].get("content", "") for part in parts)
+    if calls:
+        assert calls[0]["name"] == "weather" and len(calls) > 1
+        shown += CALLS["hermes"][0] + "".join(call["arguments"] for call in calls)
+    assert shown == whole["message"]["content"]
+
+
 @pytest.mark.parametrize(("body", "param", "part"), [
     ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
     ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
@@ -216,16 +284,56 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
     ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
         "properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}}}]}, "tools", "format"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}]},
-     "messages", "no JSON object"),
 ])
 def test_mistakes_are_refused_by_the_field(body, param, part):
     error = post(status=400, **body)["error"]
     assert error["param"] == param and part in error["message"]
 
 
-def test_a_schema_is_followed_as_far_as_possible_unless_the_tool_is_strict():
-    odd = {"properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}
-    tag = str(tool_tokenizer().convert_tokens_to_ids("<tool_call>"))
-    found = post(tools=[{"type": "function", "function": {"name": "f", "parameters": odd}}], logit_bias={tag: 100.0})
-    assert found["choices"][0]["message"]["tool_calls"]
+@pytest.mark.parametrize(("schema", "place", "left"), UNFOLLOWABLE)
+def test_a_schema_that_cannot_be_followed_leaves_the_other_tools_as_they_are(schema, place, left):
+    rules = grammar(HERMES, [Tool("odd", schema), Tool("weather", CITY)], tool_tokenizer().get_added_vocab())
+    begin, end, _ = CALLS["hermes"]
+    assert allows(rules, begin + '{"city": "Rome", "days": 3}' + end)
+    assert not allows(rules, begin + '{"city": "Rome", "days": 10}' + end)
+    with pytest.raises(ValueError, match=re.escape(f"parameters of function odd cannot be followed: {place} is ")):
+        grammar(HERMES, [Tool("weather", CITY), Tool("odd", schema, strict=True)], {})
+
+
+def test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls():
+    odd = {"type": "function", "function": {"name": "odd", "parameters": {"properties": {"a": {"pattern": "(?=x)"}}}}}
+    auto = post(tools=[odd, WEATHER], max_tokens=5)
+    assert auto["usage"]["completion_tokens"] == 5
+    for choice in ("required", {"type": "function", "function": {"name": "odd"}}):
+        error = post(status=400, tools=[odd, WEATHER], tool_choice=choice)["error"]
+        assert error["param"] == "tools" and "function odd" in error["message"]
+        assert 'properties.a.pattern is "(?=x)", and look-ahead' in error["message"]
+
+
+def test_a_tool_that_takes_too_much_work_takes_any_arguments():
+    wide = {"anyOf": [{"properties": {f"p{n}_{m}": {"type": "string"} for n in range(400)}} for m in range(20)]}
+    schema = {"properties": {"a": wide}, "required": ["a"]}
+    tool, tag = {"type": "function", "function": {"name": "wide", "parameters": schema}}, "<tool_call>"
+    calls = {str(tool_tokenizer().convert_tokens_to_ids(tag)): 100.0}
+    found = post(tools=[tool], max_tokens=60, logit_bias=calls)["choices"][0]
+    assert found["message"]["content"].startswith('<tool_call>\n{"name": "wide", "arguments": {')
+    assert "too many possibilities" in post(status=400, tools=[tool], tool_choice="required")["error"]["message"]
+
+
+def test_a_model_without_end_tokens_is_offered_tools_without_a_grammar():
+    session = tool_session()
+    session.eos = ()
+    found = post(session, tools=TOOLS, max_tokens=4)
+    assert found["usage"]["completion_tokens"] == 4
+
+
+
+def test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict():
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}, "required": ["a"]}
+    asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    found = post(response_format=asked, max_tokens=12)["choices"][0]["message"]["content"]
+    assert found.startswith('{"a": "')
+    asked["json_schema"]["strict"] = True
+    error = post(status=400, response_format=asked)["error"]
+    assert error["param"] == "response_format" and error["message"].startswith(
+        'response_format cannot be followed: properties.a.pattern is "(?=x)", and look-ahead')

@@ -122,9 +122,11 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
     ('{"text": "x", "type": 5}', "type is 5; a string"), ('{"text": "x", "type": true}', "type is True"),
     ('{"text": "x", "source": ["a"]}', "source is"), ('{"text": "x", "source": "\\udc00"}', "is half a character"),
     ('{"messages": []}', "has messages .list."), ('{"messages": [5]}', "has messages .list."),
-    ('{"messages": [{"role": "user"}]}', "a turn has role"),
-    ('{"messages": [{"role": "user", "content": true}]}', "a turn has role, content; role and content"),
-    ('{"messages": [{"role": 1, "content": "x"}]}', "a turn has role, content"),
+    ('{"messages": [{"role": "user"}]}', "turn 1 has no content; text, a list of text parts"),
+    ('{"messages": [{"role": "user", "content": true}]}', "turn 1 has content of type bool; text, a list"),
+    ('{"messages": [{"role": 1, "content": "x"}]}', "turn 1 has role, content, and no role that is text"),
+    ('{"conversations": [{"from": "human"}]}', "turn 1 has no content"),
+    ('{"conversations": [{"value": "x"}]}', "turn 1 has content, and no role that is text"),
     ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "is half a character")])
 def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_path):
     path = tmp_path / "rows.jsonl"
@@ -144,7 +146,7 @@ def fifo(path):
     ("a.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xff\xff\xff", "cannot be read beyond line 0"),
     ("a.json", b"5", "holds a int; a list of rows"), ("a.json", b'{"text": "x"}', "holds a dict; a list of rows"),
     ("a.json", b"[5]", "a.json, item 1 is a int"), ("a.json", b"[" * 10 ** 5, "nested too deeply"),
-    ("a.json", b"\xff", "not UTF-8 text"), ("a.bin", b"\xff\xfe", "not UTF-8 text"),
+    ("a.json", b"\xff", "not UTF-8 at byte 0"), ("a.bin", b"\xff\xfe", "not UTF-8 at byte 0"),
     ("a.txt", fifo, "neither a file nor a folder"), ("a.txt", None, "neither a file nor a folder")])
 def test_a_file_that_cannot_be_read_is_named(name, content, message, tmp_path):
     path = tmp_path / name

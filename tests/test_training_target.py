@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from functools import partial
 from itertools import pairwise
@@ -137,6 +138,55 @@ def test_a_resumed_run_follows_the_recipe_it_is_given(tokenizer, corpus, tmp_pat
     slower = TargetTrainer(dataclasses.replace(TARGET, muon_lr=1e-4), tokenizer, corpus, tmp_path)
     slower.resume()
     assert slower.optimizers[0].param_groups[0]["peak"] == 1e-4
+
+
+def ended(corpus_file, out, **changes):
+    """Trains two steps, or more with other settings; returns (recipe.json, the log's events)."""
+    recipe = dataclasses.replace(TARGET, **{"total_tokens": 256, "tokens_per_step": 128} | changes)
+    train_target(recipe, [corpus_file], [], out)
+    lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return json.loads((out / "recipe.json").read_text()), [line for line in lines if "event" in line]
+
+
+def test_a_finished_run_with_other_settings_is_refused_and_its_recipe_stays(corpus_file, tmp_path):
+    made, events = ended(corpus_file, tmp_path)
+    with pytest.raises(ValueError, match=r"a finished training with other settings: muon_lr 0\.0035, now 0\.001\.\n"
+                                         r"No step is left for them\. Give --out another folder, or a larger total"):
+        ended(corpus_file, tmp_path, muon_lr=0.001)
+    with pytest.raises(ValueError, match=r"training text '[\d,]+ tokens .*, now '"):
+        other = tmp_path / "other.txt"
+        other.write_text(corpus_file.read_text() + "def g(): pass")
+        ended(other, tmp_path)
+    (tmp_path / "checkpoint.pt").write_bytes(without(tmp_path / "checkpoint.pt", "made_with"))      # an older version's
+    with pytest.raises(ValueError, match=r"other settings: seed 0, now 1\."):
+        ended(corpus_file, tmp_path, seed=1)
+    again, later = ended(corpus_file, tmp_path, threads=None, log_steps=3)
+    assert again == made and [line["event"] for line in later] == ["started", "finished", "resumed", "finished"]
+    assert "changed" not in later[2] and later[:2] == events
+
+
+def without(checkpoint, name):
+    saved = torch.load(checkpoint, weights_only=True)
+    del saved[name]
+    torch.save(saved, file := io.BytesIO())
+    return file.getvalue()
+
+
+def test_a_finished_run_goes_on_with_more_tokens_and_notes_what_changed(corpus_file, tmp_path):
+    ended(corpus_file, tmp_path)
+    made, events = ended(corpus_file, tmp_path, total_tokens=512, muon_lr=0.001)
+    assert made["muon_lr"] == 0.001 and events[-1]["tokens"] == 512
+    assert events[2]["changed"] == "total_tokens 256, now 512; muon_lr 0.0035, now 0.001"
+
+
+def test_an_unfinished_run_ends_early_with_fewer_tokens_and_keeps_its_recipe(corpus_file, tokenizer, corpus, tmp_path):
+    begun = TargetTrainer(dataclasses.replace(TARGET, total_tokens=2048), tokenizer, corpus, tmp_path)
+    begun.step()
+    begun.step()
+    begun.save()
+    (tmp_path / "recipe.json").write_text(json.dumps(dataclasses.asdict(begun.recipe)))
+    TargetTrainer(dataclasses.replace(TARGET, total_tokens=256), tokenizer, corpus, tmp_path).run()
+    assert json.loads((tmp_path / "recipe.json").read_text())["total_tokens"] == 2048
 
 
 def test_training_leaves_a_model_that_transformers_loads(corpus_file, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toys.models import toy_model
 from toys.sessions import answered, toy_prompt, toy_session
+from transformers import DynamicCache
 
 from longgraft.transformers_generate import custom_generate
 
@@ -49,29 +50,90 @@ def test_each_setting_of_generate_reaches_our_draws(narrow):
     assert not torch.equal(model.generate(ids, do_sample=True, **whole | {"temperature": 20.0}, **more), greedy)
 
 
+@pytest.mark.parametrize(("family", "limit"), [("qwen3", 20), ("mistral-window", 20), ("qwen3", 1)])
+def test_a_given_cache_must_hold_the_beginning_of_the_prompt(family, limit):
+    model, ids = toy_model(family), torch.tensor([toy_prompt(50)])
+    other = ids.clone()
+    other[0, 29] += 1
+
+    def held(tokens):
+        made = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(tokens, past_key_values=made)
+        return made
+
+    more = dict(max_new_tokens=limit, do_sample=False)
+    ours = more | dict(custom_generate=custom_generate, session=toy_session("graft", family))
+    for given in (held(ids[:, :30]), DynamicCache(config=model.config)):
+        assert torch.equal(model.generate(ids, past_key_values=given, **ours), model.generate(ids, **more))
+    for given in (held(other[:, :30]), held(ids[:, 1:30])):
+        with pytest.raises(ValueError, match=r"past_key_values holds .* are not known to be the beginning"):
+            model.generate(ids, past_key_values=given, **ours)
+
+
+@pytest.mark.parametrize("positions", [torch.arange(5, 55)[None], torch.arange(50).flip(0)[None]], ids=["on", "back"])
+def test_other_positions_are_refused(positions):
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    more = dict(max_new_tokens=4, do_sample=False, custom_generate=custom_generate,
+                session=toy_session("graft", "qwen3"))
+    with pytest.raises(ValueError, match="position_ids was given with other positions than 0 to 49"):
+        model.generate(ids, position_ids=positions, **more)
+    usual = torch.arange(50)[None]
+    assert torch.equal(model.generate(ids, position_ids=usual, **more), model.generate(ids, **more))
+
+
+@pytest.mark.parametrize("eos", [-1, [-1, 7], [200]])
+def test_end_tokens_outside_the_vocabulary_end_nothing(eos):
+    """By -1 users of transformers say that no token ends the answer."""
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    more = dict(max_new_tokens=8, do_sample=False, eos_token_id=eos)
+    ours = model.generate(ids, custom_generate=custom_generate, session=toy_session("graft", "qwen3"), **more)
+    assert torch.equal(ours, model.generate(ids, **more))
+
+
+def test_a_repetition_penalty_decodes_the_ids_of_transformers_generate():
+    """Qwen2.5's generation_config.json has one, and transformers applies it to greedy answers, too."""
+    model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
+    more = dict(attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
+    theirs = model.generate(ids, repetition_penalty=1.3, **more)
+    ours = model.generate(ids, repetition_penalty=1.3, custom_generate=custom_generate,
+                          session=toy_session("graft", "qwen3"), **more)
+    assert torch.equal(ours, theirs) and not torch.equal(theirs, model.generate(ids, **more))
+
+
 def test_a_direct_call_refuses_what_transformers_would_not_pass():
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     config = model.generation_config
     for more, said in [({"streamer": object()}, "without a generation config"),
                        ({"generation_config": config, "streamer": object()}, "streamer was given"),
+                       ({"generation_config": config, "token_type_ids": ids}, "token_type_ids was given"),
                        ({"generation_config": config, "assistant_model": model}, "assistant_model was given")]:
         with pytest.raises(ValueError, match=said):
             custom_generate(model, ids, **more)
 
 
 def test_unsupported_settings_of_generate_are_refused():
-    from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
+    from transformers import (
+        LogitsProcessorList,
+        RepetitionPenaltyLogitsProcessor,
+        StoppingCriteriaList,
+        TemperatureLogitsWarper,
+    )
     from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     for more, said in [
-            ({"inputs": ids.repeat(2, 1)}, "one is taken here"), ({"repetition_penalty": 1.3}, "RepetitionPenalty"),
+            ({"inputs": ids.repeat(2, 1)}, "one is taken here"), ({"no_repeat_ngram_size": 3}, "NoRepeatNGram"),
             ({"session": toy_session("graft")}, "another model"),
             ({"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(7)])}, "EosTokenCriteria with eos_token_id"),
             ({"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(52)])},
              "MaxLengthCriteria with max_length 52"),
             ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(1e-4)]), "do_sample": True},
              "TemperatureLogitsWarper with temperature 0.0001"),
+            ({"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3, 50)])},
+             "prompt_ignore_length"),
+            ({"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])},
+             "RepetitionPenaltyLogitsProcessor with penalty 1.3"),
             ({"num_beams": 3}, "asks for beam_search; longgraft decodes by greedy_search or sample"),
             ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search"),
             ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),

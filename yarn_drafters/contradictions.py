@@ -20,8 +20,10 @@ def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], m
     sizes = {"draft_vocab_size": (config, made.draft_vocab_size, "lm_head has rows"),
              "hidden_size": (inner, made.hidden_size, "fc has outputs"),
              "intermediate_size": (inner, made.intermediate_size, "gate_proj has rows"),
-             "num_key_value_heads": (inner, made.kv_heads, f"k_proj has heads of {made.head_dim}"),
-             "num_hidden_layers": (inner, made.layers, "the tensors make layers")}
+             "num_key_value_heads": (inner, made.kv_heads, f"k_proj has heads of {made.head_dim}")}
+    # EAGLE's own code makes one layer whatever the config says, and published configs repeat the target's number.
+    if made.layers > 1 or made.layout == "speculators":
+        sizes["num_hidden_layers"] = (inner, made.layers, "the tensors make layers")
     for key, (where, found, words) in sizes.items():
         stated = checked(where.get(key), Count | None, key)
         if stated not in (None, found):

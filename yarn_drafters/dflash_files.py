@@ -20,7 +20,7 @@ from longgraft.yarn_drafters.contradictions import FIX_CONFIG, attention_heads, 
 from longgraft.yarn_drafters.dflash import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import Layers, TargetShape, Words
-from longgraft.yarn_drafters.scaling import rope_of
+from longgraft.yarn_drafters.scaling import positions_of, rope_of
 
 KIND = "a DFlash drafter"
 WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.k_proj.weight",
@@ -74,13 +74,16 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
     if not 0 <= mask < target.vocab:
         raise ValueError(f"mask_token_id is {mask:,} and the target has {target.vocab:,} tokens: this drafter belongs "
                          "to another target.")
-    block = checked(nested.get("block_size", config.get("block_size", BLOCK)), Count, "block_size")
+    stated = nested.get("block_size") if nested.get("block_size") is not None else config.get("block_size")
+    block = checked(stated, Count | None, "block_size") or BLOCK
     if block < 2:
         raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. {FIX_CONFIG}")
+    positions = checked(config.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 32768
+    rope = rope_of(config, "dflash")
     return BlockConfig(
         hidden, gate, heads, kv_heads, head_dim, layers, target.vocab, inputs, mask, block=block,
-        max_positions=checked(config.get("max_position_embeddings", 32768), Count, "max_position_embeddings"),
-        rope=rope_of(config, "dflash"), rms_eps=checked(config.get("rms_norm_eps", 1e-6), Positive, "rms_norm_eps"))
+        max_positions=positions_of(positions, rope), rope=rope,
+        rms_eps=checked(config.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-6)
 
 
 def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
@@ -115,7 +118,7 @@ def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) 
 def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError for drafters of another kind, and for settings that this network would silently ignore."""
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
-    if "speculators_model_type" in config:
+    if config.get("speculators_model_type"):
         raise ValueError("This is a drafter in speculators' layout; one in z-lab's is needed.")
     if "DFlash" not in architectures and not config.get("dflash_config"):
         raise ValueError(f"This is not a DFlash drafter ({architectures or 'no architectures'} in config.json).")
@@ -128,6 +131,6 @@ def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
     if kinds != {"full_attention"}:
         raise ValueError(f"The drafter's layers are {', '.join(sorted(kinds))}; only full_attention is supported. "
                          "Use another drafter.")
-    if config.get("hidden_act", "silu") != "silu":
+    if config.get("hidden_act") not in ("silu", None):
         raise ValueError(f"The drafter's hidden_act is {config['hidden_act']!r}; only 'silu' is supported. Use another "
                          "drafter.")

@@ -16,7 +16,7 @@ from longgraft.config.settings import HeadOverrides
 from longgraft.yarn_drafters.contradictions import attention_heads, refuse_contradictions, refuse_unread
 from longgraft.yarn_drafters.network import HeadConfig
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.scaling import rope_of, scaling
+from longgraft.yarn_drafters.scaling import positions_of, rope_of, scaling
 
 Shapes = Mapping[str, Sequence[int]]
 Layers = Annotated[tuple[int, ...], Option(low=0)]
@@ -65,18 +65,22 @@ def speculators_name(name: str) -> str:
 
 
 def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
-    """Returns "eagle3", "angelslim", "specforge", "specpv" or "speculators"; raises ValueError for other drafters."""
+    """Returns "eagle3", "angelslim", "specforge", "specpv" or "speculators"; raises ValueError for other drafters.
+
+    A key of another kind of drafter counts as absent if its value is null, 0 or empty: configs that were copied from a
+    target list such keys.
+    """
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     kind = config.get("speculators_model_type")
-    if kind is not None:
+    if kind:
         if kind != "eagle3":
             raise ValueError(f"This is a speculators {kind!r} drafter; an EAGLE-3 head is needed.")
         return "speculators"
-    if "dflash_config" in config or re.search("DFlash|DSpark|Domino", architectures):
+    if config.get("dflash_config") or re.search("DFlash|DSpark|Domino", architectures):
         raise ValueError(f"This is a DFlash drafter ({architectures}); an EAGLE-3 head is needed.")
-    if "medusa_num_heads" in config or any(re.match(r"(medusa_head\.)?\d+\.\d+\.", name) for name in shapes):
+    if config.get("medusa_num_heads") or any(re.match(r"(medusa_head\.)?\d+\.\d+\.", name) for name in shapes):
         raise ValueError("These are Medusa heads; an EAGLE-3 head is needed.")
-    if "num_nextn_predict_layers" in config or any(name.startswith(("mtp.", "mtp_layers.")) for name in shapes):
+    if config.get("num_nextn_predict_layers") or any(name.startswith(("mtp.", "mtp_layers.")) for name in shapes):
         raise ValueError("This is a multi-token-prediction head; an EAGLE-3 head is needed.")
     if "midlayer.self_attn.q_proj.weight" in shapes:
         given = scaling(config)
@@ -86,7 +90,7 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
         if "Eagle3LlamaForCausalLM" in architectures:
             return "angelslim"
         # Only mainline SpecForge trains with llama3 or mscale, and it read rope_theta before it had either.
-        if "eagle_config" in config or given["rope_type"] == "llama3" or "mscale" in given:
+        if config.get("eagle_config") is not None or given["rope_type"] == "llama3" or "mscale" in given:
             return "specforge"
         return "eagle3"
     if "layers.0.hidden_norm.weight" in shapes:
@@ -109,19 +113,20 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
     hidden, wide = named["fc.weight"]
     heads, head_dim, kv_heads = attention_heads(inner, named["midlayer.self_attn.q_proj.weight"][0],
                                                 named["midlayer.self_attn.k_proj.weight"][0])
-    speculators = layout == "speculators"
+    speculators, rope = layout == "speculators", rope_of(inner, layout)
+    has_type = bool(config.get("speculators_model_type"))
+    stated = checked(inner.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 2048
     made = HeadConfig(
         hidden_size=hidden, target_hidden_size=target.hidden,
         intermediate_size=named["midlayer.mlp.gate_proj.weight"][0], heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         vocab_size=target.vocab, draft_vocab_size=named["lm_head.weight"][0],
         feature_layers=_feature_layers(config, wide // target.hidden, target, overrides),
-        max_positions=checked(inner.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 2048,
-        rope=rope_of(inner, layout),
+        max_positions=positions_of(stated, rope), rope=rope,
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
-        rms_eps=checked(inner.get("rms_norm_eps", 1e-5), Positive, "rms_norm_eps"),
+        rms_eps=checked(inner.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-5,
         # Only in speculators' files do these names have this meaning.  Without the first, vLLM takes true in a
         # speculators config and false in a raw one.
-        norm_before_residual=speculators and _flag(config, "norm_before_residual", "speculators_model_type" in config),
+        norm_before_residual=speculators and _flag(config, "norm_before_residual", has_type),
         norm_output=_norm_output(config, named, layout),
         norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
         qk_norm="midlayer.self_attn.q_norm.weight" in named,
@@ -156,7 +161,8 @@ def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _flag(config: Mapping[str, Any], name: str, usual: bool) -> bool:
-    return checked(config.get(name, usual), bool | None, name) or False
+    stated = checked(config.get(name), bool | None, name)
+    return usual if stated is None else stated
 
 
 def _norm_output(config: Mapping[str, Any], named: Shapes, layout: str) -> bool:

@@ -69,7 +69,8 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -
         raise ValueError(f"{missing[0]} is missing, so this is not a LongSpec drafter. Give a folder made by "
                          "`longgraft train longspec`, or an official one.")
     (queries, hidden), keys, inner = tensors[wanted[0]].shape, len(tensors[wanted[1]]), len(tensors[wanted[2]])
-    if (act := config.get("hidden_act", "silu")) != "silu":
+    act = config.get("hidden_act")
+    if act not in ("silu", None):
         raise ValueError(f"its config.json says hidden_act {act!r}; silu is needed. It is of another kind.")
     size = head_dim(target)
     heads, theirs = queries // size, kv_heads(target)
@@ -85,6 +86,7 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -
         sizes |= {"num_attention_heads": target.config.num_attention_heads}
     refuse_other_sizes(config, sizes)
     return LongSpecConfig(
-        hidden, inner, heads, keys // size, size, checked(config.get("rms_norm_eps", 1e-6), Positive, "rms_norm_eps"),
-        checked(config.get("window", 512), Count, "window"), "self_attn.q_proj.bias" in tensors,
+        hidden, inner, heads, keys // size, size,
+        checked(config.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-6,
+        checked(config.get("window"), Count | None, "window") or 512, "self_attn.q_proj.bias" in tensors,
         "self_attn.q_norm.weight" in tensors, "norm.weight" in tensors)

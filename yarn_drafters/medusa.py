@@ -124,6 +124,7 @@ def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int)
     if not parts:
         raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder with "
                          f"{WEIGHTS}, or with safetensors of its names.")
+    tied = False if tied is None else tied
     if not isinstance(tied, bool):
         raise ValueError(f"{TIED} is {tied!r} in config.json; true or false is needed.")
     blocks = 1 + max((int(place) for _, place, kind in parts if kind == "linear.weight"), default=0)

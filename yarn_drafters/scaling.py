@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from longgraft.config.options import Count, Positive, checked
+from longgraft.target_model.positions import lengthened
 from longgraft.yarn_drafters.rope import Rope
 
 NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings"),
@@ -46,6 +47,11 @@ def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
     if layout not in ("eagle3", "angelslim", "specpv"):
         base = checked(config.get("rope_theta") or given.get("rope_theta") or base, Positive, "rope_theta")
     return Rope(base, kind, **found)
+
+
+def positions_of(stated: int, rope: Rope) -> int:
+    """Returns the positions of a head; the configuration of a linear scaling does not tell what it lengthens."""
+    return stated if rope.kind == "linear" else lengthened(stated, rope.kind, rope.factor, rope.original)
 
 
 def _attention_factor(given: Mapping[str, Any]) -> float | None:

@@ -23,12 +23,14 @@ read -r seen card < <("$python" -P -c "import longgraft, torch; print(longgraft.
 # Without a GPU the kernel is rehearsed in Triton's interpreter.
 [ "$card" = True ] || export TRITON_INTERPRET=1
 
-# assemble MODEL: joins the pieces in $work/pieces to the file that `--model MODEL` finds in the cache.
+# assemble MODEL: joins the pieces in $work/pieces to the file that `--model MODEL` finds in the cache, and puts the
+# weights in $work/weights into the checkout.
 assemble() {
     local file=$LONGGRAFT_CACHE/models/$1.gguf
     mkdir -p "${file%/*}"
     [ -f "$file" ] || cat "$work"/pieces/p* > "$file"
     sha256sum "$file"
+    [ ! -d "$work/weights" ] || cp -a "$work/weights/." "$root/"
 }
 
 # longgraft SECONDS COMMAND...: runs the command line's COMMAND, and interrupts it after so many seconds.

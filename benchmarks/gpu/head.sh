@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Run C: an EAGLE-3 head for a real model.  $1: folder with texts.  Under 9 minutes.
-# WORK has the pieces of the model's GGUF file in WORK/pieces.  MODEL, RECIPE, EXTENSION, MINUTES, MORE: see README.md.
+# WORK has the pieces of the model's GGUF file in WORK/pieces.  MODEL, RECIPE, EXTENSION, TO, MINUTES, MORE: see README.md.
 work=$(realpath -m "${WORK:-$HOME/longgraft}") data=$(realpath "$1")
 export TOKENIZERS_PARALLELISM=true LONGGRAFT_CACHE=$work/cache
 . "$(dirname "${BASH_SOURCE[0]}")/bare.sh"
@@ -16,7 +16,7 @@ longgraft 450 train drafter --model "$model" "${texts[@]}" --recipe "${RECIPE:-$
 mkdir -p "$work/longer"
 touch "$work/longer/lock"
 cp "$work"/short/*.npz "$work/longer/" || true
-longgraft 110 train extend --model "$model" --drafter "$work/short/head" --original 2k --to 32k "${texts[@]}" \
+longgraft 110 train extend --model "$model" --drafter "$work/short/head" --original 2k --to "${TO:-32k}" "${texts[@]}" \
     --recipe "${EXTENSION:-$here/coder_extension.toml}" --minutes "$more" --out "$work/longer" || true
 best=$work/longer
 [ -f "$best/head/model.safetensors" ] || best=$work/short

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Packs what travels to a machine without network, where the size of a transfer is limited.
 #
-#   pack.sh FOLDER            sets the shipped heads aside and downloads wheels into FOLDER/wheels
-#   pack.sh FOLDER FILE       sets all shipped weights aside, downloads the wheels, and splits FILE into FOLDER/pieces
-#   pack.sh back              brings the weights back
+#   pack.sh FOLDER               sets the shipped heads aside and downloads wheels into FOLDER/wheels
+#   pack.sh FOLDER FILE [HEAD]   sets all shipped weights aside, downloads the wheels, splits FILE into FOLDER/pieces,
+#                                and copies the weights of yarn_drafters/heads/HEAD into FOLDER/weights
+#   pack.sh back                 brings the weights back
 #
 # FOLDER is in the checkout, and .git/info/exclude ignores it.  What else travels with each command, such as texts, goes
 # into FOLDER/data.  LIMIT: most MiB of a transfer (64).  PIECE: most MiB of a piece (53).  Fails if a transfer is larger.
@@ -15,7 +16,7 @@ wheels="greenlet gguf typer"        # with pydantic and what it needs, all that 
 platforms=(--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64
            --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64)
 
-[ $# -ge 1 ] || { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,11s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 2; }
 
 bring_back() {
     [ -d "$aside" ] || return 0
@@ -25,7 +26,7 @@ bring_back() {
 
 bring_back
 [ "$1" != back ] || { echo "the weights are back"; exit 0; }
-pack=$(realpath -m "$1") file=${2:-}
+pack=$(realpath -m "$1") file=${2:-} head=${3:-}
 case $pack in "$root"/*) ;; *) echo "$pack is not in the checkout $root, so it would not travel" >&2; exit 2 ;; esac
 mkdir -p "$pack"
 git -C "$root" check-ignore -q "$pack" || {
@@ -33,6 +34,11 @@ git -C "$root" check-ignore -q "$pack" || {
     exit 2
 }
 
+rm -rf "$pack/weights"
+if [ -n "$head" ]; then
+    mkdir -p "$pack/weights/yarn_drafters/heads/$head"
+    cp "$root/yarn_drafters/heads/$head/model.safetensors" "$pack/weights/yarn_drafters/heads/$head/"
+fi
 where=yarn_drafters/heads
 [ -z "$file" ] || where=yarn_drafters
 git -C "$root" ls-files -z "$where/*.safetensors" | while IFS= read -r -d '' path; do
@@ -61,7 +67,8 @@ mib() { awk -v bytes="$1" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }'; }
 checkout=$(cd "$root" && git ls-files -z -c -o --exclude-standard | { xargs -0 stat -c %s 2> /dev/null || true; } |
     awk '{ sum += $1 } END { printf "%.0f", sum }')
 besides=$(bytes "$pack/wheels" "$pack/data")
-largest=0
+largest=$(bytes "$pack/weights")
+[ "$largest" = 0 ] || echo "${pack#"$root"/}/weights $(mib "$largest")"
 echo "checkout $(mib "$checkout"), wheels and data $(mib "$besides")"
 for each in "$pack"/pieces/*; do
     [ -e "$each" ] || continue

@@ -33,7 +33,7 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is
 from longgraft.eval.reports.cells import LOSSY
 from longgraft.eval.runs.jobs import jobs_of
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.eval.runs.resume import resume_config
+from longgraft.eval.runs.resume import check_prompts, resume_config
 from longgraft.eval.runs.rows import Failure, Key, Result, Row, RowLog, sole_sweep
 from longgraft.models.catalogue import CATALOGUE
 from longgraft.models.fetch import get
@@ -60,7 +60,9 @@ def peer(run: Annotated[Path, typer.Argument(help="Folder of a sweep of a GGUF m
         raise ValueError(f"The sweep in {run} is of {config.model or 'the embedded model'}, and llama.cpp reads GGUF "
                          "files. Give a sweep of one.")
     reader = Reader.open(config.model)
-    plan = planned(config, check_plan(config), reader)
+    suites = check_plan(config)
+    check_prompts(run, suites)
+    plan = planned(config, suites, reader)
     with sole_sweep(run):
         environment = read_table(run / "environment.json") | {"peers": about}
         (run / "environment.json").write_text(json.dumps(environment, indent=1) + "\n", encoding="utf-8")
@@ -104,7 +106,8 @@ def measure(file: Path, fitted: Fitted, wanted: dict[Key, Row]) -> Iterator[Resu
     drafts = METHODS[next(iter(wanted)).method]
     model: Any = None
     for key, theirs in wanted.items():
-        about: dict[str, Any] = {"turn": fitted.example.turn, "cut_tokens": fitted.cut_tokens, "promise": LOSSY}
+        about: dict[str, Any] = {"turn": fitted.example.turn, "cut_tokens": fitted.cut_tokens, "promise": LOSSY,
+                                 "fingerprint": fitted.example.fingerprint(key.mode)}
         if model is None:
             size = len(fitted.ids) + most + drafts + 1
             lookup = LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None

@@ -17,9 +17,12 @@ from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
 from longgraft.models.gguf_blocks import TensorTable
 from longgraft.models.places import place_of
+from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import free_bytes, resident
+from longgraft.target_model.model import UNBOUNDED
+from longgraft.target_model.positions import most_positions
 from longgraft.target_model.weights import read_config
 from longgraft.yarn_drafters import files
 from longgraft.yarn_drafters.layouts import TargetShape, head_config, norm_notice, our_name, plain_name
@@ -60,14 +63,16 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     name, config = place.name, cast(Any, read_config(place.path, place.name))
     dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
     text, shape = config.get_text_config(decoder=True), TargetShape.of(config)
+    positions = most_positions(config) or UNBOUNDED
     lines = [*machine(device),
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
-             f"{shape.vocab:,}, {text.max_position_embeddings:,} positions, {str(dtype)[6:]} on {device}"]
+             f"{shape.vocab:,}, {positions:,} positions, {str(dtype)[6:]} on {device}"]
     in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
     table = TensorTable.read(Path(place.path)) if in_blocks else None
     blocks = table.packed_bytes if table and table.in_blocks else None
-    target, packed = _target(config, dtype, weights == "int8", cache or dtype, blocks)
-    shares, positions = {"target": target}, text.max_position_embeddings
+    usual = usual_cache_dtype(config, dtype, blocks is not None or weights == "int8")
+    target, packed = _target(config, dtype, weights == "int8", cache or usual or dtype, blocks)
+    shares = {"target": target}
     head, described = _head(pair, name, shape)
     lines.append(described)
     if head is not None:

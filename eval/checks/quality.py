@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from longgraft.acceptance.rules import Greedy
+from longgraft.config.json_lines import read_json_lines
 from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
@@ -96,8 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     lengths = [int(n) for n in options.lengths.split(",")]
     report: dict[str, Any] = {"bits_per_byte": {}, "accuracy": {}, "greedy": []}
     texts: dict[str, list[str]] = {}
-    for line in options.held_out.read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for _, _, row in read_json_lines(options.held_out):
         texts.setdefault(row["type"], []).append(row["text"])
     report["bits_per_byte"] = {kind: round(bits_per_byte(session, some[:20]), 3) for kind, some in texts.items()}
     for suite in options.suites.split(","):

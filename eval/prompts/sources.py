@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import parse_object, read_text
+from longgraft.config.data_files import checked_object
+from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.runtime.hub import hub_answers, offline
 
@@ -45,13 +46,8 @@ def local_file(name: str, data: Path | None) -> Path | None:
 
 def read_rows(path: Path) -> list[tuple[str, Row]]:
     """Returns every row with its place; a ValueError names the file, or the line that is no JSON object."""
-    text = read_text(path, f"Give the path of a JSONL file, or one of the suites {', '.join(SUITES)}.")
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):     # JSON may hold U+2028 as it stands
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        rows.append((where, parse_object(line, where)))
+    lines = read_json_lines(path, f"Give the path of a JSONL file, or one of the suites {', '.join(SUITES)}.")
+    rows = [(where, checked_object(value, where)) for _, where, value in lines]
     if not rows:
         raise ValueError(f"{path} has no rows.")
     return rows

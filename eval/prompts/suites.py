@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import parse_object, whole
+from longgraft.config.chat_messages import chat_message
+from longgraft.config.data_files import parse_object, read_text, whole
 from longgraft.eval.prompts.catalogue import SUITES, Suite
 from longgraft.eval.prompts.sources import Row, hub_rows, identity_of, is_path, local_file, read_rows, text_of
+from longgraft.runtime.fingerprint import digest
 
 __all__ = ["SUITES", "Example", "load_suite"]
 
@@ -63,9 +65,22 @@ class Example:
                        follow_ups=self.follow_ups[1:], continuations=texts, later=self.later[1:],
                        history=(*self.history, (self.prompt(), answer)))
 
+    def turns(self) -> list[Example]:
+        """Returns this turn and the later ones, without the answers between them."""
+        found = [self]
+        while found[-1].follow_ups:
+            found.append(found[-1].next_turn(""))
+        return found
+
     def prompt(self, body: str | None = None) -> str:
         """Returns the prompt with the whole body, or with the given part of it."""
         return self.before + (self.body if body is None else body) + self.after
+
+    def fingerprint(self, mode: str) -> str:
+        """Returns the fingerprint of the uncut texts that an answer in this mode depends on; answers before it are left
+        out, because each has a row of its own."""
+        asked = [question for question, _ in self.history] + [self.prompt()]
+        return digest((asked, self.chat, self.max_new_tokens, self.recording if mode == "replay" else ""))
 
     def encode(self, tokenizer: Any, body: str | None = None) -> list[int]:
         """Returns the ids that are fed.
@@ -135,10 +150,7 @@ def read_prompts(path: Path, count: int) -> list[Example]:
     """Returns the first `count` rows of a JSONL file; any other file is one prompt."""
     if is_path(str(path)):
         return load_suite(str(path))[:count]
-    try:
-        return [Example(path.stem, path.stem, path.read_text(encoding="utf-8"), "", "", chat=False)]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"File {path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    return [Example(path.stem, path.stem, read_text(path), "", "", chat=False)]
 
 
 def suite_name(suite: str) -> str:
@@ -207,19 +219,19 @@ def _turns(where: str, turns: list[Any]) -> dict[str, Any]:
     return {"before": turns[0], "body": "", "after": "", "follow_ups": tuple(turns[1:])}
 
 
-def _spoken(where: str, messages: Any) -> list[Any]:
+def _spoken(where: str, messages: Any) -> list[str]:
     """Returns the user's turns of chat messages.
 
     The system message goes before the first; the assistant's are left out, because the target answers for itself.
     """
-    try:
-        users = [message["content"] for message in messages if message["role"] == "user"]
-        system = [message["content"] for message in messages if message["role"] == "system"]
-    except (TypeError, KeyError) as error:
-        raise ValueError(f"{where}: messages must be a list of {{role, content}}.") from error
+    if not isinstance(messages, list):
+        raise ValueError(f"{where}: messages must be a list of {{role, content}}.")
+    plain = [chat_message(message, f"{where}: message {number}") for number, message in enumerate(messages, 1)]
+    users = [message["content"] for message in plain if message["role"] == "user"]
+    system = [message["content"] for message in plain if message["role"] == "system"]
     if not users:
         raise ValueError(f"{where}: messages hold no user's turn.")
-    if system and all(isinstance(text, str) for text in (*system, users[0])):
+    if system:
         users[0] = "\n\n".join((*system, users[0]))
     return users
 

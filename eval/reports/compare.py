@@ -29,7 +29,11 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
         ValueError: the runs have no measured row in common.
     """
     ours, theirs = ({row.key: row for row in rows if isinstance(row, Row)} for rows in (first, second))
-    common = [key for key in ours if key in theirs]
+    shared = [key for key in ours if key in theirs]
+    common = [key for key in shared if _same_prompt(ours[key], theirs[key])]
+    if shared and not common:
+        raise ValueError("The prompts of the two runs have the same ids and other texts, so no rows can be compared. "
+                         "Measure both on the same files.")
     if not common:
         raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method and "
                          f"repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
@@ -37,12 +41,19 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     failed = [sum(isinstance(row, Failure) for row in rows) for rows in (first, second)]
     differ = [key for key in common if any(getattr(ours[key], name) != getattr(theirs[key], name) for name in COUNTS)]
     out = [f"{len(common)} rows in common; only in the first {len(keys[0] - keys[1])}, only in the second "
-           f"{len(keys[1] - keys[0])}; failed in the first {failed[0]}, in the second {failed[1]}.",
-           f"Tokens or counts differ in {len(differ)} of them" + (":" if differ else ".")]
+           f"{len(keys[1] - keys[0])}; failed in the first {failed[0]}, in the second {failed[1]}."]
+    if others := len(shared) - len(common):
+        out.append(f"{others} more were measured on prompts of the same id and another text, and are left out.")
+    out.append(f"Tokens or counts differ in {len(differ)} of them" + (":" if differ else "."))
     out += [f"  {' '.join(map(str, key))}" for key in differ[:LISTED]]
     if len(differ) > LISTED:
         out.append(f"  and {len(differ) - LISTED} more")
     return [*out, *_ratios([(ours[key], theirs[key]) for key in common])]
+
+
+def _same_prompt(one: Row, other: Row) -> bool:
+    """True unless the fingerprints differ; rows of earlier versions have none."""
+    return not one.fingerprint or not other.fingerprint or one.fingerprint == other.fingerprint
 
 
 def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:

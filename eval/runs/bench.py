@@ -161,7 +161,8 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     state.release()
     for key in sorted(key for key in wanted if key.method in bench.missing):
         promise = Variant.parse(key.method).promise
-        yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise)
+        yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise,
+                      example.fingerprint(key.mode))
 
 
 def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[Variant]:
@@ -187,14 +188,15 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
             checks.plain[key.mode] = tokens
         check = checks.of(variant, key.mode, draw, tokens)
     except FAILURES as error:
-        return Failure(key, f"{type(error).__name__}: {error}", example.turn, fitted.cut_tokens, variant.promise)
+        return Failure(key, f"{type(error).__name__}: {error}", example.turn, fitted.cut_tokens, variant.promise,
+                       example.fingerprint(key.mode))
     scored = None
     if key.mode != "replay" and key.repeat == 0:
         scored = score(example.suite, tokenizer.decode(tokens, skip_special_tokens=True), example.answers)
     return Row(key, **stats.as_dict(), token_ids=tokens, loop=loops(tokens), lossless=check,
                promise=variant.promise, score=scored, limit=draw.limit,
                learned_from=state.learned_from(variant, key.mode), turn=example.turn, cut_tokens=fitted.cut_tokens,
-               other_load=other_load)
+               other_load=other_load, fingerprint=example.fingerprint(key.mode))
 
 
 @dataclass(frozen=True)

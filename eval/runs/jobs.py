@@ -42,10 +42,7 @@ def jobs_of(config: SweepConfig, plan: Plan, done: Done) -> list[Job]:
 
 def turns_of(config: SweepConfig, fitted: Fitted) -> list[Fitted]:
     """Returns a prompt and, if prompts are uncut, its later turns, whose earlier answers are not known yet."""
-    turns = [fitted]
-    while not config.lengths and turns[-1].example.follow_ups:
-        turns.append(replace(turns[-1], example=turns[-1].example.next_turn("")))
-    return turns
+    return [fitted] if config.lengths else [replace(fitted, example=turn) for turn in fitted.example.turns()]
 
 
 def missing(config: SweepConfig, job: Job, fitted: Fitted) -> set[Key]:
@@ -72,4 +69,5 @@ def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iter
     """Yields the same for one turn."""
     promises = {variant.name: variant.promise for variant in config.variants}
     for key in sorted(missing(config, job, fitted)):
-        yield Failure(key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method])
+        yield Failure(key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method],
+                      fitted.example.fingerprint(key.mode))

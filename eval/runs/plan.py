@@ -14,6 +14,8 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.scores import score
 from longgraft.models.places import place_of
+from longgraft.target_model.model import UNBOUNDED
+from longgraft.target_model.positions import most_positions
 from longgraft.target_model.weights import read_config, read_tokenizer
 
 Suites = Mapping[str, Sequence[Example]]
@@ -32,7 +34,7 @@ class Reader:
         """Opens a hub id or folder, None for the embedded model; raises ValueError if it cannot be read or decoded."""
         place = place_of(model)
         config, tokenizer = read_config(place.path, place.name), read_tokenizer(place.path, place.name)
-        return cls(place.name, tokenizer, int(config.get_text_config(decoder=True).max_position_embeddings))
+        return cls(place.name, tokenizer, most_positions(config) or UNBOUNDED)
 
     @classmethod
     def of(cls, session: Session) -> Reader:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.eval.runs.config import SweepConfig
-from longgraft.eval.runs.rows import rows_file
+from longgraft.eval.runs.plan import Suites
+from longgraft.eval.runs.rows import rows_file, rows_so_far
 
 CONFIG = "config.json"
 # Options whose value may be larger, or have more items, in a resumed run, because its rows stay valid.
@@ -39,6 +40,26 @@ def check_same(folder: Path, config: SweepConfig) -> None:
     if different := same_run(saved, json.loads(json.dumps(asdict(config)))):
         raise ValueError(f"{folder} was measured with other options: {'; '.join(different)}.\nLeave them out to go on "
                          "with the run as it is, or give another --out.")
+
+
+def check_prompts(folder: Path, suites: Suites) -> None:
+    """Raises ValueError if rows of the folder were measured on other prompts than these suites have under their ids.
+
+    Rows of versions that kept no fingerprints are taken as they are.
+    """
+    turns = {(suite, turn.id): turn for suite, examples in suites.items() for example in examples
+             for turn in example.turns()}
+    changed: dict[tuple[str, str], str] = {}
+    for row in rows_so_far(folder):
+        turn = turns.get((row.key.suite, row.key.prompt_id))
+        if turn is not None and row.fingerprint not in ("", turn.fingerprint(row.key.mode)):
+            changed[row.key.suite, row.key.prompt_id] = row.key.mode
+    if changed:
+        (suite, identity), mode = next(iter(changed.items()))
+        what = "text or recording" if mode == "replay" else "text"
+        others = f" ({len(changed)} prompts have)" if len(changed) > 1 else ""
+        raise ValueError(f"Prompt {identity!r} of {suite} has another {what} than when {folder} was measured{others}. "
+                         "Put the suite's old file back, or give another --out.")
 
 
 def same_run(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

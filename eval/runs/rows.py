@@ -44,7 +44,7 @@ Judged = tuple[Whole, Number, Whole]     # proposed nodes, the sum of their esti
 class Failure:
     """A decoding that failed; it holds no numbers.
 
-    turn: of a conversation; cut_tokens: tokens cut off its prompt; promise: the method's
+    turn: of a conversation; cut_tokens: tokens cut off its prompt; promise: the method's; fingerprint: as in `Row`
     """
 
     key: Key
@@ -52,6 +52,7 @@ class Failure:
     turn: Whole = 1
     cut_tokens: Whole = 0
     promise: str = "exact"
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Row:
     score:        (metric, 0..1) of the answer, in the first repeat of the target's own draws
     learned_from: earlier prompts from which the method had learnt; None if it does not learn over a run
     other_load:   cores that other programs kept busy meanwhile; None if unknown
+    fingerprint:  of the prompt (`Example.fingerprint`); "" in rows of versions that kept none
     """
 
     key: Key
@@ -96,6 +98,7 @@ class Row:
     cut_tokens: Whole = 0
     reused_tokens: Whole = 0
     other_load: Number | None = None
+    fingerprint: str = ""
 
 
 Result = Row | Failure
@@ -161,10 +164,16 @@ def read_rows(folder: Path) -> list[Result]:
     path = rows_file(folder)
     if path is None:
         raise ValueError(f"{folder} holds no {ROWS} and no {COMPRESSED}. Give the --out folder of a sweep.")
-    rows = [row for row, _ in _read(path)]
+    rows = rows_so_far(folder)
     if not rows:
         raise ValueError(f"{path} holds no row. Nothing was measured, or not yet.")
     return rows
+
+
+def rows_so_far(folder: Path) -> list[Result]:
+    """Returns the rows of a run that may not have any yet."""
+    path = rows_file(folder)
+    return [] if path is None else [row for row, _ in _read(path)]
 
 
 def _read(path: Path) -> list[tuple[Result, bytes]]:

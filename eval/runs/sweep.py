@@ -22,7 +22,7 @@ from longgraft.eval.runs.progress import Progress
 from longgraft.eval.runs.provenance import argv, environment
 from longgraft.eval.runs.quiet import check_quiet, wait_for_quiet
 from longgraft.eval.runs.ray_workers import actors
-from longgraft.eval.runs.resume import check_same, save_config
+from longgraft.eval.runs.resume import check_prompts, check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 
@@ -44,6 +44,7 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
     resume = resume or retry
     check_folder(out, config, resume)
     suites = check_plan(config)
+    check_prompts(out, suites)
     if config.quiet:
         check_quiet()
     with sole_sweep(out):

@@ -7,10 +7,8 @@ import math
 import re
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# JSON is spaced like Python's json.dumps output: with only one way to write a document, keys and punctuation are forced
-# and cost no draws.  A schema's own "x-guidance" wins, such as {"whitespace_flexible": true}.
-SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+from longgraft.acceptance.json_schemas import SPACING, problems
+from longgraft.acceptance.large_stack import with_large_stack
+
 NOTHING = "NoExtensionBias"     # llguidance's error name for "no token can extend the text"
 STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
+TOO_MUCH_WORK = "it leaves too many possibilities open at one place; simplify it"
 NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
                  "longgraft[grammar].")
 
@@ -33,7 +32,6 @@ LIMITS: Any = {"step_max_items": 30_000, "initial_lexer_fuel": 300_000, "step_le
 # Parser items at one place of the text. In an ambiguous grammar, which a schema never is, their work grows cubically.
 # A grammar of tool calls is made of schemas, and has an item for each tool.
 MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500, "tool_calls": 4000}
-MOST_OPTIONAL = 480     # properties of one object: llguidance makes four items of each, and a few more
 FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looked at by then is not proposed
 FEW = 4             # texts among which a choice is proposed as a whole
 MOST_READ = 64      # tokens that may come next, for their texts to be compared
@@ -51,10 +49,6 @@ try:
     sys.stdout.write(any_to_lark(sys.stdin.read()))
 except Exception as error:
     sys.exit(f"Failed to convert the grammar from GBNF to Lark: {error}")"""
-STACK = 2 ** 28         # bytes, of which most are never touched: llguidance descends references, 3 KiB for each
-
-_stack_size = threading.Lock()     # threading.stack_size is global to the process
-
 
 class DeadEnd(ValueError):
     """The answer cannot continue under its constraint: no token is allowed."""
@@ -197,7 +191,7 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
             raise ValueError(tried.get_error())
         return matcher
     try:
-        return _with_stack(compiled)
+        return with_large_stack(compiled)
     except ValueError as error:
         raise ValueError(f"{name} cannot be followed: {reason(str(error))}.") from error
 
@@ -207,26 +201,12 @@ def _of_schema(text: str) -> str:
     from llguidance import LLMatcher
 
     try:
-        check_schema(json.loads(text))
+        found = problems(json.loads(text))
     except RecursionError as error:
         raise ValueError("it nests too deeply") from error
+    if found:
+        raise ValueError(f"{found[0]}. Leave it out")
     return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
-
-
-def check_schema(schema: Any) -> None:
-    """Raise ValueError where an object of a schema has too many optional properties, wherever it is nested."""
-    waiting = [schema]
-    while waiting:
-        part = waiting.pop()
-        if isinstance(part, dict):
-            waiting += part.values()
-            properties, required = part.get("properties"), part.get("required")
-            if isinstance(properties, dict):
-                optional = len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
-                if optional > MOST_OPTIONAL:
-                    raise ValueError(f"an object has {optional:,} optional properties, and {MOST_OPTIONAL} are allowed")
-        elif isinstance(part, list):
-            waiting += part
 
 
 def _as_lark(text: str) -> str:
@@ -244,18 +224,6 @@ def _as_lark(text: str) -> str:
     if done.returncode:
         raise ValueError(slow if done.returncode < 0 else done.stderr.strip())
     return done.stdout
-
-
-def _with_stack(run: Callable[[], Any]) -> Any:
-    """Runs in a thread with a large stack: deep nesting that overflows the stack would end the whole process."""
-    with ThreadPoolExecutor(1) as pool:
-        with _stack_size:
-            before = threading.stack_size(STACK)
-            try:
-                running = pool.submit(run)      # starts the thread
-            finally:
-                threading.stack_size(before)
-        return running.result()
 
 
 @lru_cache(maxsize=4)
@@ -287,7 +255,9 @@ def _ids(packed: bytes) -> Any:
 
 
 def reason(message: str) -> str:
-    """Returns one line of a message that may be a multi-line diagnostic."""
+    """Returns one line of a message of llguidance, which may be a multi-line diagnostic."""
+    if re.search("too many items|row has .* items|fuel", message, re.IGNORECASE):
+        return TOO_MUCH_WORK
     if found := re.search(r"^error: (.+)$", message, re.MULTILINE):
         return found[1]
     first = message.strip().partition("\n")[0]

@@ -79,17 +79,17 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
              draw: SamplingSettings) -> None:
     """Complete code at a cursor, with the repository around it."""
     cursor = place.cursor()     # before the imports, which take seconds
-    from longgraft.acceptance.sampling import Sampling
+    from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.completion.completer import Completer
 
-    sampling = Sampling(**vars(draw))
+    SamplingDefaults().sampling(vars(draw))     # checked before a model is loaded
     session, _ = open_session(pair, settings, tell=not output.as_json)
     if output.prompt:
         prompt = Completer(session).lay_out(place.root, cursor, options)[0]
         print(session.tokenizer.decode(prompt.ids))
         return
     tell = (lambda text: print(text, end="", flush=True)) if output.stream else (lambda text: None)
-    found = Completer(session).complete(place.root, cursor, options, sampling, tell)
+    found = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)), tell)
     if output.as_json:
         print(json.dumps(described(found, session.target.name)))
         return

@@ -49,6 +49,7 @@ def add(
     from longgraft.models.places import place_of
     from longgraft.runtime.fingerprint import vocabulary
     from longgraft.target_model.weights import read_config, read_tokenizer
+    from longgraft.yarn_drafters.training.chats import ChatEncoder
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents
 
@@ -56,12 +57,13 @@ def add(
     tokenizer = read_tokenizer(place.path, place.name)
     identity = {"tokenizer": vocabulary(tokenizer)}
     documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))
-    tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), tokenizer).tokens)
+    chats = ChatEncoder(tokenizer)
+    tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), chats).tokens)
     # Some tokenizers have added tokens that their model never predicts.
     tokens = tokens[tokens < read_config(place.path, place.name).get_text_config(decoder=True).vocab_size]
     if not len(tokens):
         of = " with these endings" if endings else ""
-        raise ValueError(f"{', '.join(map(str, files))}: no text to add{of}. Give other files.")
+        raise ValueError(f"{', '.join(map(str, files))}: no text to add{of}. {chats.left_out or 'Give other files.'}")
     with changing(path):
         known = [Corpus.load(path, identity).tokens] if path.exists() else []
         kept = np.concatenate([*known, tokens])[-(most or 0):]

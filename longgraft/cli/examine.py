@@ -158,12 +158,12 @@ def verify(
     from longgraft.eval.prompts.suites import read_prompts
 
     examples = read_prompts(prompts, checking.count)    # before the imports, which take seconds
-    from longgraft.acceptance.sampling import Sampling
+    from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.eval.checks import bits, losslessness
     from longgraft.prefill.chunked import chunk_size
     from longgraft.protocol.observation import Wants
 
-    sampling = Sampling(**vars(draw))
+    sampling = SamplingDefaults().sampling(vars(draw))      # takes nothing from the model's file
     session, _ = open_session(pair, settings, tell=not as_json)
     ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
     if checking.level == "bits":

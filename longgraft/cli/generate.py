@@ -108,7 +108,7 @@ class Answers:
         from longgraft.engine.session import answer
 
         request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop,
-                                    prediction=self.prediction)
+                                    prediction=self.prediction, stop_token_ids=self.ends.stop_token_ids)
         return answer(request, tell=tell)
 
 
@@ -135,8 +135,10 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
     if out and not given.prompts:
         raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
     from longgraft.acceptance.sampling import Sampling
+    from longgraft.acceptance.sampling_defaults import SamplingDefaults
 
-    sampling = Sampling(**vars(draw), **shape.read())
+    asked_sampling = vars(draw) | shape.read()
+    SamplingDefaults().sampling(asked_sampling)     # checked before a model is loaded
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, shape, ends)))
         return
@@ -153,8 +155,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
         session, loaded = open_session(Pair(), settings, tell=not shown.as_json)
     if isinstance(recording, str):
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
-    if recording is not None:
-        sampling = Sampling(replay=recording)
+    sampling = session.sampling(**asked_sampling) if recording is None else Sampling(replay=recording)
     budget = None if loaded.method.chooses(loaded.settings.budget) else session.engine.budget
     settings = replace(loaded.settings, method=str(loaded.method), budget=budget)
     answers = Answers(session, settings, sampling, ends, shown.compare, prediction)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longgraft.config.chat_messages import chat_message
 from longgraft.config.data_files import parse_json
+from longgraft.config.json_lines import json_lines
 from longgraft.config.options import Checked, option
 
 STDIN = "-"
@@ -36,7 +38,7 @@ class GivenPrompt:
 
     def as_text(self) -> GivenPrompt:
         """Returns the messages' contents, one after the other, for a model without a chat template."""
-        text = "\n\n".join(str(one["content"]) for one in self.chat)
+        text = "\n\n".join(one["content"] for one in self.chat)
         return GivenPrompt(text, self.name) if self.chat else self
 
     def with_system(self, system: str) -> GivenPrompt:
@@ -109,11 +111,7 @@ def joined(texts: Sequence[str]) -> str:
 def rows(name: str) -> list[GivenPrompt]:
     """Returns the prompts of a JSONL file; a ValueError names file and line."""
     found = []
-    for number, line in enumerate(read_source(name).splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{source_name(name)}:{number}"
-        row = parse_json(line, where)
+    for number, where, row in json_lines(read_source(name), source_name(name)):
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
             raise ValueError(f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one of "
@@ -131,11 +129,9 @@ def rows(name: str) -> list[GivenPrompt]:
 
 def messages(value: Any, where: str) -> list[dict[str, Any]]:
     """Returns chat messages; raises ValueError for anything else."""
-    if not (isinstance(value, list) and value and all(
-            isinstance(one, dict) and isinstance(one.get("role"), str) and one.get("content") is not None
-            for one in value)):
+    if not (isinstance(value, list) and value):
         raise ValueError(f'{where}: messages must be a list such as [{{"role": "user", "content": "Hello"}}].')
-    return value
+    return [chat_message(one, f"{where}: message {number}") for number, one in enumerate(value, 1)]
 
 
 def token_ids(value: Any, where: str) -> list[int]:
@@ -169,6 +165,6 @@ def read_json(name: str) -> Any:
 
 def _decoded(data: bytes, what: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text ({error}).") from error

@@ -7,6 +7,7 @@ import socket
 import sys
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,6 +15,9 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.config.settings import Pair, Settings
 from longgraft.serve.options import KEY_VARIABLE, Replicas, Serving
+
+if TYPE_CHECKING:
+    from longgraft.engine.session import Session
 
 serving = typer.Typer()
 
@@ -38,6 +42,7 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
     with ExitStack() as stack:
         if place.ray is None:
             session, _ = open_session(pair, settings, tell=True)
+            _say_defaults(session)
             app = make_app(session, serving)
         else:
             application = f"longgraft-{socket.gethostname()}-{listens.getsockname()[1]}"
@@ -49,6 +54,14 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
             run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
                                            "ends it"))
     _say("ended")
+
+
+def _say_defaults(session: Session) -> None:
+    """Says how requests without a temperature are answered, if generation_config.json decides it."""
+    temperature = session.defaults.temperature
+    if temperature:
+        _say(f"requests without a temperature are sampled at {temperature:g}, as generation_config.json says; those "
+             "with temperature 0 are greedy")
 
 
 def _say(text: str) -> None:

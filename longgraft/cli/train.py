@@ -88,6 +88,7 @@ def train_extend(
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
     from longgraft.models.places import place_of
+    from longgraft.target_model.positions import most_positions
     from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.layouts import TargetShape
     from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe
@@ -97,7 +98,7 @@ def train_extend(
     assert length is not None
     target = place_of(model)
     config = read_config(target.path, target.name)
-    shape, longest = TargetShape.of(config), _positions(config)
+    shape, longest = TargetShape.of(config), most_positions(config)
     made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
                             device=device, **_rates(learning_rate))
     print(DrafterTrainer.train(made, target.name, _found(data), _found(valid or []), out, kind, until))
@@ -129,8 +130,8 @@ def train_regenerate(
     """Sample a model's own answers and continuations, to train a head on."""
     from longgraft.config.method_roles import PLAIN
     from longgraft.loading import load
-    from longgraft.yarn_drafters.training.chats import ChatSampling, Sources
     from longgraft.yarn_drafters.training.regenerate import regenerate
+    from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources
 
     sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed,
                             longest=excerpt)
@@ -164,6 +165,7 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
            ) -> None:
     """Write a head in another public layout."""
     from longgraft.models.places import place_of
+    from longgraft.target_model.positions import most_positions
     from longgraft.target_model.weights import read_config
     from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_in_bytes, save_speculators
     from longgraft.yarn_drafters.layouts import TargetShape
@@ -177,15 +179,10 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     network = load_head(drafter, TargetShape.of(config), dtype=None)
     if layout == "speculators":
         save_speculators(network, out, verifier=target.name, architectures=config.architectures or [],
-                         positions=_positions(config) or 0)
+                         positions=most_positions(config) or 0)
     else:
         savers[layout](network, out)
     print(out)
-
-
-def _positions(config: Any) -> int | None:
-    """Returns the target's most positions; None if its configuration has no such bound."""
-    return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def _found(paths: list[Path]) -> list[Path]:

@@ -15,11 +15,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.completion.cursor import locate
 from longgraft.completion.options import LEAST, CompletionOptions
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
+from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.retrieval.gather import Gathered, gather
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.stopping import Ending
@@ -119,7 +121,8 @@ class Completer:
         eos = {*self.session.eos, *prompt.ends}
         request = self.session.open(prompt.ids, options.max_new_tokens, sampling, options.stop, tuple(eos),
                                     prediction=prompt.prediction or None)
-        text = _CompletionText(Ending(options.until, cursor, prompt.form == "fim"), prompt.held, tell)
+        ending = Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
+        text = _CompletionText(ending, prompt.held, tell)
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
@@ -129,7 +132,7 @@ class Completer:
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
         """Returns (prompt, gathered snippets, seconds of both)."""
         root, form, started = root.expanduser().resolve(), options.layout, time.perf_counter()
-        cursor = Cursor(cursor.path, _unified(cursor.before), _unified(cursor.after))
+        cursor = _with_unified_ends(cursor)
         tokens = self._room(options)
         layouts, used = self._last.layouts, self._last.used
         if form not in layouts:
@@ -175,9 +178,9 @@ def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> lis
     return [replace(snippet, why=KEPT) for snippet in before if place(snippet) not in now]
 
 
-def _unified(text: str) -> str:
-    """Returns the text with line ends \\n, which models know."""
-    return text.replace("\r\n", "\n")
+def _with_unified_ends(cursor: Cursor) -> Cursor:
+    """Returns the cursor in a text with line ends \\n, which models know."""
+    return Cursor(cursor.path, LINE_END.sub("\n", cursor.before), LINE_END.sub("\n", cursor.after))
 
 
 class _CompletionText:
@@ -257,10 +260,10 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-    sampling = Sampling(**draw)
+    SamplingDefaults().sampling(draw)       # checked before a model is loaded
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
     cursor = locate(repo, file, line, column, text)
     if session is not None and options:
         raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
     session = session or load(tell=False, **options)
-    return Completer(session).complete(Path(repo), cursor, completion, sampling, tell)
+    return Completer(session).complete(Path(repo), cursor, completion, session.sampling(**draw), tell)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from longgraft.completion.repository.secret_files import check_open
+from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.snippets import Cursor
 from longgraft.config.data_files import whole
 
@@ -74,14 +75,15 @@ def _check_size(path: str, size: int) -> None:
 
 
 def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
-    lines = text.split("\n")
+    lines = LINE_END.split(text)
+    starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     if not 1 <= line <= len(lines):
         raise ValueError(f"{path} ends with line {len(lines):,}, and line {line:,} was asked for. "
                          "Lines are counted from 1.")
-    here = lines[line - 1].rstrip("\r")
+    here = lines[line - 1]
     column = len(here) + 1 if column is None else column
     if not 1 <= column <= len(here) + 1:
         raise ValueError(f"Line {line:,} of {path} has {len(here):,} characters, and column {column:,} was asked for. "
                          f"Columns are counted from 1; {len(here) + 1:,} is behind the last character.")
-    at = sum(len(one) + 1 for one in lines[:line - 1]) + column - 1
+    at = starts[line - 1] + column - 1
     return Cursor(path, text[:at], text[at:])

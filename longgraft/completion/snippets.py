@@ -32,4 +32,4 @@ class Snippet:
 
     @property
     def last_line(self) -> int:
-        return self.first_line + max(0, len(self.text.splitlines()) - 1)
+        return self.first_line + self.text.removesuffix("\n").count("\n")

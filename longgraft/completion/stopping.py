@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from io import StringIO
 from typing import NamedTuple
 
 from longgraft.completion.snippets import Cursor
@@ -102,7 +103,7 @@ class Ending:
     @cached_property
     def _next_line(self) -> str:
         """The first non-blank line after the cursor's, or ""."""
-        lines = self.cursor.after.partition("\n")[2].splitlines()
+        lines = self.cursor.after.partition("\n")[2].split("\n")
         return next((line.rstrip() for line in lines if line.strip()), "")
 
     @property
@@ -125,7 +126,7 @@ class Ending:
     def _braced_statement(self, text: str) -> int | None:
         """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch follows."""
         depth, start, closed = 0, 0, 0
-        for line in BRACED_MASKED.sub(_mask, self._line + text).splitlines(keepends=True):
+        for line in StringIO(BRACED_MASKED.sub(_mask, self._line + text)):
             code = line.strip()
             if closed and code:
                 if not line.endswith("\n") and any(branch.startswith(code) for branch in BRACED_BRANCHES):
@@ -193,7 +194,7 @@ class Ending:
         """Yields the cursor's line and the lines of the completion."""
         whole, own = self._line + text, len(self._line)
         start, depth = -own, 0
-        for code in INDENTED_MASKED.sub(_mask, whole).splitlines(keepends=True):
+        for code in StringIO(INDENTED_MASKED.sub(_mask, whole)):
             after = max(0, depth + sum(map(code.count, "([{")) - sum(map(code.count, ")]}")))
             end = start + len(code)
             yield Line(start, end, whole[start + own:end + own].strip(), code.strip(), _indentation(code), depth, after,
@@ -208,7 +209,7 @@ class Ending:
         masked, depth = BRACED_MASKED.sub(_mask, text), 0
         own = bool(self._line.strip()) and "{" in masked.partition("\n")[0]
         start = 0
-        for line in masked.splitlines(keepends=True):
+        for line in StringIO(masked):
             deepest = depth
             for at, character in enumerate(line):
                 depth += (character == "{") - (character == "}")

@@ -13,14 +13,14 @@ from longgraft.config.file_errors import reason
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """Returns the value of a JSON text.
+    """Returns the value of a JSON text, with or without a byte order mark.
 
     Raises:
         ValueError: the text is not JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF), which no file
             and no tokenizer takes.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read.") from error
     except UnicodeDecodeError as error:
@@ -37,7 +37,11 @@ def parse_json(text: str | bytes, where: str) -> Any:
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     """Returns a JSON object; raises ValueError for anything else."""
-    value = parse_json(text, where)
+    return checked_object(parse_json(text, where), where)
+
+
+def checked_object(value: Any, where: str) -> dict[str, Any]:
+    """Returns the value if it is a JSON object; raises ValueError for anything else."""
     if not isinstance(value, dict):
         raise ValueError(f"{where}: one JSON object is needed; found {type(value).__name__}.")
     return value

@@ -78,7 +78,8 @@ class Settings(Checked):
                           "int8: rounded to bytes; float: floats; auto: gguf for a GGUF file on a CPU with compiled "
                           "kernels, else float", choices=("auto", "gguf", "int8", "float"))
     kv_dtype: str | None = option(None, "Type of the cached keys and values, with a CPU's compiled kernels",
-                                  choices=("bfloat16",), none="that of --dtype")
+                                  choices=("bfloat16", "float32"),
+                                  none="bfloat16 beside weights in blocks or bytes, else that of --dtype")
     attention: str = option("auto", "Attention backend", choices=("auto", "sdpa", "split", "flash", "triton"))
     graphs: str = option("auto", "CUDA graphs, which record a step's launches once, where the model allows it",
                          choices=("auto", "none"))
@@ -121,17 +122,23 @@ def _file(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+FROM_MODEL = "generation_config.json's if the answer is sampled"
+
+
 @dataclass(frozen=True)
 class SamplingSettings(Checked):
     """Sampling options.
 
-    They are the fields of `Sampling` that can be set by an option; `Sampling` checks their ranges.
+    They are the fields of `Sampling` that can be set by an option; `Sampling` checks their ranges.  None is what the
+    model's generation_config.json says, or off.
     """
 
     temperature: float = option(0.0, "0 is greedy")
-    top_p: float = option(1.0, "Draw from the most probable tokens up to this mass; 1 is off")
-    top_k: int = option(0, "Draw from this many most probable tokens; 0 is off")
-    min_p: float = option(0.0, "Draw from tokens at least this probable, relative to the most probable; 0 is off")
+    top_p: float | None = option(None, "Draw from the most probable tokens up to this mass; 1 is all, 0 greedy",
+                                 none=FROM_MODEL)
+    top_k: int | None = option(None, "Draw from this many most probable tokens; 0 is all", none=FROM_MODEL)
+    min_p: float | None = option(None, "Draw from tokens at least this probable, relative to the most probable; 0 is "
+                                       "all", none=FROM_MODEL)
     seed: int = option(0, "Seed of sampling")
 
 
@@ -147,7 +154,8 @@ class LogitSettings(Checked):
     regex: str | None = option(None, "A regular expression (Rust's syntax) of the whole answer", none="none")
     grammar: str | None = option(None, "A grammar (GBNF or Lark), or a file of one, that the answer follows",
                                  none="none", metavar="FILE|TEXT")
-    repetition_penalty: float = option(1.0, "Above 1, tokens of prompt and answer are less likely; 1 is off")
+    repetition_penalty: float | None = option(None, "Above 1, tokens of prompt and answer are less likely; 1 changes "
+                                                    "none", none=FROM_MODEL)
     presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0 is off")
     frequency_penalty: float = option(0.0, "The same, for each time that the answer has the token; 0 is off")
     logit_bias: tuple[str, ...] = option((), "Added to a token's logit; repeatable", many=True, metavar="ID=NUMBER")
@@ -187,7 +195,10 @@ class StopSettings(Checked):
 
     max_new_tokens: int = option(256, "Most tokens of the answer; an end token ends it earlier", unit="tokens", low=1,
                                  high=2 ** 20)
-    stop: tuple[str, ...] = option((), "End the answer before this text; repeatable", many=True)
+    stop: tuple[str, ...] = option((), "End the answer before this text, also that of a special token; repeatable",
+                                   many=True)
+    stop_token_ids: tuple[int, ...] = option((), "End the answer at these tokens, beside the model's own end tokens",
+                                             low=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

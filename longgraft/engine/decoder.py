@@ -46,11 +46,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Goal:
-    """The end of an answer: after `limit` tokens, with an end token (`eos`), or before a stop string."""
+    """The end of an answer: after `limit` tokens, with an end token (`eos`) or stop token, or before a stop string."""
 
     limit: int
     eos: frozenset[int] = frozenset()
     stop: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+
+    @property
+    def last_tokens(self) -> frozenset[int]:
+        """The tokens with which the answer ends; its text ends before them."""
+        return self.eos | self.stop_tokens
 
 
 class Decoder:
@@ -110,16 +116,17 @@ class Decoder:
 
         Sets the finish reason.
         """
-        end = next((i for i, token in enumerate(new) if token in self.goal.eos), None)
+        last_tokens = self.goal.last_tokens
+        end = next((i for i, token in enumerate(new) if token in last_tokens), None)
         if end is not None:
-            new, self.finish_reason = new[:end + 1], "eos"
+            new, self.finish_reason = new[:end + 1], "eos" if new[end] in self.goal.eos else "stop"
         elif self.tally.new_tokens + len(new) >= self.goal.limit:
             self.finish_reason = "length"
         if self.text is None:
             return new, ""
         pieces = []
         for n, token in enumerate(new, 1):
-            if token not in self.goal.eos:      # some tokenizers would decode it to text
+            if token not in last_tokens:        # some tokenizers would decode it to text
                 pieces.append(self.text.push([token]))
             if self.text.stopped:
                 new, self.finish_reason = new[:n], "stop"

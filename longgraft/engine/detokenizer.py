@@ -2,56 +2,111 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+REPLACEMENT = "\ufffd"      # decoded for bytes that are not, or not yet, a character
+LONGEST = 4                 # most tokens of one character: it has at most four bytes
+CONTEXT = 8                 # tokens of a prompt that are decoded with the first token of its answer
+LOOKBACK = 128      # characters before a new piece in which a match of `stop_until` may begin
+
 
 class Detokenizer:
-    """The text of a growing answer.  It holds back bytes that are not yet a character, and the beginning of a stop
-    string.
+    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's text.
 
-    A piece is decoded together with the few tokens before it, because some tokenizers drop a leading space.
+    It holds back bytes that are not yet a character, and the beginning of a stop string.
+
+    A token is decoded together with a window of tokens before it, because some tokenizers drop the space at the
+    beginning of a text.  The window stays short, so that every token costs the same.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (),
+                 stop_until: str | None = None) -> None:
+        """prompt: token ids that the answer follows; stop_until: as in `GenerationRequest`"""
         self.tokenizer, self.stop = tokenizer, [s for s in stop if s]
-        self.ids: list[int] = []
+        self._until = re.compile(stop_until) if stop_until is not None and self.stop else None
         self.text = ""          # all text so far, up to a stop string
         self.given = 0          # characters returned
         self.stopped = False
-        self._from = self._read = 0
+        self._window = self._context(prompt)
+        self._texts = len(self._window)     # ids of the window that need not be kept once others have text
+        self._shown = len(self._decode(self._window))       # characters of the window's text that need not be added
+        self._unfinished = 0    # tokens since the text last ended with a whole character
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes new tokens and returns new text, possibly none yet.  One token at a time finds the stopping token."""
-        self.ids.extend(ids)
-        before = self._decode(self.ids[self._from:self._read])
-        whole = self._decode(self.ids[self._from:])
-        if whole.endswith("\ufffd"):        # in the middle of a character
-            return ""
-        self._from, self._read = self._read, len(self.ids)
-        return self._add(whole[len(before):])
+        return "".join(self._add(self._next(token)) for token in ids)
 
     def finish(self) -> str:
         """Returns the text that was held back."""
         if not self.stopped:
-            before = self._decode(self.ids[self._from:self._read])
-            self.text += self._decode(self.ids[self._from:])[len(before):]
-            self._cut()
+            whole = self._decode(self._window)
+            self._append(whole[self._shown:])
+            self._shown = len(whole)
         piece, self.given = self.text[self.given:], len(self.text)
         return piece
+
+    def _context(self, prompt: Sequence[int]) -> list[int]:
+        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a character."""
+        size = CONTEXT
+        while size < len(prompt) and not self._decode(prompt[-size:]):      # special tokens have no text
+            size *= 2
+        for longer in range(size, size + LONGEST):
+            text = self._decode(prompt[-longer:])
+            if text and not text.startswith(REPLACEMENT):
+                return list(prompt[-longer:])
+        return list(prompt[-CONTEXT:])
+
+    def _next(self, token: int) -> str:
+        """Adds a token to the window and returns the text that no later token changes."""
+        self._window.append(token)
+        text = self._decode(self._window)
+        if text.endswith(REPLACEMENT):
+            self._unfinished += 1
+            return "" if self._unfinished < LONGEST else self._within_bytes(text)
+        self._unfinished = 0
+        new = text[self._shown:]
+        recent = self._window[self._texts:]
+        shown = self._decode(recent)
+        if shown:
+            self._window, self._texts = recent, len(recent)
+        else:       # a space after special tokens needs the text before them
+            self._window = [*self._window[:self._texts], *recent[-LONGEST:]]
+            shown = self._decode(self._window)
+        self._shown = len(shown)
+        return new
+
+    def _within_bytes(self, text: str) -> str:
+        """Returns the window's new text but for its last characters, which may be the beginning of one character.
+
+        More tokens are unfinished than a character has: the text has bytes that are no character, or U+FFFD itself.
+        """
+        recent = self._window[-LONGEST:]
+        shown = self._decode(recent)
+        new = max(0, len(text) - self._shown)
+        held = min(new, LONGEST - 1, len(shown) - len(shown.rstrip(REPLACEMENT)))
+        settled = text[self._shown:len(text) - held]
+        self._window, self._texts, self._shown = recent, 0, len(shown) - held
+        return settled
 
     def _add(self, piece: str) -> str:
         if self.stopped:
             return ""
-        self.text += piece
-        self._cut()
+        self._append(piece)
         end = len(self.text) if self.stopped else len(self.text) - self._held()
         out, self.given = self.text[self.given:max(end, self.given)], max(end, self.given)
         return out
 
-    def _cut(self) -> None:
+    def _append(self, piece: str) -> None:
+        """Adds text, and cuts it at the first stop string that counts."""
+        looked_at = max(0, len(self.text) - LOOKBACK)
+        self.text += piece
         found = [at for at in (self.text.find(s, max(0, self.given - len(s))) for s in self.stop) if at >= 0]
-        if found:
+        until = None if self._until is None else self._until.search(self.text, looked_at)
+        if until is not None and until.start() <= min(found, default=len(self.text)):
+            self.stop, self._until = [], None
+        elif found:
             self.text, self.stopped = self.text[:min(found)], True
 
     def _held(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from longgraft.config.chat_messages import chat_message
+
 Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 
@@ -45,12 +47,25 @@ class Encoder:
             self.known(ids, what)
         return ids
 
-    def end_tokens(self, eos: Any) -> frozenset[int]:
-        """Returns one token id or several as a set; raises ValueError for anything else."""
-        ids = _ids([eos] if isinstance(eos, Integral) else eos, "list of end tokens", "token ids")
+    def end_tokens(self, eos: Any, what: str = "list of end tokens") -> frozenset[int]:
+        """Returns one token id or several as a set; raises ValueError for anything else.  what: their name there"""
+        ids = _ids([eos] if isinstance(eos, Integral) else eos, what, "token ids")
         if ids:
-            self.known(ids, "list of end tokens")
+            self.known(ids, what)
         return frozenset(ids)
+
+    def hidden_tokens(self, texts: Iterable[str]) -> frozenset[int]:
+        """Returns the special tokens that these texts spell, each as a whole; decoded answers do not show them."""
+        found = set()
+        for text in texts:
+            token = self.need("checked for stop strings").convert_tokens_to_ids(text)
+            if token is not None and self._decoded(token, False) == text and not self._decoded(token, True):
+                found.add(token)
+        return frozenset(found)
+
+    def _decoded(self, token: int, skip_special_tokens: bool) -> str:
+        return self.tokenizer.decode([token], skip_special_tokens=skip_special_tokens,
+                                     clean_up_tokenization_spaces=False)
 
     def known(self, ids: Sequence[int], what: str) -> None:
         """Raises ValueError for ids outside the vocabulary: on a GPU they would end the process."""
@@ -70,11 +85,24 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     from jinja2.exceptions import TemplateError
 
     try:
+        messages = [chat_message(one, f"Message {number}") for number, one in enumerate(messages, 1)]
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
                                              return_dict=True)["input_ids"]
     except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
         raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
                          "shows.") from error
+
+
+def continuation(tokenizer: Any, text: str) -> list[int]:
+    """Returns the ids of a text that follows other text: some tokenizers put a space before every text."""
+    if not text:
+        return []
+    line_end, ids = (list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
+                     for part in ("\n", "\n" + text))
+    if ids[:len(line_end)] == line_end:
+        return ids[len(line_end):]
+    # A tokenizer that merges a line end with the text after it puts no space there.
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:

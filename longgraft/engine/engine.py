@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -112,9 +113,9 @@ class Engine:
         _whole(asked.max_new_tokens, "max_new_tokens")
         if asked.budget is not None:
             _whole(asked.budget, "budget")
-        goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop)
+        goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop, frozenset(asked.stop_token_ids))
         if (recorded := asked.sampling.replay) is not None:
-            goal = Goal(min(goal.limit, len(recorded)), stop=goal.stop)
+            goal = replace(goal, limit=min(goal.limit, len(recorded)), eos=frozenset())
         self.check(len(asked.ids), goal.limit)
         place, corpora = lane or self.lanes[0], list(corpora)
         predictions = [torch.tensor(tokens) for tokens in asked.predictions]
@@ -137,7 +138,7 @@ class Engine:
                                           shaping.read if shaping is not None and reads_prompt else None))
         nodes = self.budget if asked.budget is None else min(asked.budget, self.budget)
         if reads is None and self.prefixes is not None and self.target.attention_layers:
-            reads = partial(PrefixReader, self.prefixes)
+            reads = partial(PrefixReader, self.prefixes, weights=lane.weight_state)
         reader = None if reads is None else reads(asked.ids, lane.cache, lane.proposer.memories)
         chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
         return Request(Decoder(verifier, lane.proposer, nodes, goal, text, shaping), asked.ids, chunk,

@@ -17,11 +17,13 @@ class GenerationRequest:
         max_new_tokens: Most tokens of the answer.
         sampling: How tokens are drawn.
         stop: Stop strings; the answer ends before the first that occurs.
+        stop_until: Regular expression; from its first match on, stop strings do not count.
         eos: End tokens; None: the model's own.
         predictions: Token ids of texts that the answer may repeat.  The model does not read them.
         budget: Most nodes per verification, root included, if less than the engine's.
         corpus: Name of a corpus that the answer may repeat; None: the session's.
         priority: Waiting requests with a lower number begin first.
+        stop_token_ids: Tokens that end the answer as a stop string does, beside the end tokens.
     """
 
     ids: Sequence[int]
@@ -33,3 +35,5 @@ class GenerationRequest:
     budget: int | None = None
     corpus: str | None = None
     priority: int = 0
+    stop_token_ids: Collection[int] = ()
+    stop_until: str | None = None

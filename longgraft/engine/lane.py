@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from weakref import ref
 
+from torch import nn
+
 from longgraft.engine.request import Request
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
@@ -13,6 +15,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import reset_peak_memory
 from longgraft.runtime.kv_cache import ROUND, KVCache
+from longgraft.runtime.weight_state import addresses, weight_state
 from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
@@ -38,6 +41,7 @@ class Lane:
         self.target, self.proposer, self.clock, self.regions, self.verifies = target, proposer, clock, regions, verifies
         self.cache: KVCache = target.cache(0)
         self._lock = threading.Lock()
+        self._addresses: list[int] = []     # of all weights, when the last request began
         self._current: Callable[[], Request | None] = lambda: None
 
     @property
@@ -53,6 +57,16 @@ class Lane:
         return self.target.cache_bytes_per_token() + sum(
             cache.bytes() // rows for cache in drafters if cache is not None and (rows := cache.capacity))
 
+    @property
+    def networks(self) -> list[nn.Module]:
+        """The target's model and the drafters' networks."""
+        return [self.target.model, *(network for memory in self.proposer.memories for network in memory.networks)]
+
+    def weight_state(self) -> bytes:
+        """Returns the state of the weights that kept prefixes depend on."""
+        self.target.forget_changed()
+        return weight_state(self.networks)
+
     def begin(self, capacity: int, tell: Callable[[Memory], None], made: Callable[[], Request]) -> Request:
         """Empties cache and memories for a request.
 
@@ -64,6 +78,7 @@ class Lane:
         with self._lock:
             if (current := self._current()) is not None:
                 current.supersede()
+            self._forget_changed()
             if self.regions.fixed:
                 capacity = self._padded_capacity(capacity)
             self.cache.clear()
@@ -90,6 +105,21 @@ class Lane:
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()
+
+    def _forget_changed(self) -> None:
+        """Drops packed copies of a drafter's changed weights, and recordings if weights have moved.
+
+        The target drops its own packed copies.  Recordings read the old addresses.
+        """
+        _, *drafters = self.networks
+        if self.target.kernels is not None:
+            for parameter in (parameter for network in drafters for parameter in network.parameters()):
+                self.target.kernels.forget_changed(parameter)
+        if self.regions.fixed:
+            now = addresses(self.networks)
+            if now != self._addresses:
+                self.regions.forget()
+            self._addresses = now
 
     def _padded_capacity(self, capacity: int) -> int:
         """Returns a capacity with room for padded rows and a somewhat longer prompt.

@@ -74,5 +74,6 @@ def pin(engine: Engine, path: Path, wanted: Needed) -> int:
     ids, rows = load(path, wanted, engine.target.device)
     if engine.prefixes is None:
         engine.prefixes = Prefixes(0, engine.cell)
+    engine.prefixes.belong_to(engine.lanes[0].weight_state())
     engine.prefixes.pin(ids, rows)
     return len(ids)

@@ -11,12 +11,14 @@ from typing import Any
 
 from longgraft.acceptance.constraints import Constraint, constraint
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
 from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
+from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.engine import Engine
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
@@ -81,7 +83,8 @@ class Session:
         self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
         self.method = method
         # The model never predicts ids beyond its vocabulary.
-        self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer) if i < engine.target.vocab_size)
+        self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer, engine.target.name)
+                         if i < engine.target.vocab_size)
         self.default_corpus: str | None = None
         self._corpora: dict[str, tuple[int, Corpus]] = {}       # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
@@ -89,6 +92,23 @@ class Session:
     @property
     def target(self) -> Target:
         return self.engine.target
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """The sampling in the model's generation_config.json; raises ValueError if it cannot be used."""
+        return SamplingDefaults.of(self.target.model, self.target.name)
+
+    def sampling(self, **given: Any) -> Sampling:
+        """Returns the sampling of a request, as `generate` makes it.
+
+        Args:
+            **given: Fields of `Sampling`.  Without a temperature the answer is greedy.  A sampled answer takes what is
+                left out from the model's generation_config.json; a `Sampling` object is taken as it is.
+
+        Raises:
+            ValueError: a value is out of range, or would change nothing.
+        """
+        return self.defaults.sampling(given)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of text, chat messages or token ids."""
@@ -101,7 +121,7 @@ class Session:
     def request(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
                 stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
                 prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None,
-                priority: int = 0) -> GenerationRequest:
+                priority: int = 0, stop_token_ids: int | Sequence[int] = ()) -> GenerationRequest:
         """Encodes a request, which `open` takes and checks.
 
         Args:
@@ -114,13 +134,15 @@ class Session:
             budget: As in `generate`.
             corpus: As in `generate`.
             priority: Waiting requests with a lower number begin first.
+            stop_token_ids: As in `generate`.
 
         Raises:
             ValueError: a text or a list of ids is wrong.
         """
         ends = None if eos is None else self._encoder.end_tokens(eos)
         return GenerationRequest(self.encode(prompt), max_new_tokens, sampling or Sampling(), stop_strings(stop), ends,
-                                 tuple(self.predicted(prediction)), budget, corpus, priority)
+                                 tuple(self.predicted(prediction)), budget, corpus, priority,
+                                 self._encoder.end_tokens(stop_token_ids, "list of stop_token_ids"))
 
     def open(self, prompt: Prompt | GenerationRequest, *how: Any, lane: Lane | None = None, **options: Any) -> Request:
         """Opens a request, which can be stepped through, cancelled and closed.
@@ -147,14 +169,16 @@ class Session:
         sampling, corpus = asked.sampling, self.default_corpus if asked.corpus is None else asked.corpus
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
-        if asked.stop:
-            self._encoder.need("checked for stop strings")
+        stop_tokens = self._encoder.end_tokens(asked.stop_token_ids, "list of stop_token_ids")
+        stop_tokens |= self._encoder.hidden_tokens(asked.stop)
         ends = self._encoder.end_tokens(self.eos if asked.eos is None else asked.eos)
         if sampling.constraint is not None and not ends:
             ends = frozenset(self.eos)      # a complete answer must be able to end
-        text = None if self.tokenizer is None else Detokenizer(self.tokenizer, asked.stop)
+        text = None
+        if self.tokenizer is not None:
+            text = Detokenizer(self.tokenizer, asked.stop, asked.ids, asked.stop_until)
         shaping = Shaping(sampling, asked.ids, self.constraint(sampling, ends)) if sampling.shaped else None
-        return self.engine.open(replace(asked, eos=ends), text, shaping,
+        return self.engine.open(replace(asked, eos=ends, stop_token_ids=stop_tokens), text, shaping,
                                 [] if corpus is None else [self.corpus(corpus)], lane=lane)
 
     def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
@@ -235,14 +259,16 @@ class Session:
         Args:
             prompt: Text, chat messages or token ids ([T] or [1, T]).
             max_new_tokens: Most tokens of the answer.
-            stop: Stop strings; the answer ends before the first that occurs.
+            stop: Stop strings; the answer ends before the first that occurs.  One may be the text of a special token.
             progress: Show a progress bar over the prompt; None: on a terminal.
             **options: The fields of `Sampling` (temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
-                grammar, logit_bias, penalties, logprobs and prompt_logprobs), and:
+                grammar, logit_bias, penalties, logprobs and prompt_logprobs), completed as by `sampling`, and:
                 prediction: A text that the answer may repeat, or several.  The model does not read it; memories that
                 learn from tokens alone propose from it.
                 budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
                 corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
+                eos: Ids of the end tokens; None: the model's own.
+                stop_token_ids: Ids of tokens that end the answer, too; the text ends before them.
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
@@ -252,7 +278,7 @@ class Session:
     def _opened(self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
                 ) -> Request:
         draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-        return self.open(prompt, max_new_tokens, Sampling(**draw), stop, **options)
+        return self.open(prompt, max_new_tokens, self.sampling(**draw), stop, **options)
 
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
@@ -294,10 +320,3 @@ def _bar(tokens: int, progress: bool | None) -> Any:
 
     hidden = None if progress is None else not progress
     return tqdm(total=tokens, desc="prefill", unit="tok", unit_scale=True, disable=hidden, leave=False, delay=BAR_AFTER)
-
-
-def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Returns the ids that end an answer: the generation config's, else the model's, else the tokenizer's."""
-    places = (getattr(model, "generation_config", None), model.config, tokenizer)
-    found = next((value for place in places if (value := getattr(place, "eos_token_id", None)) is not None), ())
-    return (found,) if isinstance(found, int) else tuple(found)

@@ -28,7 +28,7 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
         samplings: One per prompt; None: greedy.
         most: Most requests that run at once.
         predictions: One per prompt, texts that the answer may repeat; None: none.
-        **options: eos, budget and corpus of all answers, as in `Session.request`.
+        **options: eos, stop_token_ids, budget and corpus of all answers, as in `Session.request`.
 
     Raises:
         ValueError: a prompt or a setting is wrong.

@@ -22,7 +22,8 @@ from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, loaded, with_memory
 from longgraft.kernels.integers import IntegerWeight, linear_weights
-from longgraft.kernels.packed_weight import INT8, SPAN, BlockType, LinearWeight, PackedWeight, sample
+from longgraft.kernels.packed_weight import INT8, SPAN, BlockType, LinearWeight, PackedWeight
+from longgraft.runtime.weight_state import address_and_version, sample
 
 DTYPES = (torch.float32, torch.bfloat16)
 LINEAR = ("q", "k", "v", "o", "gate", "up", "down")             # of a decoder layer, in the C++ structure's order
@@ -144,7 +145,7 @@ class CpuKernels:
 
     def _packed_of(self, weight: Tensor) -> _Packed:
         """Tiles [tiles, steps, outputs of a tile, inputs of a step]: a step is four bytes."""
-        state = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        state = address_and_version(weight)
         found = self._packed.get(weight)
         if found is None or found.state != state:
             step = 4 // weight.itemsize

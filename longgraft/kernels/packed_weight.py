@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from longgraft.kernels.block_weight import BlockWeight
+from longgraft.runtime.weight_state import sample
 
 if TYPE_CHECKING:
     from longgraft.kernels.cpu import CpuKernels
 
 SPAN = 32               # inputs that the kernels take at once: a matrix is padded to a multiple of them
-SAMPLES = 32            # numbers of a weight that are compared to see whether it has changed
 
 
 class BlockType(NamedTuple):
@@ -116,9 +116,3 @@ class PackedWeight(BlockWeight):
     @property
     def sample(self) -> Tensor:
         return sample(self.codes)
-
-
-def sample(weight: Tensor) -> Tensor:
-    """Some numbers of a weight, which show whether it has changed."""
-    flat = weight.detach().flatten()
-    return flat[::max(1, len(flat) // SAMPLES)].clone()

@@ -46,6 +46,10 @@ template <int WHICH = 0> float* scratch(int64_t floats) {
 #if defined(__AVX512F__)
 constexpr int64_t LANES = 16, MOST_ROWS = 12;       // a block's sums, a step's weights and a row's number: 27 registers
 #define HELD(v) __asm__("" : "+v"(v))               // in a register: GCC would read it again for each row
+#elif defined(LONGGRAFT_STAND_IN)
+// Tests compile the code for AVX-512, its bfloat16 and AMX for any processor, without their instructions.
+constexpr int64_t LANES = 16, MOST_ROWS = 12;
+#define HELD(v)
 #elif defined(__AVX__)
 constexpr int64_t LANES = 8, MOST_ROWS = 6;
 #define HELD(v)
@@ -96,11 +100,13 @@ inline Sums lanes(const uint16_t* x) {
 }
 
 inline float single(float x) { return x; }
-inline float single(uint16_t bfloat) {
-    const uint32_t bits = static_cast<uint32_t>(bfloat) << 16;
+inline float single(uint32_t bits) {
     float x;
     __builtin_memcpy(&x, &bits, sizeof x);
     return x;
+}
+inline float single(uint16_t bfloat) {
+    return single(static_cast<uint32_t>(bfloat) << 16);
 }
 inline void store(float x, float* y) { *y = x; }
 inline void store(float x, uint16_t* y) {       // rounded to the nearest, ties to even

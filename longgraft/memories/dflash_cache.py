@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from longgraft.attention.backends import BACKENDS, Backend, choose, fixed_backend
@@ -45,6 +45,10 @@ class DFlashCache(DraftCache):
     @property
     def identity(self) -> dict[str, str]:
         return drafter_identity(self.network, self.window)
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return self.network,
 
     def _columns(self, seen: Observation) -> tuple[Tensor]:
         return seen.features(self.network.config.feature_layers),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from longgraft.memories.draft_cache import DraftCache
 from longgraft.protocol.observation import Observation, Wants
@@ -51,6 +51,10 @@ class DraftModelCache(DraftCache):
     @property
     def identity(self) -> dict[str, str]:
         return self.model.identity
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return self.model.model,
 
     def begin(self) -> None:
         """Forgets the scratch chain."""

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longgraft.attention.layout import DeviceLayout, Layout
 from longgraft.kernels.cpu import CpuKernels
@@ -59,6 +59,10 @@ class Eagle3Cache(DraftCache):
     @property
     def identity(self) -> dict[str, str]:
         return drafter_identity(self.network, self.window)
+
+    @property
+    def networks(self) -> tuple[nn.Module, ...]:
+        return self.network,
 
     @property
     def sharing(self) -> int:

@@ -2,8 +2,8 @@
 
     models/NAME.gguf            a model of the catalogue
     models/NAME.gguf.partial    its beginning, after an interrupted fetch
-    models/SHA256/              configuration, tokenizer and table of tensors of a GGUF file
-    models/SHA256-DTYPE/        its dequantized weights: an ordinary transformers folder
+    models/SHA256.VERSION/      configuration, tokenizer and table of tensors of a GGUF file
+    models/SHA256.VERSION-DTYPE/    its dequantized weights: an ordinary transformers folder
     models/hashes/              SHA-256 of files elsewhere, by path, size and time of change
     models/partial/             scratch folder of the process that holds models/lock
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
+
+MOST_LANES = 16     # numbers of a head that compiled attention takes at once, on the processor with the widest vectors
 
 
 @dataclass(frozen=True)
@@ -142,24 +144,47 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     if not isinstance(kernels, CpuKernels) and (asked := [
             name for name, is_asked in (("--weights", settings.weights in ("int8", "gguf")),
-                                        ("--kv-dtype", settings.kv_dtype)) if is_asked]):
+                                        ("--kv-dtype", settings.kv_dtype == "bfloat16")) if is_asked]):
         why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
         raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
                          f"Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
-    if settings.kv_dtype and settings.attention not in ("auto", "split"):
+    if settings.kv_dtype == "float32" and model.dtype != torch.float32:
+        raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
+                         "Give --dtype float32, too, or leave it out.")
+    if settings.kv_dtype == "bfloat16" and settings.attention not in ("auto", "split"):
         raise ValueError(f"--kv-dtype is for the compiled kernels' attention, and --attention {settings.attention} was "
                          "given. Leave one of them out.")
     if settings.weights == "int8" and isinstance(kernels, CpuKernels):
         model = in_int8(model, kernels)
     target = Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                    small if isinstance(small, FusedModules) else None,
-                    dtype_of(settings.kv_dtype) if settings.kv_dtype else None)
+                    small if isinstance(small, FusedModules) else None)
+    if settings.kv_dtype == "bfloat16":
+        target = replace(target, cache_dtype=torch.bfloat16)
+    elif settings.kv_dtype is None and target.kernels is not None and target.attention == "split":
+        target = replace(target, cache_dtype=usual_cache_dtype(model.config, model.dtype, target.weights != "float"))
     notes = []
     if isinstance(kernels, NotBuilt):
         notes.append(f"no compiled kernels: {kernels}; torch decodes, more slowly")
     if isinstance(small, NotBuilt):
         notes.append(f"no fused kernels: {small}; norms, gated products and rotations take several launches each")
     return target, tuple(notes)
+
+
+def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.dtype | None:
+    """Returns the type of keys and values if none is asked for; None: the model's.
+
+    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores and odd heads
+    are attended by torch, which would convert the whole cache in every pass.
+
+    Args:
+        config: Of the model.
+        dtype: Of its activations.
+        integers: True if its linear weights are blocks of integers.
+    """
+    text = config.get_text_config(decoder=True)
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    torch_attends = getattr(text, "attn_logit_softcapping", None) or size % MOST_LANES
+    return torch.bfloat16 if integers and dtype == torch.float32 and not torch_attends else None
 
 
 def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:

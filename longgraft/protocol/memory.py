@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from longgraft.protocol.observation import Observation, Wants
 
@@ -46,6 +46,11 @@ class Memory(ABC):
         """All that the `aligned` rows depend on besides tokens and target, by name.  Rows in a file are used only if it
         is equal: they may be another drafter's."""
         return {}
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """The networks whose weights the `aligned` rows and recorded regions depend on, besides the target."""
+        return ()
 
     @abstractmethod
     def reset(self, capacity: int) -> None:

@@ -13,7 +13,7 @@ from longgraft.engine.session import Session
 from longgraft.serve.access import Guard
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install_handlers
-from longgraft.serve.formats.request_fields import default_sampling
+from longgraft.serve.head_requests import HeadRequests
 from longgraft.serve.options import Serving
 from longgraft.serve.routes import infill, live_page, llamacpp, messages, metrics, models, openai, responses, tokenize
 from longgraft.serve.state import State
@@ -30,7 +30,7 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     """
     options = options or Serving()
     state = State(session, options, Worker(session, options.queue, running=options.max_running),
-                  EncodingPool(options.queue), default_sampling(session.target.model))
+                  EncodingPool(options.queue))
 
     tracing = over_http(options.otlp_endpoint, state.name) if options.otlp_endpoint else None
     if tracing is not None:
@@ -52,6 +52,7 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     install_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router(state))
+    app.add_middleware(HeadRequests)
     if tracing is not None:
         app.add_middleware(TraceHeaders)
     if guarded:

@@ -81,11 +81,13 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
-        body_seconds = BODY_SECONDS * max(1.0, app.state.longgraft.options.max_body / 16)
+        options: Serving = app.state.longgraft.options
+        body_seconds = BODY_SECONDS * max(1.0, options.max_body / 16)
         connection: Any = partial(Connection, body_seconds=body_seconds)
         super().__init__(uvicorn.Config(
             app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
-            proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS))
+            proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=options.keep_alive,
+            headers=[("Keep-Alive", f"timeout={options.keep_alive}")]))
         self._app, self._ready = app, ready
         self._worker: Drains = app.state.longgraft.worker
         self._until = math.inf      # time at which draining ends
@@ -132,13 +134,24 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the deadline."""
         super().connection_lost(exc)
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._cancel_deadline()
 
     def handle_events(self) -> None:
         """Handles data that has arrived, and updates the deadline; uvicorn also calls it after each response."""
         super().handle_events()
         self._set_deadline()
+
+    def on_response_complete(self) -> None:
+        """Ends the deadline until the next request begins to arrive; uvicorn closes connections that stay idle."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self._client_state = None
+            self._cancel_deadline()
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
     def _set_deadline(self) -> None:
         """Sets one deadline for the headers and one for the body; arriving data does not extend them."""
@@ -146,10 +159,9 @@ class Connection(H11Protocol):
         if state is self._client_state:
             return
         self._client_state = state
-        if self._deadline is not None:
-            self._deadline.cancel()
-        seconds = self._seconds.get(state)
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._expire, seconds)
+        self._cancel_deadline()
+        if (seconds := self._seconds.get(state)) is not None:
+            self._deadline = self.loop.call_later(seconds, self._expire, seconds)
 
     def _expire(self, seconds: float) -> None:
         self._refuse(ApiError(408, f"The request did not arrive within {seconds:g} s. Send it faster, or less."))

@@ -43,6 +43,10 @@ class Serving(Checked):
                                        low=0.001, none="no limit")
     beat: float = option(5.0, "Time between comments on a stream that has nothing else to send", unit="seconds",
                          low=0.01, high=3600)
+    # Clients keep idle connections for up to 90 s (Go's, reqwest's), gateways for 60 s. If the server closed one first,
+    # a request that is just being sent would fail.
+    keep_alive: int = option(120, "Time for which a connection without a request stays open", unit="seconds", low=1,
+                             high=86400)
     drain_timeout: float = option(30.0, "Time after SIGTERM for requests that run or wait; what is left is cut off",
                                   unit="seconds", low=0.0, high=86400)
     metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")

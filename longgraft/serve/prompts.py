@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +15,7 @@ from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
 from longgraft.serve.tools.families import Family, family_of
-from longgraft.serve.tools.grammar import grammar
+from longgraft.serve.tools.grammar import Tool, grammar
 from longgraft.serve.tools.reader import CallReader
 from longgraft.serve.tools.rendering import rendered
 
@@ -34,6 +34,7 @@ class EncodedPrompt:
     predictions: token ids of texts that the prompt does not show and the answer may repeat
     calls:       reads tool calls in the answer
     tool_calls:  the grammar that the answer must follow for its tool calls
+    stop_until:  as in `GenerationRequest`: stop strings end text, and no call
     """
 
     ids: list[int]
@@ -44,6 +45,7 @@ class EncodedPrompt:
     predictions: tuple[Sequence[int], ...] = ()
     calls: CallReader = field(default_factory=CallReader)
     tool_calls: str | None = None
+    stop_until: str | None = None
 
 
 def completions(state: State, body: CompletionRequest) -> list[EncodedPrompt]:
@@ -88,7 +90,6 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
                                  predictions=(rest[:state.positions],))
         # Prompt and suffix are cut to leave room for the new tokens.
         room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
-        state.check_text(prompt, "prompt")
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
         return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
 
@@ -102,7 +103,7 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     """
     about = ""
     try:
-        sampling = body.sampling(state.default_sampling)
+        sampling = body.sampling(state.session.defaults)
         about = next(iter(body.constraints()), "")
         if tool_calls is not None:
             if about:
@@ -113,8 +114,8 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
-        message = f"tools {rest}" if first == "tool_calls" else str(error)
-        raise ApiError(400, message, about if first in CONSTRAINTS and about else first) from error
+        field = about if first in CONSTRAINTS and about else first
+        raise ApiError(400, f"{field} {rest}", field) from error
     return sampling
 
 
@@ -123,7 +124,7 @@ def chat(state: State, body: ChatRequest) -> EncodedPrompt:
     text, ids = chat_text(state, body)
     tokenizer = state.need_template("messages")
     prompt = EncodedPrompt(state.ids(text, "messages") if ids is None else ids)
-    return _with_calls(prompt, body, _shown(tokenizer, body)[1], tokenizer.get_added_vocab())
+    return _with_calls(state, prompt, body, _shown(tokenizer, body)[1])
 
 
 def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Family]:
@@ -152,21 +153,40 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
                        "messages") from error
 
 
-def _with_calls(prompt: EncodedPrompt, body: ChatRequest, family: Family, added: Mapping[str, int]) -> EncodedPrompt:
-    """Adds the reader and the grammar of the tool calls that the answer may have.
-
-    added: ids of the tokenizer's added tokens
-    """
+def _with_calls(state: State, prompt: EncodedPrompt, body: ChatRequest, family: Family) -> EncodedPrompt:
+    """Adds the reader and the grammar of the tool calls that the answer may have."""
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     if not body.tools or (not tools and body.constraints()):
         return prompt
     reader = CallReader(family if tools else None, [tool.name for tool in tools])
+    prompt = replace(prompt, calls=reader, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
-        return replace(prompt, calls=reader)        # calls are read as the model writes them
+        return prompt       # calls are read as the model writes them
+    if not body.must_call and not any(tool.strict for tool in tools):
+        tools = _followable(state, family, tools)
+        if not _followed(state, family, tools):
+            return prompt
     with client_errors("tools"):
-        rules = grammar(family, tools, added, not body.must_call, body.many_calls)
-    return replace(prompt, calls=reader, tool_calls=rules)
+        rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
+    return replace(prompt, tool_calls=rules)
+
+
+def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Tool]:
+    """Returns the tools; one whose schema takes too much work for a token takes any arguments."""
+    if _followed(state, family, tools):
+        return list(tools)
+    return [tool if _followed(state, family, [tool]) else replace(tool, parameters={}) for tool in tools]
+
+
+def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
+    """Returns True if answers can follow the schemas of these tools."""
+    calls = grammar(family, tools, state.tokenizer.get_added_vocab(), text=not tools)
+    try:
+        state.session.constraint(Sampling(tool_calls=calls), state.session.eos)
+    except ValueError:
+        return False
+    return True
 
 
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:

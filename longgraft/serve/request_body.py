@@ -18,6 +18,10 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.jobs import Busy
 
 T = TypeVar("T")
+# Limits of an answer, for which some clients send -1.
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+NO_LIMIT = "For as many as are allowed, give a large number."
+ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")     # UTF-8 has no other half a character
 
 
 class BodyRequest(Request):
@@ -92,11 +96,37 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     except ValueError as error:
         raise ApiError(400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
                        ) from error
+    if ESCAPED_SURROGATE.search(body) and (broken := _half_character(value)) is not None:
+        raise broken
     try:
         return model.model_validate(value)
     except ValidationError as error:
         refusal = invalid(error, value)
     raise refusal       # raised out here, it has no context that would keep the whole parsed body in memory
+
+
+def _half_character(body: Any) -> ApiError | None:
+    """Returns the error about the first text with half a surrogate pair, which no tokenizer encodes.
+
+    None: there is none.
+    """
+    waiting: list[tuple[str, Any]] = [("", body)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                message = (f"{name or 'The body'} has half a character at place {error.start:,}: an emoji was cut in "
+                           "two. Cut the text elsewhere.")
+                return ApiError(400, message, name or None)
+        elif isinstance(value, list):
+            waiting += [(f"{name}[{n}]", one) for n, one in reversed(list(enumerate(value)))]
+        elif isinstance(value, dict):
+            for key, one in reversed(value.items()):
+                inner = f"{name}.{key}".removeprefix(".")
+                waiting += [(inner, one), (inner, key)]
+    return None
 
 
 def invalid(error: ValidationError, value: Any) -> ApiError:
@@ -120,7 +150,8 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
         return ApiError(400, str(meant[0]["ctx"]["error"]), name)
     reasons = dict.fromkeys("be a JSON object" if one["type"] == "model_type" else
                             re.sub(r"^\w+ should | after validation", "", one["msg"]) for one in meant)
-    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.", name)
+    hint = f" {NO_LIMIT}" if deepest[-1] in LIMITS else ""
+    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.{hint}", name)
 
 
 def _path(place: tuple[int | str, ...], value: Any, missing: bool) -> tuple[int | str, ...]:

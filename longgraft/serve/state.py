@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.engine.session import Session
 from longgraft.engine.token_bytes import TokenBytes
@@ -22,16 +21,12 @@ from longgraft.serve.worker import Worker
 
 @dataclass(frozen=True)
 class State:
-    """The state of one server.  Only the worker opens requests on the session; routes only read its properties.
-
-    default_sampling: sampling of requests that set none
-    """
+    """The state of one server.  Only the worker opens requests on the session; routes only read its properties."""
 
     session: Session
     options: Serving
     worker: Worker
     pool: EncodingPool
-    default_sampling: Sampling = field(default_factory=Sampling)
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
@@ -78,18 +73,9 @@ class State:
         special: add the tokens that the tokenizer puts around a prompt
         """
         tokenizer = self.need_tokenizer(param)
-        self.check_text(text, param)
         # Making an attention mask of a million tokens would hold the interpreter's lock.
         return list(tokenizer(text, add_special_tokens=special, return_attention_mask=False,
                               return_token_type_ids=False)["input_ids"])
-
-    def check_text(self, text: str, param: str) -> None:
-        """Raises ApiError about this field if its text has half a surrogate pair, which no tokenizer encodes."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ApiError(400, f"{param} has half a character at place {error.start:,}: it was decoded wrongly. "
-                                "Decode it as UTF-8.", param) from error
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""

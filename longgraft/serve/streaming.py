@@ -171,10 +171,13 @@ async def events_of(running: JobSteps, form: AnswerFormat, beat: float, events: 
             read += step.read
             ids += step.tokens
             if step.text:
-                for part in chain(opening, form.text_chunks(step.text, ids[sent:])):
+                parts = list(chain(opening, form.text_chunks(step.text, ids[sent:])))
+                sent = len(ids)
+                for part in parts:
                     yield events.event(part)
-                sent, sent_at = len(ids), time.monotonic()
-                continue
+                if parts:
+                    sent_at = time.monotonic()
+                    continue
         if time.monotonic() - sent_at >= beat:
             yield f": {read} of {len(running.job.ids)} prompt tokens read\n\n"
             sent_at = time.monotonic()

@@ -7,7 +7,7 @@ and so does a layer whose parts have changed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ from longgraft.kernels.module_override import Forward, ModuleOverride
 from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
+from longgraft.runtime.weight_state import address_and_version
 from longgraft.target_model.attention_interface import IDLE, RUNNING, PassContext, running
 from longgraft.target_model.module_forms import cache_name, gate_of, norm_of, numbers
 
@@ -194,7 +195,7 @@ class _Layer:
 
     def _is_described(self) -> bool:
         """Describes the layer again if its tensors have changed; returns False if they no longer fit."""
-        state = _state(self.form.tensors())
+        state = list(map(address_and_version, self.form.tensors()))
         if self._described is None or self._state != state:
             self._described, self._state = (self._describe() if self.form.fits(self._dtype) else None), state
         return self._described is not None
@@ -259,8 +260,3 @@ class _Layer:
         wrong = (found - expected).float().norm(dim=-1)
         allowed = share * (expected - x).float().norm(dim=-1) + least * expected.float().norm(dim=-1)
         return bool((wrong <= allowed).all())
-
-
-def _state(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """Returns the tensors' addresses and versions."""
-    return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in tensors]

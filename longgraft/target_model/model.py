@@ -35,6 +35,7 @@ from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.hooks import decoder_output, inputs_of
 from longgraft.target_model.module_forms import cache_name
 from longgraft.target_model.passes import SHARED, Report, Segment
+from longgraft.target_model.positions import most_positions
 from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
 from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
 from longgraft.target_model.weights import sample
@@ -146,7 +147,9 @@ class Target:
 
     @property
     def max_positions(self) -> int:
-        return int(getattr(self.config, "max_position_embeddings", UNBOUNDED))
+        """Positions that the model allows, as lengthened by its rotary scaling."""
+        found = most_positions(self.config)
+        return UNBOUNDED if found is None else found
 
     @property
     def _head_size(self) -> int:
@@ -227,7 +230,7 @@ class Target:
             stack.enter_context(self.engaged(run))
             if self._compiled is not None:
                 if not all(cache.length for cache in caches):
-                    self._compiled.forget_changed()
+                    self.forget_changed()
                 stack.enter_context(self._compiled())
             if self.stateful:
                 for states in stack.enter_context(self.stateful(segments, self.device)):
@@ -254,6 +257,11 @@ class Target:
                                       {layer: found[0, share] for layer, found in hidden.items()},
                                       final if wants.final else None, queries))
         return reports
+
+    def forget_changed(self) -> None:
+        """Drops the kernels' packed copies of weights that have changed."""
+        if self._compiled is not None:
+            self._compiled.forget_changed()
 
     @torch.inference_mode()
     def _keep_states(self, states: SegmentStates, path: Tensor) -> None:

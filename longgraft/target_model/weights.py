@@ -27,6 +27,7 @@ from transformers.utils import logging
 from longgraft.config.file_errors import reason
 from longgraft.kernels.block_weight import block_weights
 from longgraft.runtime.fingerprint import digest
+from longgraft.runtime.weight_state import parts
 from longgraft.target_model.supported import refuse
 
 BLOCK = 1 << 24     # elements summed at once: numbers of 16 bits are widened to float32 for it
@@ -110,15 +111,6 @@ def sample(module: nn.Module) -> list[Any]:
     values = [t.flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double()
               for t in (*tensors, *(weight.sample for weight in blocks))]
     return [shapes, torch.cat(values).tolist()]
-
-
-def parts(tensor: torch.Tensor, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields (name, tensor) for the parts of a tensor: integers and scales of torchao's quantized ones, else itself."""
-    if not hasattr(tensor, "__tensor_flatten__"):
-        yield name, tensor
-        return
-    for inner in tensor.__tensor_flatten__()[0]:
-        yield from parts(getattr(tensor, inner), f"{name}.{inner}")
 
 
 def drafter_identity(network: Any, window: int | None) -> dict[str, str]:

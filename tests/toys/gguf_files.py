@@ -6,6 +6,7 @@ import base64
 import hashlib
 import math
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import gguf
@@ -31,7 +32,7 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
 
     kind: number format of the matrices; without: name of a tensor to leave out; odd: name of a tensor to write in a
     format that cannot be dequantised; divided: factor of Llama 3's rotary scaling, 0 for none; entries: metadata by
-    key, with "__" for "."
+    key, with "__" for "."; it takes the place of the toy's own
     """
     torch.manual_seed(3)
     rope = dict(rope_type="llama3", factor=divided, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -52,17 +53,14 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    entries = {"tokenizer__ggml__pre": "smollm", "tokenizer__ggml__bos_token_id": 1,
+               "tokenizer__ggml__eos_token_id": END, "tokenizer__ggml__eot_token_id": TURN} | entries
     writer.add_token_list(TOKENS)
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
     writer.add_token_merges(MERGES)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(END)
-    writer.add_eot_token_id(TURN)
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
-    for key, value in entries.items():
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(key.replace("__", "."), value)
+    _add(writer, entries)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for key, tensor in model.state_dict().items():
@@ -83,6 +81,33 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     writer.write_tensors_to_file()
     writer.close()
     return model
+
+
+def write_vocabulary(path: Path, tokens: Sequence[str], **entries) -> None:
+    """Writes a GGUF file that has a configuration and a vocabulary, and no weights.
+
+    tokens: normal tokens, from the third id on; the first two are <unk> and <s>.  entries: as of `write_gguf`
+    """
+    writer = gguf.GGUFWriter(path, "llama")
+    for add in (writer.add_context_length, writer.add_embedding_length, writer.add_block_count,
+                writer.add_feed_forward_length, writer.add_head_count, writer.add_head_count_kv):
+        add(8)
+    writer.add_token_list(["<unk>", "<s>", *tokens])
+    writer.add_token_types([3, 3, *(6 if token.startswith("<0x") else 1 for token in tokens)])
+    _add(writer, {"tokenizer__ggml__bos_token_id": 1, "tokenizer__ggml__unknown_token_id": 0} | entries)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: gguf.GGUFWriter, entries: dict) -> None:
+    """Adds metadata; an entry of None is left out."""
+    add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
+           list: writer.add_array}
+    for key, value in entries.items():
+        if value is not None:
+            add[type(value)](key.replace("__", "."), value)
 
 
 def _divisor(inverse: float, factor: float) -> float:

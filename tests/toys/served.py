@@ -164,7 +164,7 @@ def meanwhile(*asks: Callable[[], httpx.Response]) -> Iterator[list[httpx.Respon
         one.join(20)
 
 
-def until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+def until(true: Callable[[], object], seconds: float = 20.0) -> None:
     """Waits until the condition is true, or fails after some seconds."""
     end = time.monotonic() + seconds
     while not true():

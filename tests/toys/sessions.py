@@ -93,8 +93,8 @@ def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk:
     parts = parts or toy_parts(**more)
 
     def lane() -> Lane:
-        own = replace(parts, kept={}, clock=Clock())
-        return Lane(own.target, build(method, own, adaptive=True), own.clock, verifies=verifies(method, own))
+        own = replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew())
+        return Lane(own.target, build(method, own, adaptive=True), own.clock, own.regions, verifies(method, own))
     return Session(Engine(lane(), find(method).budget, chunk, prefixes, lane), None)
 
 

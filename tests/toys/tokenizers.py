@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -68,3 +68,31 @@ def ascii_tokenizer() -> PreTrainedTokenizerFast:
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(["<end>"])
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
+
+
+SPACE = "\u2581"        # SentencePiece's space
+PIECES = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in "\U0001f600\u20ac\ufffd".encode()), SPACE,
+          *(SPACE + word for word in ["the", "capital", "of", "france", "is", "paris", "return"]), "is", "\ufffd", "\n")
+LLAMA_2, GEMMA, METASPACE = "Llama 2's", "Gemma's", "Metaspace"
+
+
+def sentencepiece(layout: str = LLAMA_2) -> PreTrainedTokenizerFast:
+    """Returns a SentencePiece tokenizer of few words, with bytes for an emoji, a euro sign and U+FFFD.
+
+    layout: Llama 2's and Metaspace put a space before a text and take it away again when they decode, Gemma's does not
+    """
+    made = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(PIECES)}, unk_token="<unk>"))
+    parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    spaces = normalizers.Replace(" ", SPACE)
+    if layout == GEMMA:
+        made.normalizer, made.decoder = spaces, decoders.Sequence(parts)
+    elif layout == LLAMA_2:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        made.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
+    else:
+        made.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), spaces])
+        made.decoder = decoders.Metaspace(SPACE, "always", False)
+    made.pre_tokenizer = pre_tokenizers.Split(SPACE, "merged_with_next")
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")

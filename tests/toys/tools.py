@@ -16,6 +16,36 @@ WEATHER = {"type": "function", "function": {"name": "weather", "description": "T
 STOP = {"type": "function", "function": {"name": "stop"}}
 TOOLS = [WEATHER, STOP]
 
+
+def _of_a(part: object, required: bool = True) -> dict:
+    return {"type": "object", "properties": {"a": part}, "required": ["a"] * required}
+
+
+_UNKNOWN = {"type": "string", "format": "made up"}
+# (a schema of arguments, the place in it that cannot be followed, the schema without that)
+UNFOLLOWABLE = [
+    (_of_a({"type": "string", "pattern": r"^(?!\.)[a-z.]+@[a-z]+$"}), "properties.a.pattern",
+     _of_a({"type": "string"})),
+    (_of_a({"type": "string", "pattern": r"(a|b)\1"}), "properties.a.pattern", _of_a({"type": "string"})),
+    (_of_a({"type": "string", "pattern": r"\bword\b"}), "properties.a.pattern", _of_a({"type": "string"})),
+    (_of_a({"type": "string", "pattern": "(a"}), "properties.a.pattern", _of_a({"type": "string"})),
+    ({"type": "object", "properties": {}, "required": None}, "required", {"type": "object", "properties": {}}),
+    ({"type": "object", "properties": None}, "properties", {"type": "object"}),
+    (_of_a({"type": "array", "items": None}), "properties.a.items", _of_a({"type": "array"})),
+    (_of_a({"type": "any", "title": "A"}), "properties.a.type", _of_a({"title": "A"})),
+    (_of_a({"$ref": "#/$defs/missing"}), "properties.a.$ref", _of_a({})),
+    (_of_a({"$ref": "https://example.com/schema"}), "properties.a.$ref", _of_a({})),
+    (_of_a({"type": "string", "enum": []}), "properties.a.enum", _of_a({"type": "string"})),
+    (_of_a("string"), "properties.a", _of_a({})),
+    (_of_a({"type": "integer", "minimum": float("inf")}), "properties.a.minimum", _of_a({"type": "integer"})),
+    (_of_a({"anyOf": [{"type": "any"}, {"type": "null"}]}), "properties.a.anyOf[0].type",
+     _of_a({"anyOf": [{}, {"type": "null"}]})),
+    (_of_a(_UNKNOWN), "properties.a.format", _of_a(_UNKNOWN)),
+    (_of_a({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "properties.a.oneOf",
+     _of_a({"oneOf": [{"type": "string"}, {"maxLength": 3}]})),
+    (_of_a({"not": {"type": "string"}}), "properties.a.not", _of_a({"not": {"type": "string"}})),
+]
+
 _MESSAGES = ("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
              "{% for c in m.tool_calls or [] %}CALL{% endfor %}{{ '\n' }}{% endfor %}"
              "{% if add_generation_prompt %}a:{% endif %}")

@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from longgraft.yarn_drafters.training.chats import ChatEncoder
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 
 if TYPE_CHECKING:
@@ -92,10 +93,11 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
         digest.update(file.read_bytes())
     if (found := _cached(cache, digest.hexdigest())) is not None:
         return found
-    corpus = encode(read_documents(paths), tokenizer)
+    chats = ChatEncoder(tokenizer)
+    corpus = encode(read_documents(paths), chats)
     if not len(corpus.tokens):
         raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no chat with "
-                         "an answer. Give other files.")
+                         f"an answer. {chats.left_out or 'Give other files.'}")
     partial = cache.with_suffix(".partial.npz")
     np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=corpus.types,
              sources=corpus.sources, digest=digest.hexdigest())
@@ -115,68 +117,29 @@ def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
     return None
 
 
-def encode(documents: Iterable[Document], tokenizer: PreTrainedTokenizerFast) -> EncodedCorpus:
-    """Returns the documents as ids; chats that cannot be encoded are left out and counted on stderr."""
+def encode(documents: Iterable[Document], chats: ChatEncoder) -> EncodedCorpus:
+    """Returns the documents as ids; chats that cannot be encoded are left out and counted on stderr.
+
+    chats: encodes chats; other texts are encoded with its tokenizer
+    """
+    tokenizer = chats.tokenizer
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces, types, sources, dropped = [], [], [], 0
+    pieces, types, sources = [], [], []
     documents = (document for document in documents if document.text or document.turns)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
         # These ids include the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
             text_end = end if document.ended else []
-            found = _chat_ids(document, tokenizer) if document.turns else [[*next(plain), *text_end]]
-            dropped += not found
+            found = chats.documents(document) if document.turns else [[*next(plain), *text_end]]
             for ids in found:
                 pieces.append(np.array(ids, dtype=np.int32))
                 types.append(document.type)
                 sources.append(document.source)
-    if dropped:
-        print(f"longgraft: {dropped:,} chats were left out: no answer, or turns that the chat template does not take.",
-              file=sys.stderr)
+    if pieces and chats.left_out:
+        print(f"longgraft: {chats.left_out}", file=sys.stderr)
     starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
     return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types), tuple(sources))
-
-
-def _chat_ids(chat: Document, tokenizer: PreTrainedTokenizerFast) -> list[list[int]]:
-    """Encodes a chat in the tokenizer's template, with ~id for all tokens outside the assistant's answers.
-
-    Returns one document, or several if the template rewrites earlier turns (Qwen3 drops earlier thoughts): then each
-    answer follows the past as the template shows it at that turn.  Returns [] if there is no answer or the template
-    refuses the turns.
-    """
-    from jinja2 import TemplateError
-
-    if not tokenizer.chat_template:
-        raise ValueError("The data holds chats, and the tokenizer has no chat template. Give plain text, or the "
-                         "tokenizer of an instruct model.")
-
-    turns = chat.turns
-
-    def ids(count: int, ask: bool) -> list[int]:
-        plain = [dict(turn) for turn in turns[:count]]
-        found: Any = tokenizer.apply_chat_template(plain, add_generation_prompt=ask, return_dict=True)
-        return list(found["input_ids"])
-
-    documents: list[list[int]] = []
-    for i, turn in enumerate(turns):
-        if turn["role"] != "assistant" or i == 0:
-            continue
-        try:
-            asked = ids(i, True)
-            whole = chat.ended or i + 1 < len(turns)
-            answered = ids(i + 1, False) if whole else asked + list(
-                tokenizer(turn["content"], add_special_tokens=False)["input_ids"])
-        except TemplateError:       # a role or an order that this template does not know
-            break
-        if answered[:len(asked)] != asked:
-            continue                # the answer's tokens cannot be separated from those before it
-        known = [~token if token < 0 else token for token in documents[-1]] if documents else []
-        if not documents or asked[:len(known)] != known:
-            documents.append([])
-            known = []
-        documents[-1] += [~token for token in asked[len(known):]] + answered[len(asked):]
-    return documents
 
 
 def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.data_files import parse_json
+from longgraft.config.chat_messages import chat_message
+from longgraft.config.data_files import parse_json, read_text
+from longgraft.config.json_lines import read_json_lines
 from longgraft.config.options import Count, checked
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
@@ -22,7 +22,7 @@ PROSE = frozenset({"meeting", "book", "report"})
 class Document:
     """One file, text or chat of the corpus.
 
-    source: its origin, for code `owner/name@commit:path`; turns: the turns of a chat, {role, content} each; ended: True
+    source: its origin, for code `owner/name@commit:path`; turns: the messages of a chat (`chat_message`); ended: True
     if the text or last answer is whole, so that an end token follows it; own: number of tokens at the end of the text
     that a model wrote (`train regenerate`), None: no text of a model
     """
@@ -30,7 +30,7 @@ class Document:
     text: str
     type: str = "text"
     source: str = ""
-    turns: Sequence[Mapping[str, str]] = ()
+    turns: Sequence[Mapping[str, Any]] = ()
     ended: bool = True
     own: int | None = None
 
@@ -44,7 +44,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
     """Yields the documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and folders of
     these.
 
-    A JSON row has `text`, or a chat as `messages` ({role, content}) or `conversations` ({from, value}), and optionally
+    A JSON row has `text`, or a chat as `messages` (in OpenAI's form) or `conversations` ({from, value}), and optionally
     `type`, `source` and `ended` (false: it was cut off).  Any other row raises ValueError with
     its file and line.
     """
@@ -54,36 +54,16 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
         elif not path.is_file():
             raise ValueError(f"{path} is neither a file nor a folder. Give JSONL or text files, or folders of them.")
         elif path.name.endswith((".jsonl", ".jsonl.gz")):
-            for number, line in _lines(path):
-                if line.strip():
-                    place = f"{path}, line {number}"
-                    yield _document(parse_json(line, place), place)
+            for _, place, row in read_json_lines(path, "Fetch it again, or leave it out."):
+                yield _document(row, place)
         elif path.suffix == ".json":
-            rows = parse_json(_text(path), str(path))
+            rows = parse_json(read_text(path, "Leave it out."), str(path))
             if not isinstance(rows, list):
                 raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it in [ ].")
             for number, row in enumerate(rows, 1):
                 yield _document(row, f"{path}, item {number}")
         else:
-            yield Document(_text(path), source=str(path))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    number, opened = 0, gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                yield number, line
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read beyond line {number} ({error}). Fetch it again, or leave it "
-                         "out.") from error
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}). Leave it out.") from error
+            yield Document(read_text(path, "Leave it out."), source=str(path))
 
 
 def _document(row: Any, place: str) -> Document:
@@ -100,13 +80,18 @@ def _document(row: Any, place: str) -> Document:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
         raise ValueError(f"{place} has {found}; text, or turns as messages or conversations, is needed.")
-    plain = []
-    for turn in turns:
-        role, content = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise ValueError(f"{place}: a turn has {', '.join(turn)}; role and content (or from and value) are needed.")
-        plain.append({"role": ROLES.get(role, role), "content": _string(content, f"{place}: a turn's content")})
-    return Document("", "chat", source, tuple(plain), ended)
+    plain = tuple(_turn(turn, f"{place}: turn {number}") for number, turn in enumerate(turns, 1))
+    return Document("", "chat", source, plain, ended)
+
+
+def _turn(given: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Returns a turn as a message; "from" and "value" stand for role and content."""
+    turn = dict(given)
+    for name, meaning in (("from", "role"), ("value", "content")):
+        if name in turn and meaning not in turn:
+            turn[meaning] = turn.pop(name)
+    message = chat_message(turn, place)
+    return message | {"role": ROLES.get(message["role"], message["role"])}
 
 
 def _string(value: Any, what: str) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense
-from longgraft.engine.session import end_tokens
+from longgraft.engine.end_tokens import end_tokens
 from longgraft.kernels.block_weight import block_weights
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.proposer import Proposer

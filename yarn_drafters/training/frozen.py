@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from longgraft.config.data_files import read_table
 from longgraft.config.settings import Settings
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
@@ -117,7 +118,7 @@ class DistillingTrainer(Trainer):
                 run.write(out / cls.folder)
                 (out / cls.folder / "training.json").write_text(json.dumps({
                     "target": name, "tokens": run.state.tokens, "steps": run.state.step,
-                    "recipe": asdict(recipe)}, indent=1) + "\n", encoding="utf-8")
+                    "recipe": read_table(out / "recipe.json")}, indent=1) + "\n", encoding="utf-8")
         return out / cls.folder
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longgraft.config.data_files import read_table
 from longgraft.config.file_errors import reason
 from longgraft.config.options import Checked, checked
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
@@ -81,8 +83,11 @@ class Trainer(ABC):
             raise ValueError("budget_minutes cannot be used with several processes, whose clocks differ. Set "
                              "total_tokens.")
         self.recipe, self.module, self.optimizers, self.world = recipe, module, optimizers, world
+        self.changed: list[str] = []        # settings that differ from those of a resumed run's last steps
         self.out, self.state, self.device = Path(out), TrainingState(), world.device
         self.identity = json.loads(json.dumps(identity))    # as a checkpoint returns it
+        texts = f"{len(corpus.tokens):,} tokens ({zlib.crc32(np.ascontiguousarray(corpus.tokens).data):08x})"
+        self.made_with = json.loads(json.dumps({**recipe.of_steps(), "training text": texts}))
         share, seed = recipe.prose_share, recipe.seed
         mixed, grouped = (partial(order, prose_share=share) for order in (mixed_documents, grouped_documents))
         if (size := TokenStream(corpus, seed, mixed).size()) <= recipe.longest:
@@ -179,7 +184,8 @@ class Trainer(ABC):
         """Writes checkpoint.pt; a crash leaves no incomplete file."""
         part = self.out / "checkpoint.partial"
         torch.save({"module": self.module.state_dict(), "state": asdict(self.state), "identity": self.identity,
-                    "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}, part)
+                    "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                    "made_with": self.made_with}, part)
         part.replace(self.out / "checkpoint.pt")
 
     def resume(self) -> bool:
@@ -193,7 +199,7 @@ class Trainer(ABC):
             identity, state = checked(saved["identity"], dict, "identity"), TrainingState(**saved["state"])
         except Exception as error:      # truncated and foreign files raise half a dozen types
             raise self._damaged(path, error) from error
-        if other := list(_differences(identity, self.identity)):
+        if other := list(differences(identity, self.identity)):
             raise ValueError(f"{self.out} holds a run of something else: {'; '.join(other)}.\n"
                              "Give --out another folder.")
         try:
@@ -201,7 +207,26 @@ class Trainer(ABC):
         except Exception as error:      # likewise
             raise self._damaged(path, error) from error
         self.state = state
+        self._compare(self._made_before(saved))
         return True
+
+    def _made_before(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Returns what the checkpoint's steps were made with; earlier versions kept it in recipe.json alone."""
+        before = saved.get("made_with")
+        if before is None and (self.out / "recipe.json").exists():
+            before = read_table(self.out / "recipe.json")
+        return checked(before or {}, dict, "made_with")
+
+    def _compare(self, before: dict[str, Any]) -> None:
+        """Notes the settings that have changed; raises ValueError if the run had ended, so that no step is left."""
+        now = {name: value for name, value in self.made_with.items() if name in before}
+        self.changed = list(differences(before, now))
+        total, minutes = before.get("total_tokens", 0), before.get("budget_minutes")
+        had_ended = self.state.tokens >= total or (minutes is not None and self.state.elapsed >= 60 * minutes)
+        if self.changed and had_ended and self.progress() >= 1.0:
+            raise ValueError(f"{self.out} holds a finished training with other settings: {'; '.join(self.changed)}.\n"
+                             "No step is left for them. Give --out another folder, or a larger total_tokens (--tokens) "
+                             "to train on.")
 
     def _take(self, saved: dict[str, Any]) -> None:
         """Loads weights and moments of a checkpoint, which must be finite; the peak rates stay the recipe's."""
@@ -230,9 +255,12 @@ class Trainer(ABC):
         resumed = self.resume()
         self._end_at(until)
         if first:
-            (self.out / "recipe.json").write_text(json.dumps(asdict(self.recipe), indent=1) + "\n", encoding="utf-8")
+            file = self.out / "recipe.json"
+            changed = {"changed": "; ".join(self.changed)} if self.changed else {}
+            if self.progress() < 1.0 or not file.exists():      # else no step will be made with this recipe
+                file.write_text(json.dumps(asdict(self.recipe), indent=1) + "\n", encoding="utf-8")
             log(self.out, {"event": "resumed" if resumed else "started", "torch": torch.__version__,
-                           "device": str(self.device), "processes": self.world.size, **about})
+                           "device": str(self.device), "processes": self.world.size, **about, **changed})
         self._steps()
         if first:
             self.save()
@@ -263,11 +291,12 @@ class Trainer(ABC):
                     self.save()
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+def differences(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yields the values that differ, as "layers 1, now 2"."""
     for name, value in now.items():
         found = before.get(name)
         if isinstance(found, dict) and isinstance(value, dict):
-            yield from (f"{name} {words}" for words in _differences(found, value))
+            yield from (f"{name} {words}" for words in differences(found, value))
         elif found != value:
             yield f"{name} {found!r}, now {value!r}"
 

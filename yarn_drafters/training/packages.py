@@ -16,7 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from email import message_from_string
 from pathlib import Path, PurePosixPath
 
-from longgraft.config.data_files import parse_object
+from longgraft.config.data_files import checked_object
+from longgraft.config.json_lines import read_json_lines
 from longgraft.config.new_paths import new_file
 
 TYPES = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
@@ -100,9 +101,9 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
     """
     known: set[int] = set()
     for path in evaluation:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            row = parse_object(line, f"{path}, line {number}")
-            known |= shingles(f"{row.get('context', '')} {row.get('input', '')}")
+        for _, place, row in read_json_lines(path):
+            texts = checked_object(row, place)
+            known |= shingles(f"{texts.get('context', '')} {texts.get('input', '')}")
     seen: set[str] = set()
     for archive in sorted(archives):
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,6 +29,9 @@ AtOnce = Annotated[int, Option(low=1, high=2 ** 24)]          # tokens in memory
 Size = Annotated[int, Option(low=1, high=2 ** 20)]            # dimension of a model
 Schedule = Literal["wsd", "cosine"]
 Whole = Annotated[int, Option(low=0, high=10 ** 15)]
+# Settings of the machine, the log and the measurements.
+OF_NO_STEP = ("micro_tokens", "threads", "device", "log_steps", "valid_steps", "valid_rows", "valid_length",
+              "checkpoint_minutes", "mat_prompts", "mat_tokens")
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,10 @@ class Recipe(Checked):
             raise ValueError(f"total_tokens (--tokens) is {self.total_tokens:,}, a step takes "
                              f"{max(self.tokens_per_step, self.longest):,}, and a run needs two steps. "
                              "Raise the one or lower the other.")
+
+    def of_steps(self) -> dict[str, Any]:
+        """Returns the settings that a step depends on."""
+        return {name: value for name, value in asdict(self).items() if name not in OF_NO_STEP}
 
     @property
     def longest(self) -> int:

@@ -20,12 +20,14 @@ from typing import IO, Any
 from tqdm import tqdm
 
 from longgraft.config.data_files import parse_json
+from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
-from longgraft.yarn_drafters.training.chats import Chat, ChatSampling, Sources, requests_of
 from longgraft.yarn_drafters.training.documents import read_documents
+from longgraft.yarn_drafters.training.loop import differences
 from longgraft.yarn_drafters.training.packages import shingles
+from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, Sources, requests_of
 from longgraft.yarn_drafters.training.turns import NextTurns, SampledTurn, Turn
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
@@ -46,7 +48,12 @@ class Regenerator:
     """Samples chats of one model into one file, each written when it ends; the same call again continues the file."""
 
     def __init__(self, session: Session, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
+        """excluded: texts that no request may repeat"""
         self.session, self.tokenizer, self.sampling = session, session.tokenizer, sampling
+        # Settings that rows depend on, as JSON returns them.
+        self.made_with = {"model": session.target.name, "seed": sampling.seed,
+                          "temperatures": list(sampling.temperatures), "max_new_tokens": sampling.most,
+                          "follow_up": sampling.follow_up, "excerpt": sampling.longest}
         self.excluded = {run for text in excluded for run in shingles(_words(text), SHARED_WORDS)}
         self.seen: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -107,7 +114,8 @@ class Regenerator:
         self.done.add(chat.index)
         progress = _progress(Path(file.name))
         part = progress.with_suffix(".partial")
-        part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts}))
+        part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts,
+                                    "made_with": self.made_with}))
         part.replace(progress)
 
     def _next(self, chat: Chat) -> ChatTurn:
@@ -124,7 +132,7 @@ class Regenerator:
 
     def _take(self, turn: ChatTurn, found: SampledTurn) -> bool:
         """Adds a sampled turn to its chat; returns True if the chat goes on."""
-        chat, text = turn.chat, self.tokenizer.decode(found.tokens, skip_special_tokens=True)
+        chat, text = turn.chat, self._text(turn, found)
         if turn.answer:
             chat.ended = found.ended
             chat.tokens += len(found.tokens)
@@ -135,6 +143,20 @@ class Regenerator:
             return False
         chat.messages.append({"role": "assistant" if turn.answer else "user", "content": text})
         return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
+
+    def _text(self, turn: ChatTurn, found: SampledTurn) -> str:
+        """Returns what was sampled as text, without the tokens that end it.
+
+        An answer keeps its special tokens, which may mark its thoughts.  A continuation is what it adds to its prompt's
+        text: some tokenizers drop the space that begins a text.
+        """
+        tokens = [token for token in found.tokens if token not in self.session.eos]
+        if turn.chat.begun is not None:
+            before, whole = (self.tokenizer.decode(ids, skip_special_tokens=True)
+                             for ids in (turn.prompt, [*turn.prompt, *tokens]))
+            if whole.startswith(before):
+                return whole[len(before):]
+        return self.tokenizer.decode(tokens, skip_special_tokens=not turn.answer)
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
         """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn; or the
@@ -173,9 +195,13 @@ class Regenerator:
             state = parse_json(_progress(out).read_text(encoding="utf-8"), str(_progress(out)))
             size, self.counts = int(state["bytes"]), Counter(state["counts"])
             self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
+            changed = list(differences(state.get("made_with", self.made_with), self.made_with))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another --out, or "
                              "delete the file to begin again.") from error
+        if changed:
+            raise ValueError(f"{out} was sampled with other settings: {'; '.join(changed)}.\nGive another --out, or "
+                             "the old settings.")
         with open(out, "r+b") as file:
             file.truncate(size)
         self.seen = {_digest(document.turns[0]["content"]) for document in read_documents([out]) if document.turns}
@@ -201,9 +227,7 @@ def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: Sou
     if not session.tokenizer.chat_template and sources.kinds != ["continued"]:
         raise ValueError("The model has no chat template, so it answers no requests. Let it continue texts "
                          "(--continue), or give an instruct model.")
-    rows = (parse_json(line, str(path)) for path in excluded for line in path.read_text(encoding="utf-8").splitlines())
-    texts_of_rows = (text for row in rows for text in _strings(row))
-    return Regenerator(session, sampling, texts_of_rows).run(requests_of(sources, sampling), out)
+    return Regenerator(session, sampling, texts_of(excluded)).run(requests_of(sources, sampling), out)
 
 
 def _end_before(chat: Chat) -> None:
@@ -226,6 +250,13 @@ def _ranges(numbers: Iterable[int]) -> list[list[int]]:
         else:
             runs.append([number, number])
     return runs
+
+
+def texts_of(files: Iterable[Path]) -> Iterator[str]:
+    """Yields all strings of the rows of JSONL files."""
+    for path in files:
+        for line in read_json_lines(path):
+            yield from _strings(line.value)
 
 
 def _strings(value: Any) -> Iterator[str]:

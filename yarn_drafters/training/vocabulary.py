@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longgraft.yarn_drafters.training.chats import ChatEncoder
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode
 from longgraft.yarn_drafters.training.documents import read_documents
 
@@ -34,10 +35,10 @@ def written_tokens(paths: Iterable[Path], tokenizer: Any) -> np.ndarray:
     Raises:
         ValueError: there are none.
     """
-    documents = list(read_documents(paths))
-    answers = encode((document for document in documents if document.turns), tokenizer).tokens
+    documents, chats = list(read_documents(paths)), ChatEncoder(tokenizer)
+    answers = encode((document for document in documents if document.turns), chats).tokens
     texts = [document for document in documents if document.text and not document.turns]
-    coded = encode(texts, tokenizer)
+    coded = encode(texts, chats)
     found = [answers[answers >= 0]]
     for document, start, end in zip(texts, coded.starts, coded.starts[1:], strict=False):
         first = start if document.own is None else max(start, end - document.own - document.ended)
@@ -45,7 +46,7 @@ def written_tokens(paths: Iterable[Path], tokenizer: Any) -> np.ndarray:
     tokens = np.concatenate(found)
     if not len(tokens):
         raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: no answer and no text to count the draft "
-                         "vocabulary over. Give a file of `longgraft train regenerate`.")
+                         f"vocabulary over. {chats.left_out or 'Give a file of `longgraft train regenerate`.'}")
     return tokens
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from io import StringIO
 from itertools import pairwise
 from typing import Any
+
+from longgraft.engine.encoder import continuation
 
 KEPT = 1024         # texts in the cache: the parts of a prompt of 64K tokens
 LONGEST = 16_384    # characters of the longest cached text; a part has about 64 lines
@@ -32,7 +35,6 @@ class PartEncoder:
         whole, bare = tokenizer("a")["input_ids"], self._plain("a")
         self.begin: tuple[int, ...] = tuple(whole[:next(
             (n for n in range(len(whole)) if whole[n:n + len(bare)] == bare), 0)])
-        self._newline = self._plain("\n")
         self._kept = lru_cache(maxsize=KEPT)(self.encode)
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -63,12 +65,8 @@ class PartEncoder:
         return parts if len(parts) == 1 else [piece for part in parts for piece in self.pieces(part)]
 
     def _after_newline(self, text: str) -> list[int]:
-        """Returns the ids after a line end: some tokenizers put a space before every text, except there."""
-        if not text:
-            return []
-        ids, skipped = self._plain("\n" + text), len(self._newline)
-        # A tokenizer that merges a line end with the text after it puts no space there.
-        return ids[skipped:] if ids[:skipped] == self._newline else self._plain(text)
+        """Returns the ids after a line end."""
+        return continuation(self._tokenizer, text)
 
     def _plain(self, text: str) -> list[int]:
         return self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -79,7 +77,7 @@ def blocks(text: str, lines: int = BLOCK) -> list[str]:
 
     A part begins at an unindented line, where no tokenizer merges lines, if there is one within lines / 2.
     """
-    all_lines = text.splitlines(keepends=True)
+    all_lines = list(StringIO(text))        # ends at \n only; `splitlines` also ends at form feeds and others
     found, start = [], 0
     for at in range(lines, len(all_lines), lines):
         near = range(at, min(at + max(1, lines // 2), len(all_lines)))

@@ -73,8 +73,8 @@ def _fitting(snippets: Iterable[Snippet], cost: Cost, room: float) -> list[Snipp
 
 def _covered(snippet: Snippet, others: Iterable[Snippet]) -> bool:
     """True if enough of its lines are shown by other snippets of its file."""
-    shown = {line for other in others if other.path == snippet.path for line in other.text.splitlines()}
-    lines = [line for line in snippet.text.splitlines() if line.strip()]
+    shown = {line for other in others if other.path == snippet.path for line in other.text.split("\n")}
+    lines = [line for line in snippet.text.split("\n") if line.strip()]
     return bool(shown) and sum(line in shown for line in lines) >= COVERED * len(lines)
 
 

@@ -61,10 +61,10 @@ class Rules:
 def spec_of(path: str | os.PathLike[str]) -> GitIgnoreSpec | None:
     """Returns the patterns of a file; None if it cannot be read."""
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        text = Path(path).read_text(encoding="utf-8-sig", errors="replace")
     except OSError:
         return None
-    return GitIgnoreSpec(_patterns(text.splitlines()))
+    return GitIgnoreSpec(_patterns(text.split("\n")))
 
 
 def _patterns(lines: Iterable[str]) -> Iterator[Any]:

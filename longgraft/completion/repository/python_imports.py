@@ -16,6 +16,7 @@ from typing import Any
 from longgraft.completion.repository.files import Repository
 from longgraft.completion.repository.source import Source
 from longgraft.completion.repository.symbols import Definition, Import, Outline
+from longgraft.config.data_files import read_text
 
 SOURCE_FOLDERS = ("", "src/", "lib/", "python/")        # folders in which a module without a package may lie
 MOST_REEXPORTS = 5      # most files through which a name is followed
@@ -59,10 +60,10 @@ class Modules:
 def mapped_folders(root: Path) -> dict[str, str]:
     """Returns setuptools' package-dir of a pyproject.toml, without the root mapping ("")."""
     try:
-        project: dict[str, Any] = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+        project: dict[str, Any] = tomllib.loads(read_text(root / "pyproject.toml"))
         found = project["tool"]["setuptools"]["package-dir"]
         return {package: str(folder).strip("/") for package, folder in found.items() if package}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError):
         return {}
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from longgraft.completion.repository.symbols import Definition, Import
+from longgraft.completion.repository.symbols import LINE_END, Definition, Import
 
 REPAIRS = 16            # most lines that are changed to make a file parse
 REPARSED = 1_000_000    # most characters that are parsed again for that
@@ -22,7 +22,7 @@ IMPORT = re.compile(r"^[ \t]*(from[ \t]+[.\w]+[ \t]+import[ \t]+(?:\([^)]*\)|[^\
 
 def repaired(text: str) -> ast.Module | None:
     """Returns the tree of a Python file without its lines with syntax errors; None if they are too many."""
-    lines = text.split("\n")
+    lines = LINE_END.split(text)
     for _ in range(min(REPAIRS, 1 + REPARSED // (len(text) + 1))):
         try:
             with warnings.catch_warnings():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+LINE_END = re.compile(r"\r\n|\r|\n")     # where editors (by the Language Server Protocol) and Python end a line
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from longgraft.serve.tools.reader import CallReader, Piece
+from longgraft.serve.tools.reader import CallReader, Piece, parsed
 
 Event = tuple[Literal["open", "more", "close"], "Block", str]
 
@@ -21,6 +21,11 @@ class Block:
     text: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:24])
 
+    @property
+    def whole(self) -> bool:
+        """True for a text, and for a call whose arguments are whole."""
+        return not self.name or parsed(self.text) is not None
+
 
 class Blocks:
     """The blocks of one answer.  blocks: those that have begun"""
@@ -31,8 +36,13 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """True if a block is a call."""
-        return any(block.name for block in self.blocks)
+        """True if the answer called tools, and every call is whole."""
+        return self._reader.called
+
+    def read(self, text: str) -> None:
+        """Takes a whole answer."""
+        for _ in self._events(self._reader.read(text)):
+            pass
 
     def push(self, text: str) -> Iterator[Event]:
         """Takes new text, and yields what begins, grows and ends with it.  The text of an event is the new one."""

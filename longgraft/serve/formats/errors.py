@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -57,12 +58,22 @@ class ApiError(HTTPException):
         LOG.error("a request failed", exc_info=error)
         return cls(500, "The server failed; its log says why.")
 
+    def renamed(self, names: Mapping[str, str]) -> ApiError:
+        """Returns the error about a field by its name in another API.  names: names there, by the names here"""
+        own = re.match(r"\w*", self.param or "")
+        old = own[0] if own else ""
+        new = names.get(old, old)
+        if not old or new == old:
+            return self
+        message = re.sub(rf"\b{old}\b", new, self.detail, count=1)
+        return ApiError(self.status_code, message, new + (self.param or "")[len(old):], self.code, self.headers)
+
     @property
     def body(self) -> dict[str, Any]:
         kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
-        # A client's own text may have half a surrogate pair, which UTF-8 cannot encode.
-        message = self.detail.encode("utf-8", "replace").decode()
-        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+        # A client's own text or key may have half a surrogate pair, which UTF-8 cannot encode.
+        message, param = (text and text.encode("utf-8", "replace").decode() for text in (self.detail, self.param))
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status_code, self.headers)

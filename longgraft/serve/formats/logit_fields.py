@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.acceptance.json_schemas import followable
 from longgraft.serve.formats.json_fields import JsonFields
 
 MOST = 4096         # most choices or biases; clients send far fewer
@@ -14,9 +15,18 @@ ANY_OBJECT = {"type": "object"}
 
 
 class NamedSchema(JsonFields):
-    """OpenAI's named schema.  Its name and `strict` change nothing, because an answer always follows the schema."""
+    """OpenAI's named schema.
+
+    strict: True: refuse a schema that cannot be followed; otherwise what cannot be followed is left out
+    """
 
     json_schema: dict[str, Any] = Field(alias="schema")
+    strict: bool | None = None
+
+    @property
+    def followed(self) -> dict[str, Any]:
+        """The schema that answers follow."""
+        return self.json_schema if self.strict else followable(self.json_schema)[0]
 
 
 class ResponseFormat(JsonFields):
@@ -89,7 +99,7 @@ class LogitFields(JsonFields):
         if form is not None and form.type != "text":
             if form.type == "json_schema" and form.json_schema is None:
                 raise ValueError("response_format is of type json_schema and has none. Give json_schema.schema.")
-            schema = form.of_object if form.json_schema is None else form.json_schema.json_schema
+            schema = form.of_object if form.json_schema is None else form.json_schema.followed
             found["response_format"] = "json_schema", ANY_OBJECT if schema is None else schema
         for name, kind, value in (
                 ("json_schema", "json_schema", self.json_schema), ("grammar", "grammar", self.grammar or None),

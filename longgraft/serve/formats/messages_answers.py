@@ -22,17 +22,16 @@ TAIL = 64       # tokens at the end of an answer among which its stop string is
 class MessagesFormat:
     """The response or the events of one request."""
 
-    def __init__(self, state: State, job: Job, calls: CallReader) -> None:
-        """calls: reads tool calls"""
-        self.model, self.job, self._text = state.name, job, state.text
+    def __init__(self, state: State, job: Job, calls: CallReader, notes: Sequence[str] = ()) -> None:
+        """calls: reads tool calls; notes: sentences on what is ignored"""
+        self.model, self.job, self._text, self._notes = state.name, job, state.text, list(notes)
         self.blocks = Blocks(calls)
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
 
     def response(self, answer: Answer) -> dict[str, Any]:
-        """Returns the whole response.  A call whose arguments were cut off is left out."""
-        for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
-            pass
-        content = [found for block in self.blocks.blocks if (found := _whole(block)) is not None]
+        """Returns the whole response."""
+        self.blocks.read(answer.text)
+        content = list(map(_whole, self.blocks.blocks))
         return (self._message(content) | self._stop(answer.ids, answer.end)
                 | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)})
 
@@ -65,7 +64,8 @@ class MessagesFormat:
         return {"stop_reason": reason, "stop_sequence": next((stop for stop in self.job.stop if stop in tail), None)}
 
     def _cost(self, end: End) -> dict[str, Any]:
-        return cost(end, self.job.ids, self._text) | {"sampling": self.job.sampling.described}
+        notes = {"notes": self._notes} if self._notes else {}
+        return cost(end, self.job.ids, self._text) | {"sampling": self.job.sampling.described} | notes
 
 
 def usage(end: End) -> dict[str, Any]:
@@ -75,14 +75,11 @@ def usage(end: End) -> dict[str, Any]:
             "cache_read_input_tokens": stats.reused_tokens, "output_tokens": stats.new_tokens}
 
 
-def _whole(block: Block) -> dict[str, Any] | None:
-    """Returns a block; None for a call whose arguments were cut off."""
+def _whole(block: Block) -> dict[str, Any]:
+    """Returns a block with its content."""
     if not block.name:
         return {"type": "text", "text": block.text}
-    try:
-        return _tool_use(block) | {"input": json.loads(block.text)}
-    except ValueError:
-        return None
+    return _tool_use(block) | {"input": json.loads(block.text)}
 
 
 def _event(event: Event) -> dict[str, Any]:

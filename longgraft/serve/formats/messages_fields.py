@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields
-from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative
-from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
+from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
+from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
 DROPPED = ("thinking", "redacted_thinking")     # an earlier model's, which this one cannot read
+HOSTED = ("mcp_servers", "container")
+HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
@@ -21,10 +23,10 @@ class Block(JsonFields):
 
     type: str
     text: str | None = None
-    id: str = ""
+    id: str | None = None
     name: str = ""
-    input: dict[str, Any] | None = None
-    tool_use_id: str = ""
+    input: dict[str, Any] | str | None = None
+    tool_use_id: str | None = None
     content: str | Annotated[list[Block], Field(fail_fast=True, max_length=MESSAGES)] | None = None
 
 
@@ -37,10 +39,33 @@ class AnthropicMessage(JsonFields):
 
 
 class AnthropicTool(JsonFields):
+    """A tool; also in the form of OpenAI's chats (function) or responses (parameters)."""
+
     type: str | None = None
-    name: Name
+    name: Name | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    function: Function | None = None
+
+    @property
+    def hosted(self) -> bool:
+        """True for a tool that runs on Anthropic's servers.  Clients offer them, and manage without."""
+        return (self.type or "").startswith(HOSTED_TOOLS)
+
+    def for_chat(self, place: str) -> dict[str, Any]:
+        """Returns the tool for a chat; raises Unsupported if it cannot be one.  place: the field"""
+        if self.type not in (None, "custom", "function"):
+            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's models know. "
+                                               "Give it with an input_schema instead of the type.")
+        if self.function is not None:
+            return {"type": "function", "function": self.function.model_dump()}
+        if self.name is None:
+            raise Unsupported(f"{place}.name", f"{place}.name is missing. Give it.")
+        schema = self.parameters if self.input_schema is None else self.input_schema
+        return {"type": "function", "function": {"name": self.name, "description": self.description,
+                                                 "parameters": schema, "strict": self.strict}}
 
 
 class ToolChoice(JsonFields):
@@ -49,10 +74,24 @@ class ToolChoice(JsonFields):
     disable_parallel_tool_use: bool | None = False
 
 
-class CountTokensRequest(JsonFields):
-    """A request to /v1/messages/count_tokens.  The field thinking is ignored: no answer has thoughts apart."""
+class OutputFormat(JsonFields):
+    """A schema that the answer follows."""
 
-    model_config = ConfigDict(protected_namespaces=())
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(JsonFields):
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(JsonFields):
+    """A request to /v1/messages/count_tokens.  The field thinking is ignored: no answer has thoughts apart.
+
+    Fields that only /v1/chat/completions has count as there.
+    """
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
     messages: Annotated[list[AnthropicMessage], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
@@ -60,9 +99,27 @@ class CountTokensRequest(JsonFields):
     tools: Annotated[list[AnthropicTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
 
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of fields here, by those of the chat."""
+        return {}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is ignored."""
+        return [f"tools[{n}] is ignored: {tool.type} runs on Anthropic's servers."
+                for n, tool in enumerate(self.tools or ()) if tool.hosted]
+
+    def check_supported(self) -> None:
+        """Raises Unsupported for fields that need Anthropic's servers."""
+        for name in HOSTED:
+            if (self.model_extra or {}).get(name):
+                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's servers. Leave "
+                                        "it out.")
+
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
-        return ChatRequest.model_validate(self.chat_fields())
+        return chat_of(self.chat_fields(), self.model_extra or {})
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns the fields of the chat that the tokens of the prompt depend on, and the choice of a tool."""
@@ -72,7 +129,7 @@ class CountTokensRequest(JsonFields):
         messages = [{"role": "system", "content": text_of(self.system)}] if self.system else []
         for message in self.messages:
             messages += _assistant(message) if message.role == "assistant" else _other(message)
-        tools = [_tool(tool) for tool in self.tools or ()]
+        tools = [tool.for_chat(f"tools[{n}]") for n, tool in enumerate(self.tools or ()) if not tool.hosted]
         asked = self.tool_choice or ToolChoice(type="auto")
         return {"messages": messages, "tools": tools or None,
                 "tool_choice": ({"type": "function", "function": {"name": asked.name}} if asked.type == "tool"
@@ -92,11 +149,33 @@ class MessagesRequest(CountTokensRequest):
     seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
     speculative: Speculative | None = None
     longgraft: Own | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(None, description="The older name of output_config.format")
+
+    @property
+    def constrained(self) -> bool:
+        """True if there may be a constraint to compile."""
+        return bool(self.tools or self._format) or may_constrain(self.model_extra or {})
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of fields here, by those of the chat."""
+        found = {"stop": "stop_sequences"} if self.stop_sequences else {}
+        if self._format:
+            found["response_format"] = "output_format" if self.output_format else "output_config.format"
+        return found
+
+    @property
+    def _format(self) -> OutputFormat | None:
+        return self.output_format or (self.output_config.format if self.output_config else None)
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns all fields of the chat."""
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft")
-        return super().chat_fields() | {"stop": self.stop_sequences} | {name: getattr(self, name) for name in same}
+        form = self._format and {"type": "json_schema",
+                                 "json_schema": {"schema": self._format.json_schema, "strict": True}}
+        return (super().chat_fields() | {"stop": self.stop_sequences, "response_format": form}
+                | {name: getattr(self, name) for name in same})
 
 
 def text_of(content: Content | None) -> str:
@@ -115,7 +194,7 @@ def _assistant(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     if isinstance(message.content, str):
         yield {"role": "assistant", "content": message.content}
         return
-    calls = [{"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input or {})}}
+    calls = [{"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}}
              for block in message.content if block.type == "tool_use"]
     rest = [block for block in message.content if block.type not in ("tool_use", *DROPPED)]
     yield {"role": "assistant", "content": text_of(rest), "tool_calls": calls or None}
@@ -130,11 +209,3 @@ def _other(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": text_of(block.content)}
     if rest:
         yield {"role": message.role, "content": text_of(rest)}
-
-
-def _tool(tool: AnthropicTool) -> dict[str, Any]:
-    if tool.type not in (None, "custom"):
-        raise ValueError(f"Tool {tool.name} is of type {tool.type}, which runs on Anthropic's servers. Give tools with "
-                         "an input_schema.")
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description,
-                                             "parameters": tool.input_schema}}

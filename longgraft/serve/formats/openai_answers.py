@@ -112,7 +112,7 @@ class OpenAIFormat:
             if turn.calls:
                 fields["message"] |= {"content": turn.text or None,
                                       "tool_calls": [called(call.name, call.arguments) for call in turn.calls]}
-            choices.append(form._choice(fields, answer.ids, reason(answer.end, bool(turn.calls))))
+            choices.append(form._choice(fields, answer.ids, reason(answer.end, form.calls.called)))
             form._count(answer.end, answer.ids)
         return self._object(self.kind.name, choices) | {"usage": self.usage.fields,
                                                         **self._figures(answers[0].end)}
@@ -137,7 +137,7 @@ class OpenAIFormat:
         for piece in self.calls.finish():
             yield self._chunk(self._delta(piece))
         fields = self.kind.delta(self._held) if self._held else self.kind.last
-        yield self._chunk(fields, rest, reason(end, self.calls.calls > 0)) | self._figures(end)
+        yield self._chunk(fields, rest, reason(end, self.calls.called)) | self._figures(end)
         if self._count(end, ids) and self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
 
@@ -184,10 +184,10 @@ def called(name: str, arguments: str) -> dict[str, Any]:
             "function": {"name": name, "arguments": arguments}}
 
 
-def reason(end: End, calls: bool) -> str:
-    """Returns OpenAI's finish reason.  calls: the answer calls tools"""
+def reason(end: End, called: bool) -> str:
+    """Returns OpenAI's finish reason.  called: the answer calls tools, and every call is whole"""
     found = REASONS[end.reason]
-    return "tool_calls" if calls and found == "stop" else found
+    return "tool_calls" if called and found == "stop" else found
 
 
 def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, ConfigDict, Field
 
 from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import PLAIN
 from longgraft.engine.encoder import stop_strings
 from longgraft.serve.formats.json_fields import JsonFields
@@ -114,8 +115,9 @@ class AnswerRequest(LogitFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
-    temperature: float | None = Field(None, description="0: greedy, whatever the other sampling fields are")
-    top_p: float | None = None
+    temperature: float | None = Field(None, description="0: greedy, whatever the other sampling fields are; "
+                                     "none: as generation_config.json says, or greedy")
+    top_p: float | None = Field(None, description="1: off; 0: greedy")
     top_k: int | None = Field(None, description="0 or -1: off")
     min_p: float | None = None
     seed: int | None = Field(None, description="-1, or none: a new seed for each request")
@@ -144,19 +146,18 @@ class AnswerRequest(LogitFields):
                 may = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise Unsupported(name, f"{name} is not supported here. Leave it out{f' (or {may})' if may else ''}.")
 
-    def sampling(self, default: Sampling) -> Sampling:
+    def sampling(self, defaults: SamplingDefaults) -> Sampling:
         """Returns the sampling, which is greedy at temperature 0 whatever the other fields are.
 
         Raises ValueError if a number is out of range.
         """
-        temperature = default.temperature if self.temperature is None else self.temperature
+        temperature = defaults.temperature if self.temperature is None else self.temperature
         options = self.logit_options()
         if temperature == 0:
             return Sampling(**options)
         seed = secrets.randbits(63) if self.seed is None or self.seed == -1 else self.seed
-        return Sampling(temperature, default.top_p if self.top_p is None else self.top_p,
-                        default.top_k if self.top_k is None else 0 if self.top_k == -1 else self.top_k,
-                        default.min_p if self.min_p is None else self.min_p, seed, **options)
+        return defaults.sampling({"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k,
+                                  "min_p": self.min_p, "seed": seed, **options})
 
     def stops(self) -> tuple[str, ...]:
         """Returns the stop strings; raises ValueError for an empty one."""
@@ -261,15 +262,6 @@ def text_of(content: str | list[Part] | None) -> str:
             raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
                              'of {"type": "text", "text": ...}.')
     return "\n".join(part.text for part in content if part.text is not None)
-
-
-def default_sampling(model: Any) -> Sampling:
-    """Returns the sampling of a transformers model's generation config if that samples, and greedy otherwise."""
-    config = getattr(model, "generation_config", None)
-    if config is None or not config.do_sample:
-        return Sampling()
-    found = {name: getattr(config, name, None) for name in ("temperature", "top_p", "top_k", "min_p")}
-    return Sampling(**({"temperature": 1.0} | {name: value for name, value in found.items() if value is not None}))
 
 
 def _same(value: Any, neutral: Any) -> bool:

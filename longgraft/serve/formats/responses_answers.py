@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from longgraft.serve.formats.blocks import Block, Blocks, Event
@@ -16,7 +16,9 @@ from longgraft.serve.streaming import Answer
 from longgraft.serve.tools.reader import CallReader
 
 Fields = dict[str, Any]
-ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "tools", "metadata")     # fields of the request
+# The name of the events with a call's arguments; its last word is their field's.
+ARGUMENTS: Mapping[str, str] = {"function": "function_call_arguments", "custom": "custom_tool_call_input"}
+ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "metadata")     # fields of the request
 
 
 class ResponsesFormat:
@@ -25,14 +27,14 @@ class ResponsesFormat:
     def __init__(self, state: State, body: ResponsesRequest, job: Job, calls: CallReader) -> None:
         """calls: reads tool calls"""
         self.model, self.body, self.job, self._spelt = state.name, body, job, state.text
+        self._tools = body.offered
         self.blocks = Blocks(calls)
         self.id, self.created = f"resp_{uuid.uuid4().hex[:24]}", int(time.time())
         self._sent = 0
 
     def response(self, answer: Answer) -> Fields:
         """Returns the whole response."""
-        for _ in (*self.blocks.push(answer.text), *self.blocks.finish()):
-            pass
+        self.blocks.read(answer.text)
         return self._ended(answer.end)
 
     def opening_chunks(self) -> Iterator[Fields]:
@@ -48,28 +50,47 @@ class ResponsesFormat:
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Fields]:
         """Yields the last events of the output, and the whole response."""
         for event in self.blocks.finish():
-            yield from self._events(event)
+            yield from self._events(event, _cut(end))
         ended = self._ended(end)
         yield self._event(f"response.{ended['status']}", {"response": ended})
 
-    def _events(self, event: Event) -> Iterator[Fields]:
-        kind, block, new = event
-        place = {"output_index": block.index, "item_id": _id(block)}
-        part = place | {"content_index": 0}
-        name = "response.function_call_arguments" if block.name else "response.output_text"
+    def _events(self, event: Event, cut: bool = False) -> Iterator[Fields]:
+        """Yields the events of a block's event.  cut: the answer's limit has cut it off"""
+        kind, block, _ = event
         if kind == "open":
-            yield self._event("response.output_item.added", {"output_index": block.index, "item": _item(block, False)})
-            if not block.name:
-                yield self._event("response.content_part.added", part | {"part": _text("")})
+            begun = self._item(block, "in_progress")
+            yield self._event("response.output_item.added", {"output_index": block.index, "item": begun})
+        yield from self._call_events(event) if block.name else self._text_events(event)
+        if kind == "close":
+            ended = self._item(block, _status(block, cut))
+            yield self._event("response.output_item.done", {"output_index": block.index, "item": ended})
+
+    def _text_events(self, event: Event) -> Iterator[Fields]:
+        kind, block, new = event
+        part = {"output_index": block.index, "item_id": f"msg_{block.id}", "content_index": 0}
+        if kind == "open":
+            yield self._event("response.content_part.added", part | {"part": _text("")})
         elif kind == "more":
-            yield self._event(f"{name}.delta", (place if block.name else part | {"logprobs": []}) | {"delta": new})
+            yield self._event("response.output_text.delta", part | {"logprobs": [], "delta": new})
         else:
-            if block.name:
-                yield self._event(f"{name}.done", place | {"name": block.name, "arguments": block.text})
-            else:
-                yield self._event(f"{name}.done", part | {"text": block.text, "logprobs": []})
-                yield self._event("response.content_part.done", part | {"part": _text(block.text)})
-            yield self._event("response.output_item.done", {"output_index": block.index, "item": _item(block)})
+            yield self._event("response.output_text.done", part | {"text": block.text, "logprobs": []})
+            yield self._event("response.content_part.done", part | {"part": _text(block.text)})
+
+    def _call_events(self, event: Event) -> Iterator[Fields]:
+        """Yields the events of a call's arguments."""
+        kind, block, new = event
+        tool = self._tools[block.name]
+        if kind == "open" or tool.kind not in ARGUMENTS:
+            return
+        name, place = ARGUMENTS[tool.kind], {"output_index": block.index, "item_id": tool.id(block)}
+        if kind == "more":
+            before = tool.text(block.text.removesuffix(new))
+            delta = tool.text(block.text)[len(before):]
+            if delta:
+                yield self._event(f"response.{name}.delta", place | {"delta": delta})
+        else:
+            whole = {name.rpartition("_")[2]: tool.text(block.text)}
+            yield self._event(f"response.{name}.done", place | {"name": tool.name} | whole)
 
     def _event(self, kind: str, fields: Fields) -> Fields:
         self._sent += 1
@@ -88,30 +109,38 @@ class ResponsesFormat:
             "top_p": sampling.top_p, "truncation": "disabled", "usage": None,
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "text": {"format": form.model_dump(exclude_none=True) if form else {"type": "text"}}} | asked | {
-            "tools": asked["tools"] or []}
+            "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()]}
 
     def _ended(self, end: End) -> Fields:
-        cut, stats = REASONS[end.reason] == "length", end.stats
+        cut, stats, blocks = _cut(end), end.stats, self.blocks.blocks
+        items = [self._item(block, _status(block, cut and block is blocks[-1])) for block in blocks]
+        whole = not cut and all(block.whole for block in blocks)
+        notes = {"notes": self.body.notes} if self.body.notes else {}
         tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
                   "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": stats.prompt_tokens + stats.new_tokens}
-        return self._response("incomplete" if cut else "completed") | {
+        return self._response("completed" if whole else "incomplete") | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [_item(block) for block in self.blocks.blocks], "usage": tokens,
-            "longgraft": cost(end, self.job.ids, self._spelt) | {"sampling": self.job.sampling.described}}
+            "output": items, "usage": tokens,
+            "longgraft": cost(end, self.job.ids, self._spelt) | {"sampling": self.job.sampling.described} | notes}
+
+    def _item(self, block: Block, status: str) -> Fields:
+        """Returns an item of the output, before its content if it is in progress."""
+        if block.name:
+            return self._tools[block.name].item(block, status)
+        content = [] if status == "in_progress" else [_text(block.text)]
+        return {"id": f"msg_{block.id}", "status": status, "type": "message", "role": "assistant", "content": content}
 
 
-def _id(block: Block) -> str:
-    return f"{'fc' if block.name else 'msg'}_{block.id}"
+def _cut(end: End) -> bool:
+    """Returns True for an answer that its limit has cut off."""
+    return REASONS[end.reason] == "length"
 
 
-def _item(block: Block, done: bool = True) -> Fields:
-    """Returns an item of the output, before its content if it is not done."""
-    same = {"id": _id(block), "status": "completed" if done else "in_progress"}
-    if block.name:
-        return same | {"type": "function_call", "call_id": f"call_{block.id}", "name": block.name,
-                       "arguments": block.text}
-    return same | {"type": "message", "role": "assistant", "content": [_text(block.text)] if done else []}
+def _status(block: Block, cut: bool) -> str:
+    """Returns the status of a block that has ended.  cut: the answer's limit ended it; a call may be whole then"""
+    whole = block.whole if block.name else not cut
+    return "completed" if whole else "incomplete"
 
 
 def _text(text: str) -> Fields:

@@ -7,11 +7,25 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.serve.formats.as_chat import chat_of, may_constrain
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
-from longgraft.serve.formats.tool_fields import MOST_TOOLS, Name
+from longgraft.serve.formats.responses_tools import (
+    COMMAND,
+    INPUT,
+    SHELL,
+    Offered,
+    ResponsesTool,
+    function_name,
+    notes_of,
+    offered,
+)
+from longgraft.serve.formats.tool_fields import MOST_TOOLS
 
 TEXTS = ("input_text", "output_text", "text", "refusal")
+LOGPROBS = "message.output_text.logprobs"       # in `include`
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+OUTPUTS = tuple(f"{call}_output" for call in CALLS)
 STORED = ("previous_response_id", "conversation", "background", "prompt")   # need answers that a server stores
 
 
@@ -25,27 +39,23 @@ Content = str | Annotated[list[TextPart], Field(fail_fast=True, max_length=MESSA
 
 
 class Item(JsonFields):
-    """An item of the input: a message, a call of a function, or its output."""
+    """An item of the input: a message, a call of a tool, or its output."""
 
-    type: str = "message"
+    type: str | None = None
     role: str = ""
     content: Content | None = None
-    call_id: str = ""
+    call_id: str | None = None
     name: str = ""
-    arguments: str = ""
+    namespace: str | None = None
+    arguments: str | dict[str, Any] | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    id: str | None = None
     output: Content | None = None
 
 
-class ResponsesTool(JsonFields):
-    type: str
-    name: Name | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
 class NamedTool(JsonFields):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: str
 
 
@@ -55,6 +65,7 @@ class TextFormat(JsonFields):
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
 
 
 class TextOptions(JsonFields):
@@ -62,7 +73,10 @@ class TextOptions(JsonFields):
 
 
 class ResponsesRequest(JsonFields):
-    """A request to /v1/responses.  Nothing is stored, so each request brings the whole conversation."""
+    """A request to /v1/responses.  Nothing is stored, so each request brings the whole conversation.
+
+    Fields that only /v1/chat/completions has count as there.
+    """
 
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
@@ -81,18 +95,42 @@ class ResponsesRequest(JsonFields):
     seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
     speculative: Speculative | None = None
     longgraft: Own | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=MESSAGES)] | None = None
 
     @property
     def constrained(self) -> bool:
         """True if there may be a constraint to compile."""
-        return bool(self.tools or (self.text and self.text.format))
+        return bool(self.tools or (self.text and self.text.format)) or may_constrain(self.model_extra or {})
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names of fields here, by those of the chat."""
+        form = {"response_format": "text.format"} if self._response_format() else {}
+        return form | ({} if self.max_output_tokens is None else {"max_tokens": "max_output_tokens"})
 
     def check_supported(self) -> None:
-        """Raises Unsupported for fields that need stored answers."""
+        """Raises Unsupported for fields that would change the answer and are not supported."""
+        if self.truncation == "auto":
+            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it out, and "
+                                            "shorten the conversation if it is too long.")
+        if LOGPROBS in (self.include or ()):
+            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it out, or ask "
+                                         "/v1/chat/completions with logprobs.")
         for name in STORED:
             if (self.model_extra or {}).get(name):
                 raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the whole "
                                         "conversation as input.")
+
+    @property
+    def offered(self) -> dict[str, Offered]:
+        """The tools that the model may call, by the names of their functions.  Raises Unsupported for other tools."""
+        return offered(self.tools or ())
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences on what is ignored."""
+        return notes_of(self.tools or ())
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
@@ -101,20 +139,28 @@ class ResponsesRequest(JsonFields):
             messages.append({"role": "user", "content": self.input})
         else:
             messages += _messages(self.input)
-        asked = self.tool_choice
-        choice = {"type": "function", "function": {"name": asked.name}} if isinstance(asked, NamedTool) else asked
+        tools = [{"type": "function", "function": tool.function} for tool in self.offered.values()]
         same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
-        return ChatRequest.model_validate({
-            "messages": messages, "tools": [_tool(tool) for tool in self.tools or ()] or None, "tool_choice": choice,
+        return chat_of({
+            "messages": messages, "tools": tools or None, "tool_choice": self._choice(),
             "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
-            | {name: getattr(self, name) for name in same})
+            | {name: getattr(self, name) for name in same}, self.model_extra or {})
+
+    def _choice(self) -> Any:
+        """Returns the chat's choice of a tool."""
+        asked = self.tool_choice
+        if not isinstance(asked, NamedTool):
+            return asked
+        named = (name for name, tool in self.offered.items() if (tool.kind, tool.name) == (asked.type, asked.name))
+        return {"type": "function", "function": {"name": next(named, asked.name)}}
 
     def _response_format(self) -> dict[str, Any] | None:
         form = self.text and self.text.format
         if not form or form.type == "text":
             return None
-        schema = {"json_schema": {"schema": form.json_schema}} if form.json_schema is not None else {}
-        return {"type": form.type} | schema
+        if form.json_schema is None:
+            return {"type": form.type}
+        return {"type": form.type, "json_schema": {"schema": form.json_schema, "strict": form.strict}}
 
 
 def text_of(content: Content | None) -> str:
@@ -132,24 +178,27 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Returns messages; calls that follow a message of the assistant, or one another, are one message."""
     found: list[dict[str, Any]] = []
     for item in items:
-        if item.type == "message":
+        if item.type in (None, "message"):
             found.append({"role": item.role, "content": text_of(item.content)})
-        elif item.type == "function_call":
+        elif item.type in CALLS:
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": ""})
-            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-            found[-1].setdefault("tool_calls", []).append(call)
-        elif item.type == "function_call_output":
-            found.append({"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)})
+            found[-1].setdefault("tool_calls", []).append(_call(item))
+        elif item.type in OUTPUTS:
+            found.append({"role": "tool", "tool_call_id": item.call_id or item.id or "",
+                          "content": text_of(item.output)})
         elif item.type != "reasoning":      # an earlier model's, which this one cannot read
             raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. Send "
-                             "messages, function_call and function_call_output.")
+                             f"messages, {', '.join(CALLS)}, and outputs of these.")
     return found
 
 
-def _tool(tool: ResponsesTool) -> dict[str, Any]:
-    if tool.type != "function" or tool.name is None:
-        raise ValueError(f"A tool is of type {tool.type}, which runs on OpenAI's servers. Give functions with a name "
-                         "and parameters.")
-    return {"type": "function", "function": {"name": tool.name, "description": tool.description,
-                                             "parameters": tool.parameters, "strict": tool.strict}}
+def _call(item: Item) -> dict[str, Any]:
+    """Returns an earlier call as one of the function by which the tool is offered."""
+    name, arguments = function_name(item.name, item.namespace), item.arguments
+    if item.type == "custom_tool_call":
+        arguments = {INPUT: item.input or ""}
+    elif item.type == "local_shell_call":
+        action = item.action or {}
+        name, arguments = SHELL, {key: action[key] for key in COMMAND["properties"] if action.get(key) is not None}
+    return {"id": item.call_id or item.id, "function": {"name": name, "arguments": arguments}}

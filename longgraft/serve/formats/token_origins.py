@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from longgraft.engine.decoder import Step
@@ -22,8 +23,9 @@ class Spans:
     A character of several tokens belongs to the last one.  Text that a stop string cuts off belongs to none.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._text = Detokenizer(tokenizer)
+    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
+        """prompt: token ids that the answer follows"""
+        self._text = Detokenizer(tokenizer, prompt=prompt)
         self._tokens = 0
         self._open: list[tuple[int, str, int]] = []      # (token's place, origin, characters not shown yet)
 

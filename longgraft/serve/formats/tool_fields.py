@@ -54,21 +54,29 @@ class CalledFunction(JsonFields):
 class ToolCall(JsonFields):
     """A call in an earlier answer."""
 
-    id: str = ""
-    type: str = "function"
+    id: str | None = None
+    type: str | None = None
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the call for a chat template, with parsed arguments; raises ValueError if they are no JSON object."""
+        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON object.
+
+        A model may have written such a text, and without it the conversation could not go on.
+        """
         given = self.function.arguments or {}
-        try:
-            arguments = json.loads(given) if isinstance(given, str) else given
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            raise ValueError(f"The arguments of a call of {self.function.name} are no JSON object. Send them as the "
-                             "text of one.")
-        return {"id": self.id, "type": "function", "function": {"name": self.function.name, "arguments": arguments}}
+        arguments = _object(given) if isinstance(given, str) else given
+        return {"id": self.id or "", "type": "function",
+                "function": {"name": self.function.name, "arguments": given if arguments is None else arguments}}
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object that a text spells in characters that can be encoded; None if it spells none."""
+    try:
+        found = json.loads(text)
+        json.dumps(found, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 class ToolFields(BaseModel):

@@ -26,6 +26,7 @@ from longgraft.serve.access import Receive, Scope, Send
 from longgraft.serve.app import guard
 from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError, install_handlers
+from longgraft.serve.head_requests import HeadRequests
 from longgraft.serve.jobs import Busy, Closing
 from longgraft.serve.options import Serving
 from longgraft.serve.replicas.prefix_routes import blocks_of
@@ -62,8 +63,8 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
     app.state.longgraft = FrontState(name, options, forward)
     install_handlers(app)
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
-    @app.api_route("/v1/health", methods=["GET", "HEAD"])
+    @app.get("/health")
+    @app.get("/v1/health")
     async def health() -> dict[str, str]:
         """Answers 200 while a replica can take requests, and 503 otherwise."""
         if forward.draining:
@@ -72,7 +73,7 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
             raise NONE_READY
         return {"status": "ok"}
 
-    @app.api_route("/live", methods=["GET", "HEAD"])
+    @app.get("/live")
     async def live() -> dict[str, str]:
         """Answers 200: Ray restarts replicas, and a front without a model has no reason to be restarted."""
         return {"status": "ok"}
@@ -84,6 +85,7 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
         return Response(encode(forward.counts.registry(await forward.ask_all("metrics"))), media_type=kind)
 
     app.mount("/", forward)
+    app.add_middleware(HeadRequests)
     guard(app, options)
     return app
 

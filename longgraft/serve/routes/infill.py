@@ -102,7 +102,6 @@ class Prompts:
         special = state.special_tokens(body.special_tokens_in_content or "escape")
         texts = [(name, getattr(body, name) or "") for name in ("input_prefix", "input_suffix", "prompt")]
         for name, text in (*texts, *(("input_extra", piece.path + piece.text) for piece in body.pieces)):
-            state.check_text(text, name)
             special.check(text, name)
         limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
         answer = min(limit, state.options.max_answer_tokens, state.positions // 2)

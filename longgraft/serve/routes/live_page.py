@@ -102,7 +102,7 @@ async def _answer(state: State, running: Running, compare: bool) -> AsyncIterato
     """Yields the events of one answer, and None after a beat without an event."""
     job, beat = running.job, state.options.beat
     yield "start", {"prompt_tokens": len(job.ids), "max_tokens": job.max_new_tokens}
-    spans, pictures, progress = Spans(state.tokenizer), Pictures(state.tokenizer), Progress(len(job.ids))
+    spans, pictures, progress = Spans(state.tokenizer, job.ids), Pictures(state.tokenizer), Progress(len(job.ids))
     async for step in _steps(running, beat):
         if step is None:
             yield None

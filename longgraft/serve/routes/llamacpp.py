@@ -77,4 +77,6 @@ def slot(state: State, number: int) -> dict[str, Any]:
 
 def params(state: State) -> dict[str, Any]:
     """Returns the sampling of requests that set none."""
-    return state.default_sampling.described | {"n_predict": -1, "max_tokens": state.options.max_answer_tokens}
+    defaults = state.session.defaults
+    sampling = defaults.sampling({"temperature": defaults.temperature})
+    return sampling.described | {"n_predict": -1, "max_tokens": state.options.max_answer_tokens}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from longgraft.serve.formats.errors import client_errors
 from longgraft.serve.formats.messages_answers import MessagesFormat
 from longgraft.serve.formats.messages_fields import CountTokensRequest, MessagesRequest
 from longgraft.serve.prompts import chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
-from longgraft.serve.routes.openai import prepared_chat
+from longgraft.serve.routes.openai import chat_of, check_request, prepared_chat
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, NAMED_EVENTS, EventStream, whole_answer
 
@@ -19,16 +18,14 @@ def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def counted(body: CountTokensRequest) -> int:
-        with client_errors("messages"):
-            asked = body.chat()
-        return len(chat(state, asked).ids)
+        return len(chat(state, chat_of(body, "messages")).ids)
 
     @routes.post("/v1/messages", response_model=None, responses=JSON_OR_EVENTS)
     async def messages(body: MessagesRequest, request: BodyRequest) -> Response:
         """Answers a conversation with its next message."""
-        state.worker.check()
-        prompt, job = await request.run(prepared_chat, state, body, "messages", constrained=bool(body.tools))
-        form = MessagesFormat(state, job, prompt.calls)
+        check_request(state, body)
+        prompt, job = await request.run(prepared_chat, state, body, "messages", constrained=body.constrained)
+        form = MessagesFormat(state, job, prompt.calls, body.notes)
         running = state.worker.submit(job)
         if body.stream:
             return EventStream(running, form, state.options.beat, NAMED_EVENTS)

@@ -13,16 +13,14 @@ from longgraft.serve.state import State
 def router(state: State) -> APIRouter:
     routes = APIRouter()
 
-    @routes.head("/health", include_in_schema=False)
     @routes.get("/health")
-    @routes.api_route("/v1/health", methods=["GET", "HEAD"], include_in_schema=False)
+    @routes.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         """Answers 200 while requests should come here, and 503 otherwise."""
         if trouble := state.worker.trouble:
             raise ApiError(503, trouble)
         return {"status": "ok"}
 
-    @routes.head("/live", include_in_schema=False)
     @routes.get("/live")
     async def live() -> dict[str, str]:
         """Answers 200 until the server must be restarted, and 503 then."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -42,6 +42,9 @@ class Checked(Protocol):
 
 
 class AsChat(Protocol):
+    @property
+    def names(self) -> Mapping[str, str]: ...
+
     def chat(self) -> ChatRequest: ...
 
 
@@ -50,8 +53,22 @@ def check_request(state: State, body: Checked) -> None:
     try:
         body.check_supported()
     except Unsupported as error:
-        raise ApiError(400, str(error), error.param, "unsupported_parameter") from error
+        raise unsupported(error) from error
     state.worker.check()
+
+
+def unsupported(error: Unsupported) -> ApiError:
+    return ApiError(400, str(error), error.param, "unsupported_parameter")
+
+
+def chat_of(body: AsChat, param: str) -> ChatRequest:
+    """Returns the chat that a request of another API stands for.  param: the field of its messages, for errors"""
+    try:
+        return body.chat()
+    except Unsupported as error:
+        raise unsupported(error) from error
+    except ValueError as error:
+        raise ApiError(400, str(error), param) from error
 
 
 def job_of(state: State, body: AnswerRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
@@ -65,7 +82,7 @@ def job_of(state: State, body: AnswerRequest, prompt: EncodedPrompt, limit: int 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               priority=body.priority or 0, seconds=state.options.max_seconds,
+               priority=body.priority or 0, stop_until=prompt.stop_until, seconds=state.options.max_seconds,
                constraint_field="tools" if prompt.tool_calls else next(iter(body.constraints()), None))
 
 
@@ -78,10 +95,14 @@ def prepared(state: State, body: Any, prompt: EncodedPrompt, limit: int | None
 
 
 def prepared_chat(state: State, body: AsChat, param: str) -> tuple[EncodedPrompt, Job]:
-    """Does `prepared` for the chat that a request of another API stands for.  param: its field, for errors"""
-    with client_errors(param):
-        asked = body.chat()
-    return prepared(state, asked, chat(state, asked), asked.token_limit)[:2]
+    """Does `prepared` for the chat that a request of another API stands for.  param: the field of its messages"""
+    asked = chat_of(body, param)
+    try:
+        prompt, job, _ = prepared(state, asked, chat(state, asked), asked.token_limit)
+    except ApiError as error:
+        raise error.renamed({"messages": param, **body.names}) from error
+    field = job.constraint_field
+    return prompt, replace(job, constraint_field=body.names.get(field or "", field))
 
 
 def several(job: Job, count: int) -> list[Job]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longgraft.acceptance.constraints import SPACING, check_schema
+from longgraft.acceptance.json_schemas import SPACING, followable, problems
 from longgraft.serve.tools.families import Family
 
 MOST_CALLS = 16     # in one answer; without a limit a small model may call until its tokens end
@@ -23,7 +23,7 @@ class Tool:
     """A tool that a model may call.
 
     parameters: JSON schema of the arguments; None: it takes none
-    strict: refuse keywords of the schema that cannot be followed; otherwise they are left out of the grammar
+    strict: refuse a schema that cannot be followed; otherwise what cannot be followed is left out of the grammar
     """
 
     name: str
@@ -32,10 +32,15 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema with the spacing that chat templates write, and as an object."""
-        given = NO_ARGUMENTS if self.parameters is None else self.parameters
-        lenient = {} if self.strict else {"lenient": True}
-        return {"type": "object", **given, "x-guidance": SPACING | lenient}
+        """The schema that arguments follow, with the spacing that chat templates write.
+
+        Raises ValueError if the tool is strict and a part of its schema cannot be followed.
+        """
+        given = {**(NO_ARGUMENTS if self.parameters is None else self.parameters), "type": "object"}
+        if self.strict and (found := problems(given)):
+            raise ValueError(f"The parameters of function {self.name} cannot be followed: {found[0]}. Leave that out, "
+                             "or leave strict and tool_choice out.")
+        return {"x-guidance": SPACING, **followable(given)[0], "type": "object"}
 
 
 def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], text: bool = True, many: bool = True
@@ -50,7 +55,7 @@ def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], tex
         many: More than one call is allowed, up to MOST_CALLS.
 
     Raises:
-        ValueError: a schema has too many optional properties.
+        ValueError: a tool is strict, and a part of its schema cannot be followed.
     """
     def spelt(part: str) -> str:
         return f"<[{added[part]}]>" if part in added else _quoted(part)
@@ -87,7 +92,6 @@ def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], tex
     if tools:
         rules.append(f"call: {head} ({' | '.join(f'tool_{n}' for n in range(len(tools)))}) {tail} {end}")
     for n, tool in enumerate(tools):
-        check_schema(tool.schema)
         name = _quoted(json.dumps(tool.name, ensure_ascii=False)[1:] + f', "{family.arguments}": ')
         rules.append(f"tool_{n}: {name} %json {json.dumps(tool.schema)}")
     return "\n".join(rules)

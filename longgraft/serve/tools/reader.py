@@ -8,6 +8,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import from_json
+
 from longgraft.serve.tools.families import Family
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -33,18 +35,15 @@ class Piece:
 
 @dataclass
 class Call:
-    """A tool call.  arguments: JSON text, which is incomplete if the answer was cut off"""
+    """A tool call.  arguments: JSON text, a whole object unless the call was cut off in a stream"""
 
     name: str
     arguments: str = ""
 
     @property
-    def values(self) -> dict[str, Any] | None:
-        """The arguments; None if they are incomplete."""
-        try:
-            return json.loads(self.arguments)
-        except ValueError:
-            return None
+    def values(self) -> dict[str, Any]:
+        """The arguments."""
+        return json.loads(self.arguments)
 
 
 @dataclass
@@ -69,28 +68,54 @@ class Turn:
 class CallReader:
     """Finds the calls of known tools in a growing text.  Everything else is text, also what only resembles a call.
 
-    Calls follow a tag of the family, or are the object with which the answer begins.
+    Calls follow a tag of the family, or are the object with which the answer begins. A call is whole if its arguments
+    are a JSON object. A growing answer is passed on as it arrives, also calls that turn out not to be whole. In an
+    answer that is read at once, these are text.
 
-    family: None if no call is looked for; names: those of the tools
+    Attributes:
+        family: The way in which the model writes calls; None if no call is looked for.
+        names: Names of the tools.
     """
 
     def __init__(self, family: Family | None = None, names: Collection[str] = ()) -> None:
         self.family, self.names = family, frozenset(names)
-        self.calls = 0          # calls that have begun
+        self._calls = 0         # calls that have begun
+        self._half: dict[int, str] = {}     # texts of the calls that are not whole, by their places
         self._held = ""         # text that is not decided yet
         self._in_calls = self._called = self._begun = False     # behind a tag; behind a call; behind other text
         self._bare = False      # the answer begins with an object
         self._before = ""       # text from the tag to the present object: shown if that is no call
         self._object: _Object | None = None
 
+    @property
+    def begin(self) -> str | None:
+        """Regular expression of the text with which calls begin; None if no call is looked for."""
+        if self.family is None:
+            return None
+        return "|".join([r"\A\s*(```(json)?\s*)?\{\s*\"name\"\s*:", *map(re.escape, self.family.tags)])
+
+    @property
+    def called(self) -> bool:
+        """True if the answer called tools, and every call is whole."""
+        return self._calls > 0 and not self._half
+
     def again(self) -> CallReader:
         """Returns a reader for another answer."""
         return CallReader(self.family, self.names)
 
     def whole(self, text: str) -> Turn:
-        """Returns a whole answer."""
-        reader = self.again()
-        return Turn.of([*reader.push(text), *reader.finish()])
+        """Takes a whole answer, and returns it."""
+        return Turn.of(self.read(text))
+
+    def read(self, text: str) -> list[Piece]:
+        """Takes a whole answer, and returns its pieces."""
+        pieces = []
+        for piece in (*self.push(text), *self.finish()):
+            if piece.text or piece.call not in self._half:
+                pieces.append(piece)
+            elif piece.name:
+                pieces.append(Piece(self._half[piece.call]))
+        return pieces
 
     def push(self, text: str) -> list[Piece]:
         """Takes new text, and returns what is certain by now."""
@@ -101,10 +126,12 @@ class CallReader:
 
     def finish(self) -> list[Piece]:
         """Returns the rest; an object that was cut off before its arguments is text."""
-        opened = self._object
-        rest = self._held if opened is None else "" if opened.shown else self._before + opened.text
+        opened, rest = self._object, self._held
         self._held, self._object = "", None
-        if self._in_calls and opened is None:
+        if opened is not None and not opened.called:
+            self._half[opened.place] = self._before + opened.text
+            rest = "" if opened.shown else self._before + opened.text
+        elif opened is None and self._in_calls:
             rest = "" if self._called else self._before + rest
         return [Piece(rest)] if rest else []
 
@@ -157,7 +184,7 @@ class CallReader:
             if mark.startswith(text):
                 return None
         if text.startswith("{"):
-            self._object = _Object()
+            self._object = _Object(self._calls)
             return ""
         return self._leave_calls()
 
@@ -171,56 +198,66 @@ class CallReader:
         """Reads the present object as far as it has arrived."""
         new = opened.take(self._held)
         self._held = self._held[len(new):]
-        if not opened.shown and not opened.refused and (head := HEAD.match(opened.text)):
-            name = json.loads(head[1])
-            if name in self.names:
-                opened.shown = head.end()
-                yield self._begin(name)
-            opened.refused = name not in self.names
+        yield from self._call(opened)
+        if not opened.complete:
+            return
+        self._object = None
+        if not opened.shown:
+            yield from self._whole_object(opened)
+        if opened.called:
+            self._called, self._before = True, ""
+            return
+        text = self._leave_calls() + opened.text
         if opened.shown:
-            end = len(opened.text) if opened.inner_end is None else opened.inner_end
-            if end > opened.shown:
-                yield self._part(opened.text[opened.shown:end])
-                opened.shown = end
-        if opened.complete:
-            self._object = None
-            if opened.shown:
-                self._called, self._before = True, ""
-            elif (call := self._whole_object(opened.text)) is not None:
-                self._called, self._before = True, ""
-                yield from call
-            else:
-                yield Piece(self._leave_calls() + opened.text)
+            self._half[opened.place] = text
+        else:
+            yield Piece(text)
 
-    def _whole_object(self, text: str) -> list[Piece] | None:
-        """Returns the call of an object with its keys in another order; None if it is no call."""
-        try:
-            found = json.loads(text)
-        except ValueError:
-            return None
-        arguments = found.get("arguments", found.get("parameters"))
-        if found.get("name") not in self.names or not isinstance(arguments, dict):
-            return None
-        return [self._begin(found["name"]), self._part(json.dumps(arguments, ensure_ascii=False))]
+    def _call(self, opened: _Object) -> Iterator[Piece]:
+        """Yields the name of a call once its arguments begin, and the arguments as far as they have arrived."""
+        if not opened.shown:
+            head = HEAD.match(opened.text)
+            name = parsed(head[1]) if head else None
+            if head is None or name not in self.names:
+                return
+            opened.begin = opened.shown = head.end()
+            yield self._named(opened, name)
+        end = len(opened.text) if opened.inner_end is None else opened.inner_end
+        if end > opened.shown:
+            yield Piece(arguments=opened.text[opened.shown:end], call=opened.place)
+            opened.shown = end
+            opened.called = opened.inner_end is not None and parsed(opened.text[opened.begin:end]) is not None
 
-    def _begin(self, name: str) -> Piece:
-        self.calls += 1
-        return Piece(name=name, call=self.calls - 1)
+    def _whole_object(self, opened: _Object) -> Iterator[Piece]:
+        """Yields the call of a complete object with its keys in another order."""
+        found = parsed(opened.text)
+        arguments = found.get("arguments", found.get("parameters")) if isinstance(found, dict) else None
+        name = found.get("name") if isinstance(arguments, dict) else None
+        if isinstance(name, str) and name in self.names:
+            opened.called = True
+            yield self._named(opened, name)
+            yield Piece(arguments=json.dumps(arguments, ensure_ascii=False), call=opened.place)
 
-    def _part(self, arguments: str) -> Piece:
-        return Piece(arguments=arguments, call=self.calls - 1)
+    def _named(self, opened: _Object, name: str) -> Piece:
+        self._calls = opened.place + 1
+        return Piece(name=name, call=opened.place)
 
 
 class _Object:
     """A JSON object that is read character by character.
 
-    shown: length of the text that was given away, 0 at first; refused: its name is no tool's
+    place: its place among the calls, if it is one
+    begin: where the arguments of the call begin
+    shown: length of the text that was passed on, 0 before the call's name
+    called: a whole call was made of it
     inner_end: the end of the first inner object, which a call's arguments are; None before it
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: int) -> None:
         self.text = ""
-        self.shown, self.refused = 0, False
+        self.place = place
+        self.begin = self.shown = 0
+        self.called = False
         self.inner_end: int | None = None
         self.complete = False
         self._depth = 0
@@ -250,6 +287,14 @@ class _Object:
                     return text[:count]
         self.text += text
         return text
+
+
+def parsed(text: str) -> Any:
+    """Returns the value of a JSON text; None if it is none, or if it has half a character or a number like NaN."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return None
 
 
 def _overlap(text: str, tag: str) -> int:

@@ -1,0 +1,255 @@
+"""JSON schemas as far as llguidance can follow them: finds the places where it cannot, and leaves them out."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+from urllib.parse import unquote
+
+from longgraft.acceptance.large_stack import with_large_stack
+
+# JSON is spaced like Python's json.dumps output: with only one way to write a document, keys and punctuation are forced
+# and cost no draws.  A schema's own "x-guidance" wins, such as {"whitespace_flexible": true}.
+SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+MOST_OPTIONAL = 480     # properties of one object: llguidance makes four items of each, and a few more
+EXAMINED_SECONDS = 0.5      # CPU time for finding a schema's problems; a thousand parts take a tenth of a second
+SHOWN, MOST_PLACE = 60, 80      # characters of a wrong value, and of its place, in an error message
+WHOLE = "longgraft-whole-schema"        # the whole schema's name within a part of it, which may refer to it
+
+# Keywords whose value is a schema, a list of schemas, or an object of schemas.
+DEFINITIONS = ("$defs", "definitions")
+ONE = {"additionalProperties", "additionalItems", "items", "contains", "not", "if", "then", "else", "propertyNames",
+       "unevaluatedItems", "unevaluatedProperties"}
+LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
+OBJECTS = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
+
+# Plain words for llguidance's errors.
+REASONS = {
+    r"look-?around": "look-ahead, look-behind and word boundaries are not supported",
+    r"backreference": "back references are not supported",
+    r"^Unsatisfiable": "no value fits it together with the keywords before it",
+    r"regex": "it is no regular expression in Rust's syntax",
+}
+OTHERWISE = "this is not supported, or not as JSON Schema defines it"
+NOTHING_THERE = "this schema has nothing there"
+NO_SCHEMA = "a schema is an object, true or false"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A part of a schema that cannot be followed.
+
+    Attributes:
+        place: The keys that lead to it, such as properties.email.pattern; "" for the whole schema.
+        value: What is there.
+        reason: Why it cannot be followed.
+    """
+
+    place: str
+    value: Any
+    reason: str
+
+    def __str__(self) -> str:
+        if not self.place:
+            return self.reason
+        shown = json.dumps(self.value, ensure_ascii=False)
+        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
+        place = self.place if len(self.place) <= MOST_PLACE else f"...{self.place[-MOST_PLACE:]}"
+        return f"{place} is {shown}, and {self.reason}"
+
+
+def problems(schema: Any) -> tuple[Problem, ...]:
+    """Returns the parts of a schema that cannot be followed; no keyword is ignored."""
+    try:
+        return _examined(json.dumps(schema), False)[1]
+    except RecursionError:
+        return (TOO_DEEP,)
+
+
+def followable(schema: Any) -> tuple[Any, tuple[Problem, ...]]:
+    """Returns the schema without the parts that cannot be followed, and these parts.
+
+    Keywords that llguidance does not know stay, and it ignores them. Without llguidance the schema stays as it is.
+    """
+    if not (found := problems(schema)):
+        return schema, ()
+    try:
+        return json.loads(_examined(json.dumps(schema), True)[0]), found
+    except RecursionError:
+        return {}, found
+
+
+TOO_DEEP = Problem("", {}, "it nests too deeply")
+
+
+@lru_cache(maxsize=128)
+def _examined(text: str, lenient: bool) -> tuple[str, tuple[Problem, ...]]:
+    """Returns (JSON of the schema without its problems, the problems)."""
+    if find_spec("llguidance") is None:
+        return text, ()
+
+    def examined() -> tuple[Any, list[Problem]]:
+        schema = json.loads(text)
+        examination = _Examination(schema, lenient)
+        if examination.error(schema) is None:
+            return schema, []
+        try:
+            return examination.whole(), examination.problems
+        except _TooMuch:
+            return {}, [*examination.problems, Problem("", {}, "it has too many parts that cannot be followed")]
+
+    found, why = with_large_stack(examined)
+    return json.dumps(_lenient(found) if lenient else found), tuple(why)
+
+
+class _TooMuch(Exception):
+    """Examining the schema takes too long."""
+
+
+class _Examination:
+    """Examines the parts of one schema, inner ones first: first without references, then with them.
+
+    problems: what was left out so far
+    """
+
+    def __init__(self, schema: Any, lenient: bool) -> None:
+        self.problems: list[Problem] = []
+        self._whole, self._lenient = schema, lenient
+        self._references = False
+        self._until = time.thread_time() + EXAMINED_SECONDS
+
+    def whole(self) -> Any:
+        """Returns the schema without its problems."""
+        for self._references in (False, True):
+            self._whole = self._part(self._whole, "")
+            if self.error(self._whole) is None:
+                return self._whole
+        self.problems.append(Problem("", self._whole, OTHERWISE))
+        return {}
+
+    def error(self, part: Any) -> str | None:
+        """Returns why a part of the schema cannot be followed; None if it can."""
+        if not isinstance(part, dict):
+            return None if isinstance(part, bool) else NO_SCHEMA
+        if (optional := most_optional(part)) > MOST_OPTIONAL:
+            return f"one object has {optional:,} optional properties where {MOST_OPTIONAL} are allowed"
+        from llguidance import LLMatcher
+
+        text = json.dumps(_lenient(part) if self._lenient else part)
+        try:
+            message = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text, defaults=SPACING))
+        except ValueError:      # a number that JSON does not have
+            return OTHERWISE
+        if not message:
+            return None
+        return next((words for pattern, words in REASONS.items() if re.search(pattern, message)), OTHERWISE)
+
+    def _part(self, part: Any, place: str) -> Any:
+        """Returns a part without its problems."""
+        if isinstance(part, bool):
+            return part
+        if not isinstance(part, dict):
+            self.problems.append(Problem(place, part, NO_SCHEMA))
+            return {}
+        if not self._resolves(reference := part.get("$ref", "#")):
+            self.problems.append(Problem(f"{place}.$ref".removeprefix("."), reference, NOTHING_THERE))
+            return self._part({key: value for key, value in part.items() if key != "$ref"}, place)
+        inner = {}
+        for key in sorted(part, key=lambda key: key not in DEFINITIONS):
+            inner[key] = self._inner(key, part[key], f"{place}.{key}".removeprefix("."))
+            if part is self._whole:     # what follows may refer to it
+                self._whole = part = {**part, key: inner[key]}
+        part = {key: inner[key] for key in part}
+        return part if self._alone(part) is None else self._without_problems(part, place)
+
+    def _resolves(self, reference: Any) -> bool:
+        """Returns True for a reference to a place of this schema that is there."""
+        if not isinstance(reference, str) or not re.match("#(/|$)", reference):
+            return False
+        found = self._whole
+        for name in reference.split("/")[1:]:
+            key: Any = unquote(name).replace("~1", "/").replace("~0", "~")
+            key = int(key) if isinstance(found, list) and key.isdecimal() else key
+            try:
+                found = found[key]
+            except (LookupError, TypeError):
+                return False
+        return True
+
+    def _inner(self, key: str, value: Any, place: str) -> Any:
+        """Returns a keyword's value, without the problems of the schemas in it."""
+        if key in OBJECTS and isinstance(value, dict):
+            return {name: self._part(one, f"{place}.{name}") for name, one in value.items()}
+        if key in LISTS and isinstance(value, list):
+            return [self._part(one, f"{place}[{n}]") for n, one in enumerate(value)]
+        return self._part(value, place) if key in ONE and isinstance(value, (dict, bool)) else value
+
+    def _without_problems(self, part: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Returns a part with those of its keywords that can be followed together."""
+        kept: dict[str, Any] = {}
+        for key, value in part.items():
+            tried = {**kept, key: value}
+            if (why := self._alone(tried)) is None:
+                kept = tried
+            else:
+                self.problems.append(Problem(f"{place}.{key}".removeprefix("."), value, why))
+        return kept
+
+    def _alone(self, part: dict[str, Any]) -> str | None:
+        """Returns why a part cannot be followed without what is around it."""
+        if time.thread_time() > self._until:
+            raise _TooMuch
+        if not self._references:
+            return self.error(_without_references(part))
+        return self.error({**_moved(part), "$defs": {WHOLE: _moved(self._whole)}})
+
+
+def _lenient(schema: Any) -> Any:
+    """Returns the schema with the wish that unknown keywords be ignored."""
+    if not isinstance(schema, dict):
+        return schema
+    own = schema.get("x-guidance")
+    return {**schema, "x-guidance": {**SPACING, **(own if isinstance(own, dict) else {}), "lenient": True}}
+
+
+def _without_references(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_references(one) for key, one in value.items() if key != "$ref"}
+    return [_without_references(one) for one in value] if isinstance(value, list) else value
+
+
+def _moved(value: Any) -> Any:
+    """Returns a part with its references to the whole schema, which is then in its definitions."""
+    if isinstance(value, list):
+        return [_moved(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _moved(one) for key, one in value.items()}
+    if isinstance(reference := value.get("$ref"), str) and reference.startswith("#"):
+        found["$ref"] = f"#/$defs/{WHOLE}{reference[1:]}"
+    return found
+
+
+def most_optional(schema: Any) -> int:
+    """Returns the largest number of optional properties that an object of the schema has, wherever it is nested."""
+    return max((len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
+                for properties, required in _objects(schema)), default=0)
+
+
+def _objects(schema: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yields the properties of each object, and the names that it requires."""
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            waiting += part.values()
+            if isinstance(properties := part.get("properties"), dict):
+                yield properties, part.get("required")
+        elif isinstance(part, list):
+            waiting += part

@@ -1,0 +1,155 @@
+"""The header of a GGUF file: opens it, or says why longgraft cannot read the file."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from longgraft.config.file_errors import reason
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)           # versions of the format that can be read
+KEY_LENGTH = 8              # bytes of the number before a key of the metadata: the key's length
+ORIGINAL = "Give the original model: a folder with safetensors, or its hub id."
+
+
+def is_gguf(path: Path) -> bool:
+    """Returns True if the path is a file that begins as GGUF files do, whatever its name."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def check_packages(name: str) -> None:
+    """Raises ImportError if the packages that read GGUF are not installed."""
+    if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
+        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them with: "
+                          'pip install "longgraft[gguf]"')
+
+
+def open_gguf(file: Path, name: str) -> Any:
+    """Returns the file's reader.
+
+    Raises:
+        ValueError: the file is cut, is no language model, or cannot be read correctly.
+        ImportError: the packages of the extra `gguf` are missing.
+    """
+    check_packages(name)
+    from longgraft.models.gguf_reader import FastGGUFReader
+
+    _check_version(file)
+    try:
+        reader = FastGGUFReader(file)
+        metadata = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
+        arch = metadata["general.architecture"]
+    except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums
+        raise ValueError(f"GGUF file {file} is cut or damaged ({reason(error)}). Download it again.") from error
+    _check_kind(file, arch, metadata)
+    scaling = _scaling(arch, metadata)
+    if scaling:
+        raise _unread_rope(name, scaling)
+    return reader
+
+
+def _check_version(file: Path) -> None:
+    """Raises ValueError for a big-endian file and for a version that the package does not read."""
+    with open(file, "rb") as opened:
+        start = opened.read(len(MAGIC) + 4)
+    if not start.startswith(MAGIC):
+        return      # the package's reader says what is wrong
+    version = int.from_bytes(start[len(MAGIC):], "little")
+    if version and version % (1 << 16) == 0:
+        raise ValueError(f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it by "
+                         "llama.cpp's gguf_convert_endian.py, or download the little-endian file.")
+    if version not in VERSIONS:
+        raise ValueError(f"GGUF file {file} is of version {version}, and longgraft reads the versions "
+                         f"{' and '.join(map(str, VERSIONS))}. Convert the original model to version {VERSIONS[-1]} by "
+                         "llama.cpp's convert_hf_to_gguf.py, or download such a file.")
+
+
+def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
+    """Raises ValueError for a file that is no whole language model."""
+    parts = metadata.get("split.count", 1)
+    if parts > 1:
+        raise ValueError(f"{file} is one of the {parts} parts of a split model. Join them by llama.cpp's "
+                         "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
+    kind = metadata.get("general.type", "model")
+    if arch == "clip" or kind == "mmproj":
+        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, of which "
+                         "longgraft reads text alone.")
+    if kind != "model":
+        raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
+
+
+def _scaling(arch: str, metadata: dict[str, Any]) -> str:
+    """Returns the rotary scaling of the metadata that transformers drops, in words; "" if there is none.
+
+    Without a type, a factor scales linearly, and `scale_linear` is its older name (`load_hparams` in llama.cpp).
+    transformers knows the scaling of gpt-oss by itself.
+    """
+    if arch == "gpt-oss":
+        return ""
+    factor = metadata.get(f"{arch}.rope.scaling.factor", metadata.get(f"{arch}.rope.scale_linear", 1.0))
+    unscaled = factor in (0.0, 1.0)
+    kind = metadata.get(f"{arch}.rope.scaling.type", "none" if unscaled else "linear")
+    if kind == "none" or (kind == "linear" and unscaled):
+        return ""
+    return f"rope scaling {kind!r}" if unscaled else f"rope scaling {kind!r} by {factor:g}"
+
+
+def _unread_rope(name: str, what: str) -> ValueError:
+    return ValueError(f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long prompts. "
+                      f"{ORIGINAL}")
+
+
+def restore_rope(config: Any, reader: Any, name: str) -> None:
+    """Sets the rotary scaling that transformers drops: Llama 3's, a tensor of divisors by frequency.
+
+    Raises ValueError for other divisors.  Their formula has one free number, which is the largest of them
+    (`convert_hf_to_gguf.py` of llama.cpp).
+    """
+    found = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")}
+    if not found:
+        return
+    if list(found) != ["rope_freqs.weight"] or config.model_type != "llama":
+        raise _unread_rope(name, next(iter(found)))
+    divisors = torch.tensor(found["rope_freqs.weight"].data)
+    plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors)))
+    config.rope_parameters = config.rope_parameters | {
+        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    if len(scaled) != len(plain) or not torch.allclose(plain / scaled, divisors, rtol=1e-3):
+        raise _unread_rope(name, "rope_freqs.weight")
+
+
+@contextmanager
+def without_absent_tokens(file: Path, reader: Any) -> Iterator[Path]:
+    """Yields a file with this metadata in which every special token exists.
+
+    Some files write the id -1 for a special token that the model does not have; transformers would look it up.  Such
+    keys are removed from the reader, and a copy of the header without them is yielded in place of the file.
+    """
+    vocabulary = reader.fields.get("tokenizer.ggml.tokens")
+    count = 0 if vocabulary is None else len(vocabulary.data)
+    absent = [key for key, field in reader.fields.items() if key.startswith("tokenizer.ggml.")
+              and key.endswith("_token_id") and not 0 <= field.contents() < count]
+    if not absent:
+        yield file
+        return
+    with TemporaryDirectory() as folder, open(file, "rb") as opened:
+        header = bytearray(opened.read(reader.data_offset))
+        for key in absent:
+            end = reader.fields.pop(key).offset + KEY_LENGTH + len(key)
+            header[end - 1:end] = b"-"      # a key that nobody asks for
+        copy = Path(folder) / file.name
+        copy.write_bytes(header)
+        yield copy

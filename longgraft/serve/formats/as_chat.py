@@ -1,0 +1,53 @@
+"""The chat that a request of another API stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from longgraft.serve.formats.logit_fields import LogitFields
+from longgraft.serve.formats.request_fields import ChatRequest, Unsupported
+from longgraft.serve.request_body import invalid
+
+# Fields of chats that only the answers of /v1/chat/completions have, with the values that change nothing.
+ONLY_CHATS: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,), "logprobs": (False,), "top_logprobs": (0,), "return_token_ids": (False,)}
+SAME = {"max_completion_tokens": "max_tokens"}      # two names of one field
+
+
+def chat_of(own: Mapping[str, Any], others: Mapping[str, Any]) -> ChatRequest:
+    """Returns the chat of a request.
+
+    Args:
+        own: Fields of the chat, made of the request's.
+        others: Fields of the request that its API does not have.  Those that a chat has count as there.
+
+    Raises:
+        Unsupported: a further field is not supported, or there already.
+        ApiError: a further field is wrong.
+        ValueError: there is no message.
+    """
+    if not own["messages"]:
+        raise ValueError("There is no message to answer. Send one of the user at least.")
+    given = {name: value for name, value in own.items() if value is not None}
+    for name, value in others.items():
+        if value is None:
+            continue
+        if SAME.get(name, name) in given:
+            raise Unsupported(name, f"{name} is given beside this API's own field for it. Leave it out.")
+        if name in ONLY_CHATS and value not in ONLY_CHATS[name]:
+            raise Unsupported(name, f"{name} is not supported here. Leave it out, or ask /v1/chat/completions.")
+    fields = {**others, **given}
+    try:
+        chat = ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error, fields) from error
+    chat.check_supported()
+    return chat
+
+
+def may_constrain(others: Mapping[str, Any]) -> bool:
+    """Returns True if a further field may have a constraint to compile."""
+    return any(others.get(name) is not None for name in LogitFields.model_fields)

@@ -1,0 +1,163 @@
+"""Tools of OpenAI's /v1/responses: functions, and the tools that can be offered to a model as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ConfigDict
+from pydantic_core import from_json
+
+from longgraft.serve.formats.blocks import Block
+from longgraft.serve.formats.json_fields import JsonFields
+from longgraft.serve.formats.request_fields import Unsupported
+from longgraft.serve.formats.tool_fields import Function, Name
+
+Fields = dict[str, Any]
+Kind = Literal["function", "custom", "local_shell"]
+PREFIXES: Mapping[Kind, str] = {"function": "fc", "custom": "ctc", "local_shell": "lsh"}     # of items' ids
+# These run on OpenAI's servers.  Clients offer them to every model, and manage without.
+HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search", "computer_use")
+INPUT = "input"     # the argument of a custom tool
+ONE_TEXT: Fields = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT],
+                    "additionalProperties": False}
+SHELL: Literal["local_shell"] = "local_shell"
+COMMAND: Fields = {"type": "object", "properties": {
+    "command": {"type": "array", "items": {"type": "string"}}, "timeout_ms": {"type": "integer"},
+    "working_directory": {"type": "string"}}, "required": ["command"], "additionalProperties": False}
+
+
+class CustomFormat(JsonFields):
+    """The format of a custom tool's input: text, or a grammar."""
+
+    type: str = "text"
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ResponsesTool(JsonFields):
+    """A tool.  function: the description in the form of chats; tools: those of a namespace; format: a custom tool's"""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    function: Function | None = None
+    tools: list[ResponsesTool] | None = None
+    format: CustomFormat | None = None
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A tool that the model may call.
+
+    function:        as a chat offers it
+    kind:            what the client calls it
+    name, namespace: its name for the client; the function's name has both
+    """
+
+    function: Fields
+    kind: Kind
+    name: str
+    namespace: str | None = None
+
+    def item(self, block: Block, status: str) -> Fields:
+        """Returns an item of the output: a call, without its arguments while it is in progress."""
+        same = {"id": self.id(block), "status": status, "call_id": f"call_{block.id}"}
+        if self.kind == "local_shell":
+            action = {"env": {}, "command": [], **_begun(block.text), "type": "exec"}
+            return same | {"type": "local_shell_call", "action": action}
+        same |= {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
+        if self.kind == "custom":
+            return same | {"type": "custom_tool_call", "input": self.text(block.text)}
+        return same | {"type": "function_call", "arguments": block.text}
+
+    def id(self, block: Block) -> str:
+        """Returns the item's id."""
+        return f"{PREFIXES[self.kind]}_{block.id}"
+
+    def text(self, arguments: str) -> str:
+        """Returns the text that events give of the arguments, which may still grow."""
+        if self.kind == "function":
+            return arguments
+        values = _begun(arguments)
+        given = values.get(INPUT) if values else ""
+        return given if isinstance(given, str) else arguments
+
+
+def _begun(arguments: str) -> Fields:
+    """Returns the arguments as far as they have arrived; none if they are no JSON object."""
+    try:
+        return from_json(arguments, allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """Returns the name of a function that the model sees."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+
+
+def offered(tools: Sequence[ResponsesTool]) -> dict[str, Offered]:
+    """Returns the tools that the model may call, by the names of their functions.
+
+    Raises:
+        Unsupported: a tool cannot be offered.
+    """
+    found: dict[str, Offered] = {}
+    for one in _offered(tools, "tools", None):
+        name = one.function["name"]
+        if name in found:
+            raise Unsupported("tools", f"Two tools have the name {name}. Give each its own.")
+        found[name] = one
+    return found
+
+
+def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
+    """Returns a sentence on each tool of which something is ignored."""
+    found = []
+    for number, tool in enumerate(tools):
+        if _hosted(tool):
+            found.append(f"tools[{number}] is ignored: {tool.type} runs on OpenAI's servers.")
+        elif tool.format is not None and tool.format.definition:
+            found.append(f"The grammar of tools[{number}] is shown to the model, and not enforced.")
+    return found
+
+
+def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) -> Iterator[Offered]:
+    for number, tool in enumerate(tools):
+        here = f"{place}[{number}]"
+        if tool.type == "namespace":
+            yield from _offered(tool.tools or (), f"{here}.tools", tool.name)
+        elif tool.type == SHELL:
+            yield Offered({"name": SHELL, "description": "Runs a command.", "parameters": COMMAND}, SHELL, SHELL)
+        elif tool.type in ("function", "custom"):
+            yield _named(tool, here, namespace)
+        elif not _hosted(tool):
+            raise Unsupported(f"{here}.type", f"{here} is of type {tool.type}, which is not known here. Give a "
+                                              "function or a custom tool.")
+
+
+def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
+    """Returns a function or a custom tool."""
+    given: Mapping[str, Any] = tool.model_dump() if tool.function is None else tool.function.model_dump()
+    name = given.get("name")
+    if name is None:
+        raise Unsupported(f"{place}.name", f"{place}.name is missing. Give it.")
+    description, parameters = given.get("description"), given.get("parameters")
+    if tool.type == "custom":
+        parameters = ONE_TEXT
+        if tool.format is not None and tool.format.definition:
+            description = (f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} grammar:\n"
+                           f"{tool.format.definition}").strip()
+    function = {"name": function_name(name, namespace), "description": description, "parameters": parameters,
+                "strict": given.get("strict")}
+    return Offered(function, "custom" if tool.type == "custom" else "function", name, namespace)
+
+
+def _hosted(tool: ResponsesTool) -> bool:
+    return tool.type.startswith(HOSTED)
