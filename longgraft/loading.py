@@ -191,12 +191,15 @@ def assemble(plan: LoadPlan) -> Loaded:
     method, given, notes = load_needs(plan.method, Sources(target, plan.drafter, settings.head, settings.given,
                                                            tokenizer))
     notes = (*found.notes, *notes)
+    network = given.get(HEAD.name)
+    if network is not None and network.notice:
+        notes = (*notes, network.notice)
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
     shape = DraftShape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
                   settings.retrieved_width, settings.online, settings.persist)
-    calibration = _calibration(target, tokenizer, given.get(HEAD.name), settings)
+    calibration = _calibration(target, tokenizer, network, settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
     return Loaded(target, tokenizer, method, parts, notes, settings)
 

@@ -237,9 +237,21 @@ def test_entries_that_published_configs_omit_or_have_wrong_come_from_the_tensors
     ("eagle_config", None), *product(("num_nextn_predict_layers", "medusa_num_heads", "dflash_config",
                                       "speculators_model_type"), (None, 0, False, {}, ""))])
 def test_a_key_of_another_kind_without_a_value_counts_as_absent(tmp_path, key, nothing):
-    unread = {"norm_output": True}      # has a meaning in speculators' files only
+    unread = {"norm_output": True}      # has no meaning in EAGLE-3's files without norms before fc
     found = load_head(mend(tmp_path, config=unread | {key: nothing}), TARGET).config
     assert found == load_head(mend(tmp_path), TARGET).config and found.layout == "eagle3"
+
+
+@pytest.mark.parametrize("kind, usual", [
+    ({"speculators_model_type": "eagle3"}, True), ({}, False), ({"speculators_model_type": None}, False)])
+def test_norm_before_residual_is_usual_where_a_config_has_a_type_of_speculators(tmp_path, kind, usual):
+    save_speculators(network(), tmp_path, "x/y")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config = {key: value for key, value in config.items()
+              if key not in ("speculators_model_type", "norm_before_residual")}
+    (tmp_path / "config.json").write_text(json.dumps(config | kind))
+    found = load_head(tmp_path, TARGET).config
+    assert (found.layout, found.norm_before_residual) == ("speculators", usual)
 
 
 def test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config(tmp_path):

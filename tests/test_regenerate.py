@@ -1,4 +1,4 @@
-"""On-policy training chats: sampling in batches, and the files of `longgraft train regenerate`."""
+"""On-policy training chats: sampling of many at once, and the files of `longgraft train regenerate`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from toys.commands import run
 from toys.training import tiny_target
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from longgraft.yarn_drafters.training import regenerate as module
-from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
+from longgraft import load
+from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
-from longgraft.yarn_drafters.training.regenerate import ChatSampling, Regenerator, Sources, requests_of
+from longgraft.yarn_drafters.training.documents import Document
+from longgraft.yarn_drafters.training.regenerate import Regenerator, regenerate
+from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources, requests_of
+from longgraft.yarn_drafters.training.turns import SampledTurn, Turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
@@ -37,18 +40,35 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def session(folder):
+    return load(folder, None, tell=False, method="ar", device="cpu", dtype="float32", attention="sdpa")
 
 
-def worker(folder, model, sampling=SAMPLING, excluded=()) -> Regenerator:
-    return Regenerator(model, AutoTokenizer.from_pretrained(folder), sampling, excluded)
+def worker(session, sampling=SAMPLING, excluded=()) -> Regenerator:
+    return Regenerator(session, sampling, excluded)
 
 
-def sampled(model, turns: list[Turn], ends, batch=64) -> list[SampledTurn]:
+def with_tokenizer(session, tokenizer):
+    return load((session.target.model, tokenizer), None, tell=False, method="ar", device="cpu")
+
+
+def by_scheduler(session, more, ends, batch):
+    session.eos = tuple(ends)
+    return scheduled_sampling.sample(session, more, batch)
+
+
+def in_padded_batch(session, more, ends, batch):
+    return batched_sampling.sample(session.target.model, more, ends, batch)
+
+
+SAMPLERS = pytest.mark.parametrize("sample", [by_scheduler, in_padded_batch])
+
+
+def sampled(sample, session, turns: list[Turn], ends, batch=64) -> list[SampledTurn]:
     """Returns what was sampled for each turn; the turns are handed out on demand."""
-    left = iter(turns)
-    found = dict(sample(model, lambda count: islice(left, count), ends, batch))
+    left, usual = iter(turns), session.eos
+    found = dict(sample(session, lambda count: islice(left, count), ends, batch))
+    session.eos = usual
     assert len(found) == len(turns)
     return [found[turn] for turn in turns]
 
@@ -56,8 +76,9 @@ def sampled(model, turns: list[Turn], ends, batch=64) -> list[SampledTurn]:
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [11], [30, 31, 32, 33]]
 
 
+@SAMPLERS
 @pytest.mark.parametrize("layers", [["full_attention"] * 4, ["sliding_attention", "full_attention"] * 2])
-def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(layers, folder):
+def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(sample, layers, folder):
     """Includes rows that end early and leave their place in the cache to others."""
     config = AutoConfig.from_pretrained(folder)
     config.use_sliding_window, config.sliding_window, config.layer_types = True, 6, layers
@@ -70,18 +91,23 @@ def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(layers, folder
     ends = {alone[1][3], alone[3][8]}
     cuts = [next((i for i, token in enumerate(tokens) if token in ends), None) for tokens in alone]
     assert len(set(cuts)) > 2 and all(len(set(tokens)) > 3 for tokens in alone)
+    session = load((model, None), None, tell=False, method="ar", device="cpu")
     wanted = [SampledTurn(tokens[:cut], cut is not None) for tokens, cut in zip(alone, cuts, strict=True)]
     for batch in (4, 2, 1):
-        assert sampled(model, [Turn(prompt, (0,), 0.0, 20) for prompt in PROMPTS], sorted(ends), batch) == wanted
+        turns = [Turn(prompt, (0,), 0.0, 20) for prompt in PROMPTS]
+        assert sampled(sample, session, turns, sorted(ends), batch) == wanted
 
 
-def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(model):
+@SAMPLERS
+def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(sample, session):
     rows = 400
-    together = sampled(model, [Turn(PROMPTS[0], (7, i), 1.0, 1) for i in range(rows)], [-1], rows)
-    alone = sampled(model, [Turn(PROMPTS[0], (7, 5), 1.0, 1)], [-1])
+    together = sampled(sample, session, [Turn(PROMPTS[0], (7, i), 1.0, 1) for i in range(rows)], [299], rows)
+    alone = sampled(sample, session, [Turn(PROMPTS[0], (7, 5), 1.0, 1)], [299])
     assert together[5] == alone[0]
-    shares = model(torch.tensor(PROMPTS[:1])).logits[0, -1].softmax(-1)
-    counts = torch.bincount(torch.tensor([found.tokens[0] for found in together]), minlength=len(shares)) / rows
+    logits = session.target.model(torch.tensor(PROMPTS[:1])).logits[0, -1]
+    shares = logits.softmax(-1)
+    first = [found.tokens[0] if found.tokens else 299 for found in together]
+    counts = torch.bincount(torch.tensor(first), minlength=len(shares)) / rows
     best = shares.topk(40).indices
     assert abs(counts[best].sum() - shares[best].sum()) < 0.1 and (counts > 0).sum() > 100
 
@@ -90,10 +116,10 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tmp_path, monkeypatch):
+def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
-    texts = [module.Document(f"What is {i}?") for i in range(48)]
-    counts = worker(folder, model).run(requests_of(Sources(texts), SAMPLING), whole)
+    texts = [Document(f"What is {i}?") for i in range(48)]
+    counts = worker(session).run(requests_of(Sources(texts), SAMPLING), whole)
     assert counts["kept"] == len(rows_of(whole)) > 8
     judged, judge = [], Regenerator._judge
 
@@ -105,46 +131,55 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(folder, model, tm
 
     monkeypatch.setattr(Regenerator, "_judge", failing)
     with pytest.raises(KeyboardInterrupt):
-        worker(folder, model).run(requests_of(Sources(texts), SAMPLING), broken)
+        worker(session).run(requests_of(Sources(texts), SAMPLING), broken)
     with open(broken, "ab") as file:
         file.write(b'{"half a line')
-    assert worker(folder, model).run(requests_of(Sources(texts), SAMPLING), broken) == counts
+    assert worker(session).run(requests_of(Sources(texts), SAMPLING), broken) == counts
     assert len(judged) == 49 and set(judged[20:]).isdisjoint(judged[:19])
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
 
 @pytest.mark.parametrize("name, sampling, said", [
     ("other", SAMPLING, "model 'own', now 'other'"), ("own", replace(SAMPLING, seed=3), "seed 0, now 3"),
+    ("own", replace(SAMPLING, longest=500), "excerpt 6000, now 500"),
     ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]")])
-def test_a_file_of_other_settings_is_not_gone_on_with(folder, model, tmp_path, name, sampling, said):
-    tokenizer, out = AutoTokenizer.from_pretrained(folder), tmp_path / "c.jsonl"
-    sources = Sources([module.Document(f"What is {i}?") for i in range(2)])
-    first = Regenerator(model, tokenizer, SAMPLING, (), "own").run(requests_of(sources, SAMPLING), out)
+def test_a_file_of_other_settings_is_not_gone_on_with(session, tmp_path, monkeypatch, name, sampling, said):
+    sources, out = Sources([Document(f"What is {i}?") for i in range(2)]), tmp_path / "c.jsonl"
+
+    def sampled_by(name, sampling):
+        monkeypatch.setattr(session.target, "name", name)
+        return worker(session, sampling).run(requests_of(sources, sampling), out)
+
+    first = sampled_by("own", SAMPLING)
     content = out.read_bytes()
     with pytest.raises(ValueError, match=rf"was sampled with other settings: {said}\.\nGive another --out"):
-        Regenerator(model, tokenizer, sampling, (), name).run(requests_of(sources, sampling), out)
+        sampled_by(name, sampling)
     assert out.read_bytes() == content
-    more = replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)
-    assert Regenerator(model, tokenizer, more, (), "own").run(requests_of(sources, more), out) == first
+    assert sampled_by("own", replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)) == first
 
 
-def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]]) -> None:
-    """Answers a prompt that contains one of these texts with its answer, every other one with "Fine."."""
-    def sampled(model, more, ends, batch):
+def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]], asked: list[Turn] | None = None) -> None:
+    """Answers a prompt that contains one of these texts with its answer, every other one with "Fine.".
+
+    asked: receives the turns
+    """
+    def sampled(session, more, batch):
         while turns := list(more(batch)):
             for turn in turns:
+                if asked is not None:
+                    asked.append(turn)
                 text = tokenizer.decode(turn.prompt)
                 said, ended = next((a for part, a in answers.items() if part in text), ("Fine.", True))
                 yield turn, SampledTurn(tokenizer(said)["input_ids"], ended)
 
-    monkeypatch.setattr(module, "sample", sampled)
+    monkeypatch.setattr(scheduled_sampling, "sample", sampled)
 
 
-def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, model, tmp_path, monkeypatch):
+def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(session, tmp_path, monkeypatch):
     sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
     known = "who was the first person that walked on the moon"
-    given = [module.Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
-    made = worker(folder, model, sampling, [f"Yes: {known}, and when?"])
+    given = [Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
+    made = worker(session, sampling, [f"Yes: {known}, and when?"])
     answering(monkeypatch, made.tokenizer, {"Two?": ("again " * 60, False), "Three?": (" ", True)})
     counts = made.run(requests_of(Sources(given), sampling), tmp_path / "c.jsonl")
     assert {k: v for k, v in counts.items() if k != "tokens"} == {
@@ -153,13 +188,14 @@ def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(folder, mod
     assert row["messages"][1] == {"role": "assistant", "content": "Fine."} and row["source"] == "given"
 
 
-def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, model, tmp_path, monkeypatch):
+def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, session, tmp_path, monkeypatch):
     sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
-    made, out = worker(folder, model, sampling), tmp_path / "c.jsonl"
+    own = with_tokenizer(session, AutoTokenizer.from_pretrained(folder))
+    made, out = worker(own, sampling), tmp_path / "c.jsonl"
     made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
     answering(monkeypatch, made.tokenizer, {"Two?": ("I think[/THINK]Two.<|endoftext|>", True)})
     made.tokenizer.chat_template = TEMPLATE.replace("<assistant>{% endif", "<assistant>[THINK]{% endif")
-    made.run(requests_of(Sources([module.Document("Two?")]), sampling), out)
+    made.run(requests_of(Sources([Document("Two?")]), sampling), out)
     row, = rows_of(out)
     assert row["messages"][1]["content"] == "I think[/THINK]Two."
     ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
@@ -167,21 +203,36 @@ def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, m
     assert made.tokenizer.decode(ids[learnt]) == "I think[/THINK]Two.<|endoftext|>"
 
 
-def test_a_continuation_keeps_the_space_before_it(folder, model, tmp_path, monkeypatch):
+def test_a_continuation_keeps_the_space_before_it(session, tmp_path, monkeypatch):
     words = Tokenizer(models.WordLevel({"\u2581one": 0, "\u2581two": 1, "<end>": 2}, unk_token="<end>"))
     words.pre_tokenizer = pre_tokenizers.Metaspace()
     words.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
-    made, out = Regenerator(model, tokenizer, SAMPLING), tmp_path / "texts.jsonl"
+    made, out = worker(with_tokenizer(session, tokenizer)), tmp_path / "texts.jsonl"
     answering(monkeypatch, tokenizer, {"": ("two", False)})
-    made.run(islice(requests_of(Sources(continued=[module.Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
+    made.run(islice(requests_of(Sources(continued=[Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
     row, = rows_of(out)
     assert set(row["text"].split()) == {"one", "two"} and row["text"].endswith("one two")
 
 
-def test_an_answer_that_was_cut_off_is_learnt_without_an_end(folder, model, tmp_path, monkeypatch):
+def test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for(session, tmp_path, monkeypatch):
+    positions = session.target.max_positions
+    sampling = ChatSampling(tokens=10 ** 6, batch=1, most=16)
+    long = Document("word " * positions)
+    second = Document("", "chat", turns=[{"role": "user", "content": text} for text in ("One?", long.text)])
+    nearly = Document("a" * (positions - 20))
+    made, asked = worker(session, sampling), []
+    answering(monkeypatch, made.tokenizer, {}, asked)
+    counts = made.run(requests_of(Sources([long, second, nearly]), sampling), tmp_path / "c.jsonl")
+    assert counts["too long"] == 1 and counts["kept"] == 2
+    rows = {row["messages"][0]["content"]: row for row in rows_of(tmp_path / "c.jsonl")}
+    assert [turn["role"] for turn in rows["One?"]["messages"]] == ["user", "assistant"]
+    assert all(len(turn.prompt) + turn.most <= positions for turn in asked)
+
+
+def test_an_answer_that_was_cut_off_is_learnt_without_an_end(session, tmp_path, monkeypatch):
     sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
-    made, out = worker(folder, model, sampling), tmp_path / "c.jsonl"
+    made, out = worker(session, sampling), tmp_path / "c.jsonl"
     answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think", False)})
     made.run(islice(requests_of(Sources(magpie=True), sampling), 1), out)
     end = made.tokenizer.eos_token_id
@@ -207,17 +258,18 @@ def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, 
     assert code == 0 and all(row["messages"][0]["content"] for row in rows_of(tmp_path / "invented.jsonl"))
     (tmp_path / "chats.jsonl.progress").unlink()
     with pytest.raises(ValueError, match="does not say how far it is"):
-        module.regenerate(str(folder), out, SAMPLING, Sources(magpie=True))
+        regenerate(load(folder, None, tell=False), out, SAMPLING, Sources(magpie=True))
     with pytest.raises(ValueError, match="Nothing to answer"):
         Sources.read()
 
 
-def test_a_continuation_is_written_as_text_after_its_excerpt(folder, model, tmp_path, monkeypatch):
+def test_a_continuation_is_written_as_text_after_its_excerpt(session, tmp_path, monkeypatch):
     source = "".join(f"What is {i} plus two?\n{i + 2}, I think.\n" for i in range(40))
-    made, out = worker(folder, model), tmp_path / "texts.jsonl"
+    made, out = worker(session), tmp_path / "texts.jsonl"
     answering(monkeypatch, made.tokenizer, {"<user>": ("Not a text.", True), "": ("Fine.", False)})
-    chats = requests_of(Sources(continued=[module.Document(source, "code-python")]), SAMPLING)
+    chats = requests_of(Sources(continued=[Document(source, "code-python")]), replace(SAMPLING, longest=500))
     made.run(islice(chats, 3), out)
+    assert max(len(row["text"]) for row in rows_of(out)) <= len("Fine.") + 500
     for row in rows_of(out):
         assert row["text"].removesuffix("Fine.") in source and row["text"].endswith("Fine.")
         assert (row["type"], row["source"]) == ("code-python", "continued") and "messages" not in row
@@ -235,4 +287,4 @@ def test_a_model_without_a_chat_template_continues_texts_only(folder, tmp_path, 
                "--max-new-tokens", "12", "--tokens", "40", "--temperatures", "1", "--out", str(out)]
     assert run(capsys, monkeypatch, *options)[0] == 0 and sum(row["tokens"] for row in rows_of(out)) >= 40
     with pytest.raises(ValueError, match="no chat template"):
-        module.regenerate(str(plain), tmp_path / "o.jsonl", SAMPLING, Sources(magpie=True))
+        regenerate(load(plain, None, tell=False), tmp_path / "o.jsonl", SAMPLING, Sources(magpie=True))

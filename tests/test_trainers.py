@@ -18,10 +18,13 @@ from toys.training import BLOCKS, DRAFTER, LONGSPEC, MEDUSA, counting
 from longgraft.config.settings import Settings
 from longgraft.kernels.block_weight import block_weights
 from longgraft.models.targets import ModelSource, load_target
+from longgraft.protocol.observation import Wants
 from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
+from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.training.blocks import BlockTrainer
 from longgraft.yarn_drafters.training.drafter import DrafterTrainer, resumed_head
-from longgraft.yarn_drafters.training.frozen import as_decoded
+from longgraft.yarn_drafters.training.frozen import as_decoded, observed
 from longgraft.yarn_drafters.training.longspec import LongSpecTrainer
 from longgraft.yarn_drafters.training.medusa import MedusaTrainer
 from longgraft.yarn_drafters.training.recipe import Stage
@@ -124,6 +127,21 @@ def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path):
     assert stored["features"].shape == (32, 3 * 32)
     run, ids = DrafterTrainer(recipe, target, resumed_head(tmp_path / "out/head", target, recipe), counting(),
                               tmp_path), torch.tensor([toy_prompt(32)])
-    with torch.no_grad():
-        decoded = target.model.get_decoder()(ids, use_cache=False).last_hidden_state
-    assert torch.equal(run._computed(ids, torch.arange(32)[None]).hidden, decoded)
+    segment = Segment(ProposalTree.chain(ids[0]), target.cache(32), "none")
+    (report,) = target.run([segment], Wants((1, 2, 3), final=True))
+    seen = run._computed(ids, torch.arange(32)[None])
+    assert torch.equal(seen.hidden[0], report.final) and not seen.features.is_inference()
+    assert torch.equal(seen.features[0], torch.cat([report.hidden[layer] for layer in (1, 2, 3)], -1))
+
+
+def test_a_gguf_targets_features_are_those_of_its_own_code_also_after_a_jump(kernels, tmp_path):
+    write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
+    target = load_target(ModelSource(str(tmp_path / "toy.gguf")), Settings()).target
+    ids = torch.tensor([toy_prompt(32), toy_prompt(32, seed=1)])
+    for positions in (torch.arange(32)[None], torch.arange(32)[None] + 100 * (torch.arange(32) > 15)):
+        with torch.no_grad():
+            wanted = target.model.model(ids, position_ids=positions.expand_as(ids), output_hidden_states=True,
+                                        use_cache=False, attention_mask=torch.ones_like(ids)).hidden_states
+        features, hidden = observed(target, (3, 1), ids, positions)
+        torch.testing.assert_close(features, torch.cat([wanted[3], wanted[1]], -1), rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close(hidden, wanted[-1], rtol=1e-2, atol=1e-3)

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from toys.models import VOCAB, hidden_states, toy_network, toy_target
 from toys.training import DRAFTER, STEPS, drafter_trainer, files_of_a_toy_run
+from transformers import AutoTokenizer
 
 from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
@@ -23,7 +25,7 @@ from longgraft.yarn_drafters.training.drafter import (
     DrafterTrainer,
     extension_recipe,
 )
-from longgraft.yarn_drafters.training.fresh import build_network, draft_vocabulary
+from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.objective import (
     StepFigures,
     TargetOutputs,
@@ -35,6 +37,7 @@ from longgraft.yarn_drafters.training.objective import (
 )
 from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.streams import mixed_documents
+from longgraft.yarn_drafters.training.vocabulary import covered, draft_vocabulary, written_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,9 +85,10 @@ def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor,
                               learnt)[1]
 
 
-def taught_states(tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
+def taught_states(network: Eagle3Network, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
+                  ) -> list[torch.Tensor]:
     """Returns the states of every training step, [1, S, H] each, as `training_time_test` makes them."""
-    network, states = toy_network(), []
+    states = []
     handle = network.register_forward_hook(lambda _, __, out: states.append(out))
     try:
         with torch.no_grad():
@@ -102,10 +106,10 @@ def toy_text(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def decoded_states(slot: int, tokens: torch.Tensor, features: torch.Tensor,
+def decoded_states(network: Eagle3Network, slot: int, tokens: torch.Tensor, features: torch.Tensor,
                    positions: torch.Tensor) -> list[torch.Tensor]:
     """Returns a decoder's states after `slot`: of a pass over the prefix, then of one token at a time on a cache."""
-    network, held = toy_network(), []
+    held = []
 
     def attend(_, q, k, v):
         held.append((k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
@@ -121,11 +125,13 @@ def decoded_states(slot: int, tokens: torch.Tensor, features: torch.Tensor,
     return states
 
 
+@pytest.mark.parametrize("norms", [{}, {"fc_norm": True, "norm_output": True}], ids=["eagle3", "eagle3.1"])
 @pytest.mark.parametrize("slot", [0, 4, 7])
-def test_states_in_training_equal_those_of_a_decoder(slot):
+def test_states_in_training_equal_those_of_a_decoder(slot, norms):
     tokens, features, positions = toy_text()
-    for taught, decoded in zip(taught_states(tokens, features, positions),
-                               decoded_states(slot, tokens, features, positions), strict=True):
+    network = toy_network(**norms)
+    for taught, decoded in zip(taught_states(network, tokens, features, positions),
+                               decoded_states(network, slot, tokens, features, positions), strict=True):
         torch.testing.assert_close(taught[:, slot], decoded[:, 0], atol=1e-5, rtol=1e-4)
 
 
@@ -139,7 +145,7 @@ def test_the_loss_is_the_cross_entropy_of_learnt_tokens_in_the_draft_vocabulary(
     learnt = None if only is None else torch.arange(12)[None] == only
     figures = compare(network, head, tokens, features, positions, learnt)
     logits = head(features[..., :32])
-    for k, states in enumerate(taught_states(tokens, features, positions)):
+    for k, states in enumerate(taught_states(network, tokens, features, positions)):
         nats = []
         for slot in range(tokens.shape[1] - 1 - k):
             theirs = logits[0, slot + 1 + k]
@@ -189,13 +195,46 @@ def test_later_epochs_read_the_targets_features_from_disk(corpus, tmp_path, monk
 
 
 def test_the_draft_vocabulary_has_sorted_offsets_and_the_end_token(corpus):
-    d2t, t2d = draft_vocabulary(corpus, VOCAB, 16, always=[90])
+    d2t, t2d = draft_vocabulary(corpus.tokens, VOCAB, 16, always=[90])
     ids = d2t + torch.arange(16)
     assert d2t.dtype == torch.int64 and t2d.dtype == torch.bool and t2d.shape == (VOCAB,)
     assert (ids.diff() > 0).all() and 90 in ids and torch.equal(t2d.nonzero().flatten(), ids)
     counts = np.bincount(corpus.tokens, minlength=VOCAB)
     assert counts[ids[ids != 90]].min() >= counts[[i for i in range(VOCAB) if i not in ids]].max()
-    assert not draft_vocabulary(corpus, VOCAB, VOCAB, always=[90])[0].any()
+    assert not draft_vocabulary(corpus.tokens, VOCAB, VOCAB, always=[90])[0].any()
+
+
+def test_a_vocabulary_is_counted_over_what_the_model_wrote(tmp_path):
+    tokenizer = train_tokenizer(["the cat sat on the mat. " * 50], 280)
+    tokenizer.chat_template = CHAT
+    rows = [{"text": "an excerpt, then mine", "source": "continued", "tokens": 3, "ended": True},
+            {"text": "an excerpt, then mine", "source": "continued", "tokens": 3, "ended": False},
+            {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A."}]}, {"text": "zzz"}]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    text = tokenizer.decode(written_tokens([path], tokenizer))
+    assert text == "A.\nine<|endoftext|>inezzz<|endoftext|>"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "Q"}]}))
+    with pytest.raises(ValueError, match="no answer and no text to count the draft vocabulary over"):
+        written_tokens([path], tokenizer)
+
+
+def test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_covers(tmp_path):
+    target, text = files_of_a_toy_run(tmp_path)
+    (tmp_path / "own.txt").write_text("zzz")
+    recipe = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=4, vocabulary=str(tmp_path / "own.txt"))
+    head = DrafterTrainer.train(recipe, target, [text], [], tmp_path / "out")
+    kept = load_file(head / "model.safetensors")["t2d"].nonzero().flatten().tolist()
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    assert set(tokenizer("zzz")["input_ids"]) | {tokenizer.eos_token_id} <= set(kept)
+    started = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[0])
+    assert 0 <= started["vocabulary_covers"]["code-python"] < 0.2
+
+
+def test_the_share_that_a_vocabulary_covers_is_of_learnt_tokens_by_type():
+    corpus = EncodedCorpus(np.array([5, 5, 6, ~7, 7, 8], np.int32), np.array([0, 3, 6]), ("text", "chat"), ("", ""))
+    assert covered(corpus, torch.arange(9) == 5) == {"text": 0.6667, "chat": 0.0}
+    assert covered(corpus, torch.arange(9) == 8) == {"text": 0.0, "chat": 0.5}
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama"])
@@ -254,8 +293,7 @@ def test_only_the_answers_of_chats_and_all_of_texts_are_learnt(tmp_path):
     assert sorted(mixed_documents(corpus, np.random.default_rng(0), None)) == [0, 1, 2]
     ids, learnt = split_coded(corpus.tokens[:corpus.starts[1]])
     counts = np.bincount(ids[learnt], minlength=280)
-    d2t, _ = draft_vocabulary(EncodedCorpus(corpus.tokens[:len(ids)], np.array([0, len(ids)]), ("chat",), ("",)), 280,
-                              5, [])
+    d2t, _ = draft_vocabulary(corpus.tokens[:len(ids)], 280, 5, [])
     assert counts[d2t + torch.arange(5)].min() >= np.sort(counts)[-5]
     with pytest.raises(ValueError, match="nothing to learn from"):
         encoded(tmp_path, CHAT, [silent])
@@ -324,6 +362,8 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
     torch.testing.assert_close(network.midlayer.mlp.up_proj.weight, layer.mlp.up_proj.weight.float())
     norm = network.midlayer.hidden_norm.weight
     torch.testing.assert_close(norm, layer.input_layernorm.weight + (family == "gemma2"))
+    normed = build_network(dataclasses.replace(recipe, fc_norm=True), target, corpus, [0])      # scaled by its norms
+    torch.testing.assert_close(normed.fc.weight - network.fc.weight, torch.eye(hidden, 2 * hidden).roll(hidden, 1) / 2)
     if family == "qwen2":           # Gemma norms what a layer adds, which a head does not
         with torch.no_grad():
             x, position = torch.randn(1, 1, hidden), torch.zeros(1, 1, dtype=torch.int64)

@@ -96,6 +96,16 @@ def test_whole_floats_lists_and_full_shares_are_accepted():
     assert isinstance(made.total_tokens, int) and made.rate(0.5) == 0.5 and made.rate(1.0) == 1.0
 
 
+@pytest.mark.parametrize("has, asked, wanted", [
+    ({"avx512_bf16"}, None, True), ({"amx_tile", "amx_bf16"}, None, True), ({"avx2", "avx512f"}, None, False),
+    ({"avx512_bf16"}, False, False), (set(), True, True)])
+def test_products_are_in_bfloat16_on_processors_that_have_them_unless_asked_otherwise(has, asked, wanted, monkeypatch):
+    monkeypatch.setattr("longgraft.yarn_drafters.training.recipe.features", lambda: has)
+    with DrafterRecipe(bf16=asked).autocast(torch.device("cpu")):
+        assert torch.is_autocast_enabled("cpu") == wanted
+    assert DrafterRecipe().in_bf16(torch.device("cuda"))
+
+
 def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
     with pytest.raises(ValueError, match=r"prompt .str.; text, or turns as messages"):

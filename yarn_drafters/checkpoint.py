@@ -1,4 +1,4 @@
-"""Reads EAGLE-3 checkpoints strictly, and writes them in the official or in speculators' layout."""
+"""Reads EAGLE-3 checkpoints strictly, and writes them in the official layout, also in bytes, or in speculators'."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from longgraft.config.settings import HeadOverrides
+from longgraft.yarn_drafters.byte_weights import QUANTIZATION, in_bytes
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 from longgraft.yarn_drafters.layouts import (
     TargetShape,
     head_config,
+    norm_notice,
     our_name,
     plain_name,
     speculators_name,
@@ -33,7 +35,7 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         path: Folder or hub id.
         target: Shape of the target model that the head must fit.
         overrides: Settings that replace those of config.json.
-        dtype: Number type of the weights; None keeps the file's.
+        dtype: Number type of the weights; None keeps the file's, and takes bfloat16 if it has weights in bytes.
         device: Device of the weights.
 
     Returns:
@@ -59,19 +61,26 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         with torch.device("meta"):
             network = Eagle3Network(shape, own)
         check_tensors(network, tensors)
+        if dtype is None and config.get("quantization_config"):
+            dtype = torch.bfloat16
         kept = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name, t in tensors.items()}
         check_finite(tensors, kept)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
     network.load_state_dict(kept, strict=True, assign=True)
+    network.notice = norm_notice(config, shape) if overrides.norm_output is None else ""
     return network.to(device).eval().requires_grad_(False)
 
 
 def official_config(network: Eagle3Network) -> dict[str, Any]:
     """Returns config.json in the official EAGLE-3 layout; raises ValueError if that layout cannot describe the head."""
     c = network.config
-    if c.norm_before_residual or c.norm_output or c.qk_norm or c.layers > 1 or c.window:
+    if c.norm_before_residual or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
+    if c.norm_output and not (c.fc_norm or c.norm_before_fc):
+        raise ValueError("A head that feeds back the normed state and has no norms before fc has no official EAGLE-3 "
+                         "form: readers of that layout would feed back the state before the norm. Export it as "
+                         "speculators.")
     if c.rope != Rope(10000.0, c.rope.kind, c.rope.factor, c.rope.original) or c.rope.kind not in ("default", "yarn"):
         raise ValueError(f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and of YaRN "
                          "only factor and original length. Train it so.")
@@ -87,12 +96,21 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
     if c.rope.kind == "yarn":
         config["rope_scaling"] = {"type": "yarn", "rope_type": "yarn", "factor": float(c.rope.factor),
                                   "original_max_position_embeddings": c.rope.original}
-    return config | {flag: True for flag in ("norm_before_fc", "fc_norm") if getattr(c, flag)}
+    return config | {flag: True for flag in ("norm_before_fc", "fc_norm", "norm_output") if getattr(c, flag)}
 
 
 def save_head(network: Eagle3Network, folder: str | Path) -> None:
     """Writes config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
     _write(Path(folder), official_config(network), network.state_dict())
+
+
+def save_in_bytes(network: Eagle3Network, folder: str | Path) -> None:
+    """Writes the official layout with the linear weights as bytes, which takes about half the space.
+
+    Beside a target in blocks, a head's weights are rounded to the same bytes when it is loaded.
+    """
+    config = official_config(network) | {"torch_dtype": "bfloat16", "quantization_config": dict(QUANTIZATION)}
+    _write(Path(folder), config, in_bytes(network))
 
 
 def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -44,6 +44,9 @@ def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any], named: Ma
     for flag, tensor in (("norm_before_fc", "input_norm.weight"), ("fc_norm", "fc_norm.0.weight")):
         if (config.get(flag) or nested.get(flag)) and tensor not in named:
             raise ValueError(f"config.json says {flag}, and there is no {tensor}. The file is cut: download it again.")
+    if "input_norm.weight" in named and "fc_norm.0.weight" in named:
+        raise ValueError("The head has input_norm and fc_norm, and a head norms its features together or each by "
+                         "itself. The file is damaged: download it again.")
     for key, known in (("hidden_act", "silu"), ("logit_scale", 1)):
         if inner.get(key, known) not in (known, None):
             raise ValueError(f"The head's {key} is {inner[key]!r}; only {known!r} is supported. Use another head.")

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from longgraft.config.data_files import read_table
 from longgraft.config.file_errors import reason
+from longgraft.yarn_drafters.byte_weights import in_floats
 
 WEIGHTS = "pytorch_model.bin"
 FILES = ("config.json", "*.safetensors", WEIGHTS, "medusa_lm_head.pt")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64,
-          torch.int32, torch.int64, torch.bool, torch.uint8)
+          torch.int32, torch.int64, torch.bool, torch.uint8, torch.int8)
 
 
 def folder_of(path: str | Path) -> Path:
@@ -50,7 +51,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
-    """Returns all tensors of the folder's safetensors files, or of the file `other` if there are none; on the CPU."""
+    """Returns all tensors of the folder's safetensors files, or of the file `other` if there are none; on the CPU.
+
+    Weights in bytes are returned as float32.
+    """
     files = sorted(folder.glob("*.safetensors")) or [folder / other]
     if not files[0].exists():
         raise ValueError(f"Drafter {folder} has neither *.safetensors nor {other}. Give the folder with the weights.")
@@ -60,7 +64,10 @@ def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
         if twice := sorted(set(found) & set(tensors)):
             raise ValueError(f"{file} holds {twice[0]}, which another file of the folder holds too. Keep one of each.")
         tensors |= found
-    return tensors
+    try:
+        return in_floats(tensors)
+    except ValueError as error:
+        raise ValueError(f"Drafter {folder}: {error}") from error
 
 
 def _read(file: Path) -> dict[str, Tensor]:

@@ -127,7 +127,7 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         # Only in speculators' files do these names have this meaning.  Without the first, vLLM takes true in a
         # speculators config and false in a raw one.
         norm_before_residual=speculators and _flag(config, "norm_before_residual", has_type),
-        norm_output=has_type and _flag(config, "norm_output", False),
+        norm_output=_norm_output(config, named, layout),
         norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
         qk_norm="midlayer.self_attn.q_norm.weight" in named,
         attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named,
@@ -163,6 +163,34 @@ def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _flag(config: Mapping[str, Any], name: str, usual: bool) -> bool:
     stated = checked(config.get(name), bool | None, name)
     return usual if stated is None else stated
+
+
+def _norm_output(config: Mapping[str, Any], named: Shapes, layout: str) -> bool:
+    """Returns True if the next level reads the normed state, as in EAGLE-3.1."""
+    said = _flag(config, "norm_output", False)
+    if layout == "speculators":     # vLLM and speculators
+        return said
+    if _flag(_object(config, "eagle_config"), "return_hidden_post_norm", False):    # TensorRT-LLM
+        return True
+    # In SpecForge's EAGLE-3 files the same name only says that the output layer reads a normed state, as always.
+    return said and _norms_features(named)
+
+
+def _norms_features(named: Shapes) -> bool:
+    """Returns True if the head has norms before fc, of each feature (EAGLE-3.1) or of all together."""
+    return "fc_norm.0.weight" in named or "input_norm.weight" in named
+
+
+def norm_notice(config: Mapping[str, Any], made: HeadConfig) -> str:
+    """Returns a sentence on how `norm_output` was read, if its producers disagree on the name; else ""."""
+    if made.layout == "speculators" or not _flag(config, "norm_output", False):
+        return ""
+    if made.norm_output:
+        return ("the head's config says norm_output and it has norms before fc, as in EAGLE-3.1: each level reads the "
+                "normed state of the one before. SpecForge's heads of May to September 2026 were trained without that: "
+                "for those give HeadOverrides(norm_output=False)")
+    return ("the head's config says norm_output: each level reads the state before the norm, as SpecForge trained it. "
+            "For the normed state give HeadOverrides(norm_output=True)")
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
@@ -204,5 +232,6 @@ def _overridden(config: HeadConfig, overrides: HeadOverrides) -> HeadConfig:
         config = replace(config, max_positions=max(config.max_positions, int(factor * original)))
     if overrides.rope_base is not None:
         rope = replace(rope, base=overrides.rope_base)
+    norm_output = config.norm_output if overrides.norm_output is None else overrides.norm_output
     return replace(config, rope=rope, max_positions=overrides.max_positions or config.max_positions,
-                   window=overrides.window or config.window)
+                   window=overrides.window or config.window, norm_output=norm_output)

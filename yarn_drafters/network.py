@@ -61,7 +61,7 @@ class HeadConfig:
     layers: int = 1
     rms_eps: float = 1e-5
     norm_before_residual: bool = False  # the residual is the normed feature (speculators)
-    norm_output: bool = False           # the next level reads the normed state (speculators)
+    norm_output: bool = False           # the next level reads the normed state (EAGLE-3.1)
     norm_before_fc: bool = False        # one RMSNorm over the concatenated features (vLLM, speculators)
     fc_norm: bool = False               # one RMSNorm per feature (EAGLE-3.1)
     qk_norm: bool = False               # Qwen3-style layers (speculators)
@@ -175,6 +175,7 @@ class Eagle3Network(nn.Module):
 
     embed_tokens is None for heads without an embedding, which use the target's from `share_embedding`.
     d2t: [D] int64 offsets (target id = draft id + d2t[draft id]); t2d: [V] bool.
+    notice: a sentence for people on how its config was read; "": nothing was doubtful.
     """
 
     d2t: Tensor
@@ -182,7 +183,7 @@ class Eagle3Network(nn.Module):
 
     def __init__(self, config: HeadConfig, own_embedding: bool = False) -> None:
         super().__init__()
-        self.config, h = config, config.hidden_size
+        self.config, h, self.notice = config, config.hidden_size, ""
         wide = len(config.feature_layers) * config.target_hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, h) if own_embedding else None
         self.input_norm = RMSNorm(wide, config.rms_eps) if config.norm_before_fc else nn.Identity()

@@ -25,7 +25,7 @@ from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
 from longgraft.target_model.weights import read_config
 from longgraft.yarn_drafters import files
-from longgraft.yarn_drafters.layouts import TargetShape, head_config, our_name, plain_name
+from longgraft.yarn_drafters.layouts import TargetShape, head_config, norm_notice, our_name, plain_name
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
@@ -160,12 +160,15 @@ def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, 
     if folder is None:
         return None, f"drafter {path}: on the hub and not downloaded yet, so not looked at; fetch it to be sure"
     shapes = {plain_name(key): size for key, size in header(folder).items()}
-    c = head_config(files.read_config(folder), shapes, shape, HeadOverrides())
+    config = files.read_config(folder)
+    c = head_config(config, shapes, shape, HeadOverrides())
+    notice = norm_notice(config, c)
     own = any(our_name(key, c.layout) == "embed_tokens.weight" for key in shapes)
     return (c, own), (
         f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "
         f"{c.vocab_size:,}, features from the inputs of layers {c.feature_layers}, rope {c.rope.kind} (base "
-        f"{c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits")
+        f"{c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits"
+        f"{f'; {notice}' if notice else ''}")
 
 
 def _drafter(config: HeadConfig, own: bool, dtype: torch.dtype) -> Footprint:

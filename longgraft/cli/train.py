@@ -122,16 +122,24 @@ def train_regenerate(
     batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.")] = 64,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn; longer ones are cut.")] = 512,
     temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.")] = "0,0.7,1",
+    excerpt: Annotated[int, typer.Option(
+        min=400, help="Longest excerpt of --documents and --continue, in characters.")] = 6000,
     seed: Annotated[int, typer.Option(min=0)] = 0, device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
     """Sample a model's own answers and continuations, to train a head on."""
-    from longgraft.runtime.devices import dtype_of
-    from longgraft.yarn_drafters.training.regenerate import ChatSampling, Sources, regenerate
+    from longgraft.config.method_roles import PLAIN
+    from longgraft.loading import load
+    from longgraft.yarn_drafters.training.regenerate import regenerate
+    from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources
 
-    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed)
+    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed,
+                            longest=excerpt)
     sources = Sources.read(_found(prompts or []), _found(documents or []), _found(continued or []), magpie)
-    counts = regenerate(model or EMBEDDED, out, sampling, sources, _found(exclude or []), dtype_of(dtype), device)
+    excluded = _found(exclude or [])
+    # Among many requests in a pass, drafts pay as little as they cost.
+    session = load(model, None, tell=False, method=PLAIN, dtype=dtype, device=device)
+    counts = regenerate(session, out, sampling, sources, excluded)
     print(f"{out}: {counts['kept']:,} rows with {counts['tokens']:,} answer tokens")
     for reason, chats in sorted(counts.items()):
         if reason not in ("kept", "tokens"):
@@ -152,16 +160,17 @@ def list_heads(context: typer.Context) -> None:
                                 "--layout speculators")
 def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
            out: Annotated[Path, typer.Option(help="New folder.")], model: Model = None,
-           layout: Annotated[str, typer.Option(help="eagle3 (EAGLE, SGLang) or speculators (vLLM).")] = "speculators",
+           layout: Annotated[str, typer.Option(
+               help="speculators (vLLM), eagle3 (EAGLE, SGLang) or bytes (eagle3 in half the space).")] = "speculators",
            ) -> None:
     """Write a head in another public layout."""
     from longgraft.models.places import place_of
     from longgraft.target_model.positions import most_positions
     from longgraft.target_model.weights import read_config
-    from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_speculators
+    from longgraft.yarn_drafters.checkpoint import load_head, save_head, save_in_bytes, save_speculators
     from longgraft.yarn_drafters.layouts import TargetShape
 
-    savers: dict[str, Any] = {"eagle3": save_head, "speculators": save_speculators}
+    savers: dict[str, Any] = {"speculators": save_speculators, "eagle3": save_head, "bytes": save_in_bytes}
     if layout not in savers:
         raise ValueError(f"Layout {layout!r} is unknown. Known: {', '.join(savers)}.")
     new_folder(out)
@@ -172,7 +181,7 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
         save_speculators(network, out, verifier=target.name, architectures=config.architectures or [],
                          positions=most_positions(config) or 0)
     else:
-        save_head(network, out)
+        savers[layout](network, out)
     print(out)
 
 

@@ -29,6 +29,7 @@ class HeadOverrides(Checked):
                                        none="the config's")
     window: int | None = option(None, "Latest tokens that the head sees", unit="tokens", low=1, high=POSITIONS,
                                 none="the config's")
+    norm_output: bool | None = option(None, "The next level reads the normed state (EAGLE-3.1)", none="the config's")
 
 
 @dataclass(frozen=True)

@@ -82,12 +82,12 @@ def hidden_states(model, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 @cache
-def toy_network(seed: int = 0) -> Eagle3Network:
-    """Returns a random EAGLE-3 head for `toy_model`, with half the vocabulary."""
+def toy_network(seed: int = 0, **more: bool) -> Eagle3Network:
+    """Returns a random EAGLE-3 head for `toy_model`, with half the vocabulary.  more: options of `HeadConfig`"""
     torch.manual_seed(seed)
     config = HeadConfig(hidden_size=32, target_hidden_size=32, intermediate_size=48, heads=4, kv_heads=2,
                         head_dim=8, vocab_size=VOCAB, draft_vocab_size=VOCAB // 2, feature_layers=(1, 2, 3),
-                        max_positions=512, rope=Rope(kind="yarn", factor=4.0, original=128))
+                        max_positions=512, rope=Rope(kind="yarn", factor=4.0, original=128), **more)
     network = Eagle3Network(config, own_embedding=True).eval()
     ids = torch.arange(0, VOCAB, 2)
     network.d2t.copy_(ids - torch.arange(len(ids)))

@@ -1,13 +1,13 @@
-"""Samples a model's own continuations of many prompts at once, for training data.
+"""Samples a model's own continuations of many prompts in one padded batch, for training data on a GPU.
 
 Not exact decoding: rows of a batch are padded, and run in the dtype of the weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 import torch
@@ -19,36 +19,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from longgraft.target_model.module_forms import cache_name
+from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTurn
 
 ATTENTION = "longgraft_batched"
 GROWTH = 1.25               # factor by which a full cache grows
 PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding included
 SORTED_BATCHES = 4          # batches of turns that are sorted by length together, so that rows need little padding
-
-AnyTurn = TypeVar("AnyTurn", bound="Turn")
-
-
-@dataclass(frozen=True, eq=False)
-class Turn:
-    """A prompt to continue.
-
-    seed: seed of this turn's own random numbers; temperature: 0 takes the most probable token; most: maximum number of
-    tokens
-    """
-
-    prompt: Sequence[int]
-    seed: Sequence[int]
-    temperature: float = 0.0
-    most: int = 512
-
-
-@dataclass(frozen=True)
-class SampledTurn:
-    """A sampled continuation.  ended: True after an end token, which `tokens` does not hold; False at the token
-    limit."""
-
-    tokens: list[int]
-    ended: bool
 
 
 class _GrowingLayer(DynamicLayer):
@@ -205,7 +181,7 @@ class _Sampler(Generic[AnyTurn]):
                 row.tokens += [] if row.ended else [token]
 
 
-def sample(model: Any, more: Callable[[int], Iterable[AnyTurn]], ends: Sequence[int], batch: int = 64
+def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int = 64
            ) -> Iterator[tuple[AnyTurn, SampledTurn]]:
     """Yields (turn, continuation) as they end; `batch` rows run at once, and new ones begin when some end.
 

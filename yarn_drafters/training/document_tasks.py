@@ -8,7 +8,7 @@ import numpy as np
 
 from longgraft.yarn_drafters.training.documents import Document
 
-SHORTEST, LONGEST = 400, 6000       # characters of an excerpt; most are short, which keeps sampling fast
+SHORTEST, LONGEST = 400, 6000       # characters of an excerpt; the longest by default: short ones are fast to sample
 PROSE_TASKS = (
     "Summarize the following text.",
     "Write a one-page summary of the text below.",
@@ -44,9 +44,9 @@ CODE_TASKS = (
 )
 
 
-def excerpt_of(document: Document, rng: np.random.Generator) -> str:
-    """Draws an excerpt that begins and ends at line ends."""
-    length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(LONGEST))))
+def excerpt_of(document: Document, rng: np.random.Generator, longest: int = LONGEST) -> str:
+    """Draws an excerpt of at most `longest` characters that begins and ends at line ends."""
+    length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(longest))))
     start = int(rng.integers(max(1, len(document.text) - length)))
     start = document.text.rfind("\n", 0, start) + 1
     excerpt = document.text[start:start + length]
@@ -55,10 +55,10 @@ def excerpt_of(document: Document, rng: np.random.Generator) -> str:
     return excerpt
 
 
-def document_request(documents: Sequence[Document], rng: np.random.Generator) -> str:
-    """Draws a request about an excerpt of one of the documents."""
+def document_request(documents: Sequence[Document], rng: np.random.Generator, longest: int = LONGEST) -> str:
+    """Draws a request about an excerpt, of at most `longest` characters, of one of the documents."""
     document = documents[int(rng.integers(len(documents)))]
-    excerpt = excerpt_of(document, rng)
+    excerpt = excerpt_of(document, rng, longest)
     tasks = CODE_TASKS if document.type.startswith("code") else PROSE_TASKS
     task = tasks[int(rng.integers(len(tasks)))]
     parts = (task, excerpt) if rng.random() < 0.5 else (excerpt, task)

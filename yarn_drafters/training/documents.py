@@ -10,9 +10,11 @@ from typing import Any
 from longgraft.config.chat_messages import chat_message
 from longgraft.config.data_files import parse_json, read_text
 from longgraft.config.json_lines import read_json_lines
+from longgraft.config.options import Count, checked
 
 ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",
          "model": "assistant"}
+CONTINUED = "continued"     # source of the rows of `train regenerate` in which a model continues an excerpt
 PROSE = frozenset({"meeting", "book", "report"})
 
 
@@ -21,7 +23,8 @@ class Document:
     """One file, text or chat of the corpus.
 
     source: its origin, for code `owner/name@commit:path`; turns: the messages of a chat (`chat_message`); ended: True
-    if the text or last answer is whole, so that an end token follows it
+    if the text or last answer is whole, so that an end token follows it; own: number of tokens at the end of the text
+    that a model wrote (`train regenerate`), None: no text of a model
     """
 
     text: str
@@ -29,6 +32,7 @@ class Document:
     source: str = ""
     turns: Sequence[Mapping[str, Any]] = ()
     ended: bool = True
+    own: int | None = None
 
     @property
     def group(self) -> str:
@@ -69,7 +73,9 @@ def _document(row: Any, place: str) -> Document:
     kind, source = (_string(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
     ended = row.get("ended") is not False
     if isinstance(row.get("text"), str):
-        return Document(_string(row["text"], f"{place}: text"), kind or "text", source, ended=ended)
+        own = row.get("tokens") if row.get("source") == CONTINUED else None
+        return Document(_string(row["text"], f"{place}: text"), kind or "text", source, ended=ended,
+                        own=checked(own, Count | None, f"{place}: tokens"))
     turns = row.get("messages") or row.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"

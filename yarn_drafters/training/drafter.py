@@ -29,6 +29,7 @@ from longgraft.yarn_drafters.training.frozen import DistillingTrainer, check_log
 from longgraft.yarn_drafters.training.loop import Figures
 from longgraft.yarn_drafters.training.objective import TargetOutputs, logit_slots, training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
+from longgraft.yarn_drafters.training.vocabulary import covered
 
 
 class DrafterTrainer(DistillingTrainer):
@@ -58,6 +59,9 @@ class DrafterTrainer(DistillingTrainer):
     def write(self, folder: Path) -> None:
         save_head(self.network.to(torch.bfloat16), folder)
         load_head(folder, TargetShape.of(self.target.model.config))
+
+    def about(self, corpus: EncodedCorpus) -> dict[str, Any]:
+        return {"vocabulary_covers": covered(corpus, self.network.t2d.cpu())}
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
         return super().by_muon(name, parameter) and not name.startswith("lm_head")

@@ -1,30 +1,23 @@
-"""Initialises an EAGLE-3 head: its sizes, draft vocabulary and weights."""
+"""Initialises an EAGLE-3 head: its sizes and weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from longgraft.config.options import checked
 from longgraft.kernels.block_weight import block_weights
+from longgraft.models.places import place_of
 from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Size
-
-
-def draft_vocabulary(corpus: EncodedCorpus, vocab: int, size: int, always: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Returns (d2t [D] int64 offsets, t2d [V] bool) for the most frequent learnt tokens and `always`, by ascending
-    id."""
-    counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=vocab).astype(np.int64)
-    counts[list(always)] = counts.max() + 1
-    ids = torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]))
-    t2d = torch.zeros(vocab, dtype=torch.bool)
-    t2d[ids] = True
-    return ids - torch.arange(size), t2d
+from longgraft.yarn_drafters.training.vocabulary import draft_vocabulary, written_tokens
 
 
 def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
@@ -45,7 +38,8 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
         hidden_size=hidden, target_hidden_size=hidden, intermediate_size=size("intermediate", "intermediate_size"),
         heads=heads, kv_heads=kv_heads, head_dim=head_dim, vocab_size=target.vocab_size,
         draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=layers,
-        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5))
+        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5),
+        fc_norm=recipe.fc_norm, norm_output=recipe.norm_output)
 
 
 def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
@@ -60,19 +54,28 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
     for parameter in network.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.02)
-    d2t, t2d = draft_vocabulary(corpus, target.vocab_size, config.draft_vocab_size, eos)
+    d2t, t2d = draft_vocabulary(_counted(recipe, target, corpus), target.vocab_size, config.draft_vocab_size, eos)
     network.d2t.copy_(d2t)
     network.t2d.copy_(t2d)
     with torch.no_grad():
         # The last feature is close to the input of the target's output layer, so fc passes it through from the start,
-        # scaled down: a target's features are large (here 10 to 20), and would drown what the layer adds to them.
+        # scaled down: a target's features are large (here 10 to 20), and would drown what the layer adds to them. A
+        # norm before fc has scaled them already.
         network.fc.weight.mul_(0.2)
-        network.fc.weight[:, -hidden:] += recipe.feature_pass * torch.eye(hidden)
+        network.fc.weight[:, -hidden:] += (1.0 if config.fc_norm else recipe.feature_pass) * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
         if recipe.warm_start:
             _copy_target_layer(network, target.layers[config.feature_layers[-1]], recipe.feature_pass)
     return network
+
+
+def _counted(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus) -> np.ndarray:
+    """Returns the tokens that the draft vocabulary is counted over."""
+    if recipe.vocabulary is None:
+        return corpus.tokens
+    tokenizer = read_tokenizer(place_of(target.name).path, target.name)
+    return written_tokens([Path(recipe.vocabulary)], tokenizer)
 
 
 def _copy_target_layer(network: Eagle3Network, layer: nn.Module, scale: float) -> None:

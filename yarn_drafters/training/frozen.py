@@ -21,10 +21,13 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.models.places import place_of
 from longgraft.models.targets import ModelSource, load_target
+from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.weights import read_tokenizer
+from longgraft.trees.tree import ProposalTree
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded
 from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World, sole_trainer
 from longgraft.yarn_drafters.training.loop import Figures, Trainer, muon_and_adam
@@ -109,7 +112,8 @@ class DistillingTrainer(Trainer):
             run = cls(recipe, given.target, cls.fresh(recipe, given.target, given.corpus), given.corpus, out,
                       given.unseen, given.world)
             run.run(until, target=name, corpus_tokens=len(given.corpus.tokens),
-                    parameters=sum(p.numel() for p in run.network.parameters()))
+                    parameters=sum(p.numel() for p in run.network.parameters()),
+                    **run.about(given.unseen or given.corpus))
             if given.world.first:
                 run.write(out / cls.folder)
                 (out / cls.folder / "training.json").write_text(json.dumps({
@@ -129,6 +133,10 @@ class DistillingTrainer(Trainer):
     @abstractmethod
     def write(self, folder: Path) -> None:
         """Saves the drafter in bfloat16 and loads it again, strictly."""
+
+    def about(self, corpus: EncodedCorpus) -> dict[str, Any]:
+        """Returns further fields of the log's first line.  corpus: unseen text, or the training data without any"""
+        return {}
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
         """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the others."""
@@ -151,11 +159,27 @@ class DistillingTrainer(Trainer):
 @torch.no_grad()
 def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B, S, Ht]."""
+    if target.weights != "float" and bool((positions == torch.arange(tokens.shape[1])).all()):
+        return _as_decoded(target, layers, tokens)
     with target.inputs_of(tuple(layers)) as taken:
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         hidden = target.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
                                             attention_mask=torch.ones_like(tokens)).last_hidden_state
     return torch.cat([taken[layer] for layer in layers], dim=-1), hidden
+
+
+def _as_decoded(target: Target, layers: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns what `observed` does, of rows without jumps of positions.
+
+    A pass of the engine has compiled layers: beside weights in blocks it is 1.4 to 1.7 times as fast as the model's own
+    code, and has the values of decoding.
+    """
+    segments = [Segment(ProposalTree.chain(row), target.cache(len(row)), "none") for row in tokens]
+    with torch.autocast(target.device.type, enabled=False):
+        reports = target.run(segments, Wants(tuple(sorted(layers)), final=True))
+    features = [torch.cat([report.hidden[layer] for layer in layers], dim=-1) for report in reports]
+    finals = [report.final for report in reports if report.final is not None]
+    return torch.stack(features), torch.stack(finals)
 
 
 @torch.no_grad()

@@ -98,7 +98,7 @@ class LongSpecTrainer(DistillingTrainer):
         with self.recipe.autocast(self.device):
             keys, values, wanted = self._observe(tokens, positions)
             like = self.network.self_attn.q_proj.weight
-            if not self.recipe.bf16:
+            if not self.recipe.in_bf16(self.device):
                 keys, values = keys.to(like.dtype), values.to(like.dtype)
             embedded = self.shared.embed(tokens, like)
             angles = self.shared.angles(positions, config.head_dim)

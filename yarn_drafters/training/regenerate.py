@@ -12,133 +12,28 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count, islice
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
-import torch
+from tqdm import tqdm
 
 from longgraft.config.data_files import parse_json
 from longgraft.config.json_lines import read_json_lines
-from longgraft.config.settings import Settings
-from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.repetition import loops
-from longgraft.models.targets import ModelSource, load_target
-from longgraft.yarn_drafters.training.batched_sampling import SampledTurn, Turn, sample
-from longgraft.yarn_drafters.training.document_tasks import SHORTEST, document_request, excerpt_of
-from longgraft.yarn_drafters.training.documents import Document, read_documents
+from longgraft.engine.session import Session
+from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
+from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.loop import differences
 from longgraft.yarn_drafters.training.packages import shingles
+from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, Sources, requests_of
+from longgraft.yarn_drafters.training.turns import NextTurns, SampledTurn, Turn
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
 LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
 SHARED_WORDS = 8                # consecutive words that a request must not share with excluded rows
 INVENTED_TEMPERATURE = 0.8      # temperature of invented requests: at 1, those of small models make no sense
-
-
-@dataclass(frozen=True)
-class ChatSampling:
-    """Settings of the sampling of chats.
-
-    tokens: answer tokens in total; batch: rows sampled at once; most: maximum number of tokens of a turn; temperatures:
-    one is drawn for each chat; follow_up: share of chats for which the model invents a second request
-    """
-
-    tokens: int = 1_000_000
-    batch: int = 64
-    most: int = 512
-    temperatures: tuple[float, ...] = (0.0, 0.7, 1.0)
-    follow_up: float = 0.2
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Sources:
-    """The requests that the model answers, and the texts that it continues.
-
-    given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; continued:
-    texts of which excerpts are continued; magpie: True if the model invents requests (arXiv 2406.08464)
-    """
-
-    given: Sequence[Document] = ()
-    documents: Sequence[Document] = ()
-    continued: Sequence[Document] = ()
-    magpie: bool = False
-
-    @classmethod
-    def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (), continued: Sequence[Path] = (),
-             magpie: bool = False) -> Sources:
-        """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
-        def texts(paths: Sequence[Path]) -> list[Document]:
-            return [document for document in read_documents(paths) if len(document.text) >= SHORTEST]
-
-        found = cls(list(read_documents(prompts)), texts(documents), texts(continued), magpie)
-        if not found.kinds:
-            raise ValueError("Nothing to answer: give --prompts, --documents, --continue or --magpie.")
-        return found
-
-    @property
-    def kinds(self) -> list[str]:
-        """The names of the sources that are there."""
-        return [name for name in ("given", "documents", "continued", "magpie") if getattr(self, name)]
-
-
-@dataclass
-class Chat:
-    """A chat, or a continuation of a text, that is being sampled.
-
-    requests: the user's turns, None for one that the model invents; begun: the document whose text the model continues
-    """
-
-    index: int
-    requests: list[str | None]
-    source: str
-    temperature: float = 0.0
-    messages: list[dict[str, str]] = field(default_factory=list)
-    ended: bool = True          # True if the last answer ended with an end token
-    tokens: int = 0             # tokens of the answers
-    dropped: str = ""           # reason why the chat is dropped; "": it is not
-    begun: Document | None = None
-
-    def row(self) -> dict[str, Any]:
-        row: dict[str, Any] = {"messages": self.messages, "type": "chat"}
-        if self.begun is not None:
-            row = {"text": self.begun.text + self.messages[0]["content"], "type": self.begun.type}
-        return row | {"source": self.source, "index": self.index, "temperature": self.temperature, "ended": self.ended,
-                      "tokens": self.tokens}
-
-
-def requests_of(sources: Sources, sampling: ChatSampling) -> Iterator[Chat]:
-    """Yields chats to answer and texts to continue, in an order that depends only on the seed and the index.
-
-    If several kinds of sources are given, they alternate.
-    """
-    kinds, given = sources.kinds, sources.given
-    order = np.random.default_rng([sampling.seed, 1]).permutation(len(given))
-    taken = 0
-    for index in count():
-        rng = np.random.default_rng([sampling.seed, 2, index])
-        kind = kinds[index % len(kinds)]
-        if kind == "given":
-            if taken == len(given):
-                kinds.remove("given")
-                if not kinds:
-                    return
-                continue
-            document, taken = given[order[taken]], taken + 1
-            asked: list[str | None] = [t["content"] for t in document.turns if t["role"] == "user"] or [document.text]
-        elif kind == "continued":
-            document = sources.continued[int(rng.integers(len(sources.continued)))]
-            yield Chat(index, [], kind, float(rng.choice(sampling.temperatures)),
-                       begun=replace(document, text=excerpt_of(document, rng)))
-            continue
-        else:
-            asked = [document_request(sources.documents, rng) if kind == "documents" else None]
-        if rng.random() < sampling.follow_up and kind != "given":
-            asked.append(None)
-        yield Chat(index, asked, kind, float(rng.choice(sampling.temperatures)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,14 +47,13 @@ class ChatTurn(Turn):
 class Regenerator:
     """Samples chats of one model into one file, each written when it ends; the same call again continues the file."""
 
-    def __init__(self, model: Any, tokenizer: Any, sampling: ChatSampling, excluded: Iterable[str] = (),
-                 name: str = "") -> None:
-        """excluded: texts that no request may repeat; name: the model's"""
-        self.model, self.tokenizer, self.sampling = model, tokenizer, sampling
+    def __init__(self, session: Session, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
+        """excluded: texts that no request may repeat"""
+        self.session, self.tokenizer, self.sampling = session, session.tokenizer, sampling
         # Settings that rows depend on, as JSON returns them.
-        self.made_with = {"model": name, "seed": sampling.seed, "temperatures": list(sampling.temperatures),
-                          "max_new_tokens": sampling.most, "follow_up": sampling.follow_up}
-        self.ends = end_tokens(model, tokenizer)
+        self.made_with = {"model": session.target.name, "seed": sampling.seed,
+                          "temperatures": list(sampling.temperatures), "max_new_tokens": sampling.most,
+                          "follow_up": sampling.follow_up, "excerpt": sampling.longest}
         self.excluded = {run for text in excluded for run in shingles(_words(text), SHARED_WORDS)}
         self.seen: set[str] = set()
         self.counts: Counter[str] = Counter()
@@ -169,49 +63,72 @@ class Regenerator:
     def run(self, chats: Iterator[Chat], out: Path) -> Counter[str]:
         """Writes chats until there are enough answer tokens; returns the numbers of kept and dropped chats, by
         reason."""
-        from tqdm import tqdm
-
         self._resume(out)
-        chats = (chat for chat in chats if chat.index not in self.done)
-
-        def more(count: int) -> Iterator[ChatTurn]:
-            begun, self.begun = self.begun, []
-            return map(self._next, [*begun, *islice(chats, max(0, count - len(begun)))])
-
+        if self._enough:
+            return self.counts
+        left = (chat for chat in chats if chat.index not in self.done)
         with open(out, "ab") as file, tqdm(total=self.sampling.tokens, initial=self.counts["tokens"], unit="tok",
                                            unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-            if self.counts["tokens"] >= self.sampling.tokens:
-                return self.counts
-            for turn, found in sample(self.model, more, self.ends, self.sampling.batch):
-                chat = turn.chat
+            for turn, found in self._sampled(partial(self._more, left, file)):
                 if self._take(turn, found):
-                    self.begun.append(chat)
+                    self.begun.append(turn.chat)
                     continue
-                self._judge(chat)
-                if not chat.dropped:
-                    file.write(json.dumps(chat.row(), ensure_ascii=False).encode() + b"\n")
-                    file.flush()
-                    bar.update(chat.tokens)
-                self.done.add(chat.index)
-                part = _progress(out).with_suffix(".partial")
-                part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts,
-                                            "made_with": self.made_with}))
-                part.replace(_progress(out))
-                if self.counts["tokens"] >= self.sampling.tokens:
+                self._finish(turn.chat, file)
+                bar.update(self.counts["tokens"] - bar.n)
+                if self._enough:
                     break
         return self.counts
 
+    @property
+    def _enough(self) -> bool:
+        return self.counts["tokens"] >= self.sampling.tokens
+
+    def _sampled(self, more: NextTurns[ChatTurn]) -> Iterator[tuple[ChatTurn, SampledTurn]]:
+        """Yields turns and what was sampled for them."""
+        target, batch = self.session.target, self.sampling.batch
+        if target.device.type == "cuda":
+            # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it once.
+            return batched_sampling.sample(target.model, more, self.session.eos, batch)
+        return scheduled_sampling.sample(self.session, more, batch)
+
+    def _more(self, chats: Iterator[Chat], file: IO[bytes], number: int) -> Iterator[ChatTurn]:
+        """Yields so many next turns, of begun chats and then of new ones; ends chats that no longer fit the model."""
+        while number > 0:
+            chat = self.begun.pop(0) if self.begun else next(chats, None)
+            if chat is None:
+                return
+            turn = self._next(chat)
+            if turn.most > 0:
+                number -= 1
+                yield turn
+            else:
+                _end_before(chat)
+                self._finish(chat, file)
+
+    def _finish(self, chat: Chat, file: IO[bytes]) -> None:
+        """Writes a chat that has ended, unless it is dropped, and the state of the run."""
+        self._judge(chat)
+        if not chat.dropped:
+            file.write(json.dumps(chat.row(), ensure_ascii=False).encode() + b"\n")
+            file.flush()
+        self.done.add(chat.index)
+        progress = _progress(Path(file.name))
+        part = progress.with_suffix(".partial")
+        part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts,
+                                    "made_with": self.made_with}))
+        part.replace(progress)
+
     def _next(self, chat: Chat) -> ChatTurn:
-        """Returns the chat's next turn."""
+        """Returns the chat's next turn; its `most` is not positive if the model has no positions for it."""
         answer = chat.begun is not None or (bool(chat.messages) and chat.messages[-1]["role"] == "user")
         if not answer and (given := chat.requests[len(chat.messages) // 2]) is not None:
             chat.messages.append({"role": "user", "content": given})
             answer = True
-        sampling = self.sampling
-        return ChatTurn(
-            self._prompt(chat, answer), (sampling.seed, 3, chat.index, len(chat.messages)),
-            chat.temperature if answer else INVENTED_TEMPERATURE,
-            sampling.most if answer else min(sampling.most, LONGEST_REQUEST), chat=chat, answer=answer)
+        sampling, prompt = self.sampling, self._prompt(chat, answer)
+        most = sampling.most if answer else min(sampling.most, LONGEST_REQUEST)
+        room = min(self.session.engine.limits.values()) - len(prompt)
+        return ChatTurn(prompt, (sampling.seed, 3, chat.index, len(chat.messages)),
+                        chat.temperature if answer else INVENTED_TEMPERATURE, min(most, room), chat=chat, answer=answer)
 
     def _take(self, turn: ChatTurn, found: SampledTurn) -> bool:
         """Adds a sampled turn to its chat; returns True if the chat goes on."""
@@ -233,7 +150,7 @@ class Regenerator:
         An answer keeps its special tokens, which may mark its thoughts.  A continuation is what it adds to its prompt's
         text: some tokenizers drop the space that begins a text.
         """
-        tokens = [token for token in found.tokens if token not in self.ends]
+        tokens = [token for token in found.tokens if token not in self.session.eos]
         if turn.chat.begun is not None:
             before, whole = (self.tokenizer.decode(ids, skip_special_tokens=True)
                              for ids in (turn.prompt, [*turn.prompt, *tokens]))
@@ -290,18 +207,16 @@ class Regenerator:
         self.seen = {_digest(document.turns[0]["content"]) for document in read_documents([out]) if document.turns}
 
 
-def regenerate(model: str, out: Path, sampling: ChatSampling, sources: Sources, excluded: Sequence[Path] = (),
-               dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Counter[str]:
+def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: Sources, excluded: Sequence[Path] = ()
+               ) -> Counter[str]:
     """Samples a model's own answers and continuations into `out`, JSONL with messages or text.
 
     Args:
-        model: A name for `place_of`.
+        session: The model; its method decodes, except on a GPU.
         out: The file; an interrupted run is continued.
         sampling: Settings.
         sources: What is answered and continued.
         excluded: JSONL of rows whose requests are dropped.
-        dtype: Number type of the model, or of what is computed between the blocks of a GGUF file.
-        device: As in `Settings`.
 
     Returns:
         The numbers of kept and dropped rows.
@@ -309,12 +224,17 @@ def regenerate(model: str, out: Path, sampling: ChatSampling, sources: Sources, 
     Raises:
         ValueError: Requests are to be answered, and the model has no chat template.
     """
-    loaded = load_target(ModelSource(model), Settings(dtype=str(dtype)[6:], device=device))
-    if not loaded.tokenizer.chat_template and sources.kinds != ["continued"]:
+    if not session.tokenizer.chat_template and sources.kinds != ["continued"]:
         raise ValueError("The model has no chat template, so it answers no requests. Let it continue texts "
                          "(--continue), or give an instruct model.")
-    worker = Regenerator(loaded.target.model, loaded.tokenizer, sampling, texts_of(excluded), model)
-    return worker.run(requests_of(sources, sampling), out)
+    return Regenerator(session, sampling, texts_of(excluded)).run(requests_of(sources, sampling), out)
+
+
+def _end_before(chat: Chat) -> None:
+    """Ends a chat before a turn for which the model has no positions; without an answer it is dropped."""
+    if chat.messages and chat.messages[-1]["role"] == "user":
+        chat.messages.pop()
+    chat.dropped = "" if chat.messages else "too long"
 
 
 def _progress(out: Path) -> Path:
