@@ -723,7 +723,7 @@ MUTATIONS = (
     Mutation("the end of recordings is not said", "Regions.__call__", "            self._say_that_it_is_full()\n", "", "test_fixed.py::test_there_are_never_more_recordings_than_can_be_held"),
     Mutation("a run does not follow the clock", "Trainer.run", "        self._end_at(until)\n", "", "test_trainers.py::test_a_run_ends_in_time_to_write_its_result"),
     Mutation("heads travel", "pack.sh", 'mv "$root/$path" "$aside/$path"', 'cp "$root/$path" "$aside/$path"', "test_bare_machine.py::test_pack_sets_weights_aside_and_brings_them_back"),
-    Mutation("transfers have no limit", "pack.sh", "        exit 1\n", "", "test_bare_machine.py::test_pack_fails_above_the_limit_of_a_transfer"),
+    Mutation("transfers have no limit", "pack.sh", "carry less\" >&2\n        exit 1\n", "carry less\" >&2\n", "test_bare_machine.py::test_pack_fails_above_the_limit_of_a_transfer"),
     Mutation("a pair begins where own columns do", "attention.h", "own / A::PER_STEP * A::PER_STEP : shared", "own : shared", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
     Mutation("a pair reads behind what was written", "attention.h", "2 * s + 1 < n ? value + apart : value", "value + apart", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
     Mutation("pairs are in another order than their places", "attention.h", "d % 8 / 4 * LANES + d % OUTPUTS / 8 * 4 + d % 4", "d % OUTPUTS", "test_kernels.py::test_attention_equals_the_reference"),
