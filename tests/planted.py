@@ -706,7 +706,7 @@ MUTATIONS = (
     Mutation("a request with many prompts is refused by its own jobs", "Turn.steps", "if self._worker.full:", "if False:", "test_serve_several.py::test_a_turn_waits_while_the_queue_is_full"),
     Mutation("all answers of a prompt read it", "Turn.steps", "await self.leader._read.wait()", "pass", "test_serve_several.py::test_streamed_answers_are_mixed_and_their_prompt_is_read_once"),
     Mutation("a prompt counts with each of its answers", "Usage.add", "if not first:", "if False:", "test_serve_several.py::test_every_prompt_of_a_list_has_its_answers_in_order"),
-    Mutation("an echo is streamed before its log-probabilities", "OpenAIFormat.opening_chunks", "if self.echo and not self._held:", "if self.echo:", "test_serve_several.py::test_an_echo_has_the_log_probabilities_of_the_prompt_and_of_the_answer"),
+    Mutation("floats have a cache in half precision", "usual_cache_dtype", "integers and dtype == torch.float32", "dtype == torch.float32", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
     Mutation("every part of a stream has the first log-probabilities", "LogprobSeries.part", "answer[self._given:self._given + tokens]", "answer[:tokens]", "test_token_bytes.py::test_parts_of_a_series_are_the_whole_series"),
     Mutation("a part of a character is a character", "logprobs:characters", "byte & 0xC0 != 0x80", "byte >= 0", "test_token_bytes.py::test_parts_of_a_series_are_the_whole_series"),
     Mutation("of two tokens with the same text the last counts", "labelled", 'f"token_id:{token}" if text in found else text', "text", "test_token_bytes.py::test_two_tokens_with_the_same_text_are_two_entries"),
