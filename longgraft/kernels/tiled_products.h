@@ -80,6 +80,24 @@ template <int64_t TYPE, int R> inline void add_groups(const AddedGroups& a, int6
     for (int r = 0; r < R; ++r) sums[first + r] = own[r];
 }
 
+// Group i of some rows: a macro, because tiles are named by literals.
+#define MULTIPLY_GROUP(SUMS, ROWS, WEIGHTS)                          \
+    do {                                                             \
+        TILE_LOAD(WEIGHTS, weights[i], TILE_BYTES);                  \
+        for (int64_t b = 0; b < whole; ++b) {                        \
+            TILE_ZERO(SUMS);                                         \
+            TILE_LOAD(ROWS, row + b * TILE_ROWS * SPAN, SPAN);       \
+            TILE_MULTIPLY(SUMS, ROWS, WEIGHTS);                      \
+            TILE_STORE(SUMS, found.of[b][i], TILE_BYTES);            \
+        }                                                            \
+        if (left) {                                                  \
+            TILE_ZERO(2);                                            \
+            TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);      \
+            TILE_MULTIPLY(2, 6, WEIGHTS);                            \
+            TILE_STORE(2, found.of[whole][i], TILE_BYTES);           \
+        }                                                            \
+    } while (false)
+
 // A block of at most TILED_ROWS rows and one tile of outputs -> sums [rows].  The thread's tiles have `shapes_of` these.
 template <int64_t TYPE> void tiled_outputs(const RowBlock& block, const Weight& w, int64_t tile, Sums* sums) {
     constexpr Form FORM = form_of(TYPE);
@@ -105,33 +123,8 @@ template <int64_t TYPE> void tiled_outputs(const RowBlock& block, const Weight& 
         __asm__ volatile("" ::: "memory");      // the load of a tile does not tell GCC 12 that it reads the weights
         for (int64_t i = 0; i < count; ++i) {
             const int8_t* const row = block.codes + (first + i) / PARTS * rows * SPAN + (first + i) % PARTS * FORM.group;
-            if (i % 2) {
-                TILE_LOAD(3, weights[i], TILE_BYTES);
-                for (int64_t b = 0; b < whole; ++b) {
-                    TILE_ZERO(1);
-                    TILE_LOAD(5, row + b * TILE_ROWS * SPAN, SPAN);
-                    TILE_MULTIPLY(1, 5, 3);
-                    TILE_STORE(1, found.of[b][i], TILE_BYTES);
-                }
-                if (!left) continue;
-                TILE_ZERO(2);
-                TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);
-                TILE_MULTIPLY(2, 6, 3);
-                TILE_STORE(2, found.of[whole][i], TILE_BYTES);
-            } else {
-                TILE_LOAD(7, weights[i], TILE_BYTES);
-                for (int64_t b = 0; b < whole; ++b) {
-                    TILE_ZERO(0);
-                    TILE_LOAD(4, row + b * TILE_ROWS * SPAN, SPAN);
-                    TILE_MULTIPLY(0, 4, 7);
-                    TILE_STORE(0, found.of[b][i], TILE_BYTES);
-                }
-                if (!left) continue;
-                TILE_ZERO(2);
-                TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);
-                TILE_MULTIPLY(2, 6, 7);
-                TILE_STORE(2, found.of[whole][i], TILE_BYTES);
-            }
+            if (i % 2) MULTIPLY_GROUP(1, 5, 3);
+            else MULTIPLY_GROUP(0, 4, 7);
         }
         const AddedGroups added{found, scale, low, block.scales + first / PARTS * rows,
                                 FORM.lows ? block.totals + first * rows : block.scales, count, rows};

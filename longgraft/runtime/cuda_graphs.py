@@ -23,8 +23,6 @@ Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 
 MOST = 256      # most recordings per session: each has its own memory pool
 WARM = 2        # warm-up runs before a recording
-UNDISTURBED = 3     # tries to see a region's waits while no other thread changes how warnings are shown
-COLLECT = "collect"
 SYNC = "called a synchronizing CUDA operation"      # torch's warning
 
 
@@ -148,12 +146,8 @@ def _warm(region: Callable[[], Any]) -> None:
     try:
         for _ in range(WARM - 1):
             region()
-        for _ in range(UNDISTURBED):
-            with _syncs_of_this_thread() as syncs:
-                region()
-                undisturbed = warnings.showwarning.__name__ == COLLECT
-            if syncs or undisturbed:
-                break
+        with _syncs_of_this_thread() as syncs:
+            region()
     except failures as error:
         raise NotRecorded(str(error).strip() or type(error).__name__) from error
     if syncs:
