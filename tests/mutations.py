@@ -4,7 +4,7 @@
 
 --part 1/20 plants the first, 21st, 41st and so on.  Prints the seconds of each error and how many were noticed; exits
 with status 1 if one survives.  The copy is laid out as the package is installed, and has neither `../shared` nor
-anything of the checkout but the tests.  `planted.py` lists the errors.
+anything of the checkout but the tests.  `planted/` lists the errors.
 """
 
 from __future__ import annotations

@@ -1,0 +1,10 @@
+"""Errors that `test_concurrency.py` must notice."""
+
+from planted.mutation import Mutation
+
+MUTATIONS = (
+    Mutation("concurrent answers are compared with nothing", "concurrency:_answered", "sum(mine != theirs for", "sum(False for", "test_concurrency.py::test_answers_that_differ_from_the_request_alone_are_counted"),
+    Mutation("measured batches are measured again", "concurrency:missing_batches", "if key not in there", "if True", "test_concurrency.py::test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone"),
+    Mutation("a request waits from the batch's beginning", "_answered", " - one.queued", "", "test_concurrency.py::test_batches_are_repeated_and_a_request_waits_from_its_own_beginning"),
+    Mutation("a batch is measured once for all repeats", "missing_batches", "for repeat in range(config.repeats) ", "for repeat in range(1) ", "test_concurrency.py::test_batches_are_repeated_and_a_request_waits_from_its_own_beginning"),
+)

@@ -1,0 +1,8 @@
+"""Errors that `test_lookahead.py` must notice."""
+
+from planted.mutation import Mutation
+
+MUTATIONS = (
+    Mutation("the window stays where it was", "Trajectories._advance", "(below[0][1:], *below[1:])", "(below[0][:-1], *below[1:])", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),
+    Mutation("an n-gram that recurs stays old", "Trajectories._learn", "(one for one in had if one != rest), rest)", "had, *([] if rest in had else [rest]))", "test_lookahead.py::test_window_and_n_grams_are_those_of_the_official_loop"),
+)

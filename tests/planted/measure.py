@@ -1,0 +1,16 @@
+"""Errors that `test_measure.py` must notice."""
+
+from planted.mutation import Mutation
+
+MUTATIONS = (
+    Mutation("a marked cache keeps the states of what was decoded", "KVCache.crop", "dict(self._marked[1]) if length else {}", "self.states", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
+    Mutation("a gated norm is compiled as a norm", "CompiledModules._replacement", "if not (more or named) and x.dtype", "if x.dtype", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
+    Mutation("a lasting memory learns from repeats", "Prefilled.decode", "        for memory in proposer.memories:\n            memory.rewind(", "        for memory in (m for m in proposer.memories if not m.lasting):\n            memory.rewind(", "test_measure.py::test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session"),
+    Mutation("repeats count as prompts", "Prefilled.decode", "self._before[variant.name, run] + 1", "self._learned.prompts(variant.name, run) + 1", "test_measure.py::test_a_lasting_memory_has_marks_of_its_own_in_every_run"),
+    Mutation("two runs share a lasting memory", "Prefilled._build", "for key, memory in kept.items() if not memory.lasting}", "for key, memory in kept.items()}", "test_measure.py::test_a_lasting_memory_has_marks_of_its_own_in_every_run"),
+    Mutation("memories of one name share a mark", "Prefilled.__init__", "{id(memory): memory.mark() for memory in memories}", "{id(m): {n.name: n.mark() for n in memories}[m.name] for m in memories}", "test_measure.py::test_a_lasting_memory_has_marks_of_its_own_in_every_run"),
+    Mutation("learnt memories are not recalled", "Learned.recall", "            memory.rewind(state)", "            pass", "test_measure.py::test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session"),
+    Mutation("the first token waits for others' memories", "Prefilled.decode", "sum(self._seeing[id(memory)] for memory in proposer.memories)", "sum(self._seeing.values())", "test_measure.py::test_time_to_the_first_token_includes_only_the_method_s_own_memories"),
+    Mutation("the first token does not wait for its own memories", "Prefilled.decode", " + sum(self._seeing[id(memory)] for memory in proposer.memories)", "", "test_measure.py::test_time_to_the_first_token_includes_only_the_method_s_own_memories"),
+    Mutation("prompts of a sweep share a matrix", "Prefilled._build", "shared=of_prompt,", "", "test_measure.py::test_a_matrix_that_requests_share_begins_empty_with_each_prompt"),
+)

@@ -1,0 +1,17 @@
+"""Errors that `test_sampling_defaults.py` must notice."""
+
+from planted.mutation import Mutation
+
+MUTATIONS = (
+    Mutation("sampled answers take nothing from the file", "SamplingDefaults.sampling", "{**self.values, **found}", "found", "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
+    Mutation("greedy answers take the file's penalty", "SamplingDefaults.sampling", 'if not given.get("temperature") or "replay" in found:', 'if "replay" in found:', "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
+    Mutation("a file's value wins over the request's", "SamplingDefaults.sampling", "{**self.values, **found}", "{**found, **self.values}", "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
+    Mutation("a top_k of -1 is refused", "usable", 'found["top_k"] == -1', 'found["top_k"] == -2', "test_sampling_defaults.py::test_values_of_other_servers_have_their_meanings_in_requests"),
+    Mutation("a tiny temperature is refused", "usable", "0 <= found", "0 == found", "test_sampling_defaults.py::test_values_of_other_servers_have_their_meanings_in_files"),
+    Mutation("a top_p of 0 samples", "SamplingDefaults.temperature", 'self.values.get("top_p") == 0', "False", "test_sampling_defaults.py::test_the_temperature_of_requests_that_name_none_is_the_file_s"),
+    Mutation("a greedy file's temperature counts", "SamplingDefaults.of", 'DRAWN if getattr(config, "do_sample", None) else ()', "DRAWN", "test_sampling_defaults.py::test_a_file_that_does_not_sample_gives_its_penalty_alone"),
+    Mutation("the file of a bad value is not named", "sampling_defaults:_check", '{FILE} of {name}: {error}', "{error}", "test_sampling_defaults.py::test_a_value_that_cannot_be_used_is_refused_with_file_key_and_range"),
+    Mutation("a session does not say what is taken", "Loaded.session", "(said,) if said else ()", "()", "test_sampling_defaults.py::test_a_session_says_what_is_taken_and_what_is_not_applied"),
+    Mutation("Python completes no request", "Session.sampling", "self.defaults.sampling(given)", "SamplingDefaults().sampling(given)", "test_sampling_defaults.py::test_python_and_server_complete_a_request_alike"),
+    Mutation("a code completion takes nothing from the file", "completer:complete", "session.sampling(**draw)", "SamplingDefaults().sampling(draw)", "test_sampling_defaults.py::test_a_code_completion_is_completed_from_the_file_too"),
+)

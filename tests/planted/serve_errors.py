@@ -1,0 +1,18 @@
+"""Errors that `test_serve_errors.py` must notice."""
+
+from planted.mutation import Mutation
+
+MUTATIONS = (
+    Mutation("a wrong schema is found in the decoding thread", "prompts:sampling_of", "        state.session.constraint(sampling, state.session.eos)\n", "", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    Mutation("the beginning of a key is a key", "Guard._check_key", 'if not hmac.compare_digest(given.encode("latin-1"), key.encode()):', "if not key.startswith(given):", "test_serve_errors.py::test_requests_without_the_api_key_are_refused"),
+    Mutation("a page of another port is the server's own", "Guard._check_origin", '_split(origin, "Origin").netloc == host', '_split(origin, "Origin").hostname == _split(f\'//{host}\', \'Host\').hostname', "test_serve_errors.py::test_a_page_of_another_origin_is_refused_unless_it_was_allowed"),
+    Mutation("only a body that says its length is measured", "Guard._limited.limited", "            if seen > self.options.max_body * MIB:", "            if False:", "test_serve_errors.py::test_a_body_beyond_the_limit_is_not_read"),
+    Mutation("true is 1", "request_fields:_same", "value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    Mutation("a missing field is blamed on the outer one", "request_body:_path", "(*found, place[-1]) if missing else tuple(found)", "tuple(found)", "test_serve_errors.py::test_a_bad_chat_is_refused_by_the_field_that_is_wrong"),
+    Mutation("a stop token is of any vocabulary", "State.check_ids", "if ids and (largest := max(ids)) >= size:", "if ids and (largest := max(ids)) >= 10 ** 9:", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    Mutation("the metrics need no key", "PUBLIC_PATHS", '"/live")', '"/live", "/metrics")', "test_serve_errors.py::test_every_path_but_the_public_ones_needs_the_api_key"),
+    Mutation("half a character is not looked for", "request_body:parse", "if ESCAPED_SURROGATE.search(body) and", "if False and", "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
+    Mutation("half a character in a key breaks the answer", "ApiError.body", '"param": param', '"param": self.param', "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
+    Mutation("a key may have half a character", "_half_character", "[(inner, one), (inner, key)]", "[(inner, one)]", "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
+    Mutation("a limit of -1 gets no hint", "invalid", "if deepest[-1] in LIMITS", "if False", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+)

@@ -1,0 +1,10 @@
+"""Errors that `test_target.py` must notice."""
+
+from planted.mutation import Mutation
+
+MUTATIONS = (
+    Mutation("a renamed cache is not found", "module_forms:", "CACHES = (\"cache\", ", "CACHES = (", "test_target.py::test_a_cache_is_passed_by_the_name_that_a_forward_has"),
+    Mutation("YaRN lengthens nothing", "Target.max_positions", "most_positions(self.config)", "self.config.max_position_embeddings", "test_target.py::test_a_target_takes_the_lengthened_context"),
+    Mutation("Llama 3's factor always lengthens", "lengthened", 'if kind == "llama3" and stated != original:', "if False:", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
+    Mutation("Gemma 3's context is lengthened twice", "most_positions", "if text.model_type not in LENGTHENED", "if text.model_type", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
+)
