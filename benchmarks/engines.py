@@ -1,29 +1,34 @@
 """Tokens a second of longgraft and of the engines beside it, on one GGUF file and one text, by prompt length.
 
     python -m benchmarks.engines longgraft FILE.gguf TEXT --out rows.jsonl
-    pip install llama-cpp-python==0.3.36        # in an environment of its own, which needs nothing of longgraft
-    python benchmarks/engines.py llama.cpp FILE.gguf TEXT --out rows.jsonl
+    python benchmarks/engines.py server FILE.gguf TEXT --out rows.jsonl --server "llama-server -fa on"
 
-Engines: longgraft (plain and the default method), llama.cpp (with and without flash attention, and with its n-gram
-speculation), ik_llama.cpp (`ik-llama-cpp-python==0.1.5`) and transformers (plain and prompt
-lookup, on the dequantised weights).  All continue the first tokens of TEXT greedily.  Rows are appended to one file of
-JSON lines; run one engine at a time on a machine that does nothing else.  Engines are imported where they are used,
-because each has an environment of its own.
+Engines: longgraft (plain and the default method), a `llama-server` of llama.cpp or ik_llama.cpp with the given options,
+and transformers (plain and prompt lookup, on the dequantised weights).  All continue the first tokens of TEXT
+greedily.  Rows are appended to one file of JSON lines; run one engine at a time on a machine that does nothing else.
+Engines are imported where they are used, because each has an environment of its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 LENGTHS = 100, 1024, 4096, 8192
 NEW = 64            # tokens of an answer
-DRAFTED = 10        # tokens that prompt lookup proposes
-ROOM = 8e9          # bytes of logits: speculating, llama.cpp's binding keeps those of every prompt token
+DRAFTED = 10        # tokens that transformers' prompt lookup proposes
+ROOM = 128          # positions that a server may draft behind the last one
 
 Timed = tuple[float, float, list[int]]      # seconds of reading, seconds of decoding, new tokens
 Engine = Iterator[tuple[str, Callable[[int], tuple[int, Timed]]]]       # method, prompt tokens -> (tokens, its times)
@@ -48,61 +53,57 @@ def with_longgraft(file: str, text: str, threads: int) -> Engine:
         yield method, run
 
 
-def with_llama_cpp(file: str, text: str, threads: int) -> Engine:
-    """Yields llama.cpp with and without flash attention, then with n-gram speculation and the faster of the two."""
-    import llama_cpp
-    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-    for name, flash, drafts in (("llama.cpp", False, 0), ("llama.cpp, flash attention", True, 0),
-                                ("llama.cpp, n-grams", False, DRAFTED)):
-        def run(length: int, flash: bool = flash, drafts: int = drafts) -> tuple[int, Timed]:
-            size = length + NEW + drafts + 1
-            model = llama_cpp.Llama(file, n_ctx=size, n_threads=threads, n_threads_batch=threads, verbose=False,
-                                    flash_attn=flash, logits_all=bool(drafts),
-                                    draft_model=LlamaPromptLookupDecoding(num_pred_tokens=drafts) if drafts else None)
-            if drafts and 4.0 * model.n_ctx() * model.n_vocab() > ROOM:
-                raise MemoryError(f"the binding would keep the logits of {length} tokens to speculate")
-            ids = model.tokenize(text.encode(), add_bos=False, special=False)[:length]
-            began, first, new = time.perf_counter(), 0.0, list[int]()
-            for token in model.generate(ids, temp=0.0, repeat_penalty=1.0):
-                first = first or time.perf_counter()
-                new.append(token)
-                if len(new) == NEW:
-                    break
-            ended = time.perf_counter()
-            model.close()
-            return len(ids), (first - began, ended - first, new)
-
-        yield name, run
-
-
-def with_ik_llama_cpp(file: str, text: str, threads: int) -> Engine:
-    """Yields ik_llama.cpp, whose binding switches flash attention off on processors without AVX-VNNI."""
-    import numpy as np
-    from ik_llama_cpp import IkLlama
-    from ik_llama_cpp._ctypes_api import llama_batch_free, llama_get_logits_ith
-    from ik_llama_cpp._internals import make_batch_single
+def with_server(file: str, text: str, threads: int, command: str) -> Engine:
+    """Yields a llama-server of llama.cpp or ik_llama.cpp: started for each prompt, so that none is known before."""
+    name = command.replace(str(Path(shlex.split(command)[0]).parent) + "/", "")
 
     def run(length: int) -> tuple[int, Timed]:
-        model = IkLlama(file, n_ctx=length + NEW + 1, n_threads=threads, verbose=False)
-        ids = model.tokenize(text, add_bos=False)[:length]
-        began, new = time.perf_counter(), list[int]()
-        # The binding's `generate` gives whole answers, and its `sample` copies all logits in a Python loop.
-        model.generate(ids, max_tokens=0)
-        read, began = time.perf_counter() - began, time.perf_counter()
-        while True:
-            logits = llama_get_logits_ith(model._context._ctx, -1)
-            new.append(int(np.ctypeslib.as_array(logits, shape=(model._model.n_vocab,)).argmax()))
-            if len(new) == NEW:
-                break
-            batch = make_batch_single(new[-1], len(ids) + len(new) - 1)
-            model._context.decode(batch)
-            llama_batch_free(batch)
-        decoding = time.perf_counter() - began
-        model.close()
-        return len(ids), (read, decoding, new)
+        with running(f"{command} -m {file} -t {threads} -tb {threads} -np 1 -c {length + NEW + ROOM}") as ask:
+            ids = ask("/tokenize", {"content": text, "add_special": False})["tokens"][:length]
+            # Pages of the file are read, and buffers allocated, before anything is timed; the server keeps no prompt.
+            ask("/completion", {"prompt": ids[:16], "n_predict": 2, "cache_prompt": False})
+            found = ask("/completion", {"prompt": ids, "n_predict": NEW, "temperature": 0, "ignore_eos": True,
+                                        "cache_prompt": False, "return_tokens": True})
+        times = found["timings"]
+        if times["prompt_n"] != len(ids):
+            raise RuntimeError(f"the server read {times['prompt_n']} of {len(ids)} tokens")
+        return len(ids), (times["prompt_ms"] / 1000, times["predicted_ms"] / 1000, found["tokens"])
 
-    yield "ik_llama.cpp", run
+    yield name, run
+
+
+@contextmanager
+def running(command: str) -> Iterator[Callable[[str, dict[str, Any]], Any]]:
+    """Runs a server, and gives a function that posts JSON to a path of it and returns the answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+
+    def ask(path: str, body: dict[str, Any]) -> Any:
+        request = Request(address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urlopen(request, timeout=3600) as reply:
+            return json.load(reply)
+
+    def ready() -> bool:
+        try:
+            with urlopen(address + "/health", timeout=10):
+                return True
+        except OSError:     # it does not listen yet, or still loads its model (503)
+            return False
+
+    arguments = [*shlex.split(command), "--host", "127.0.0.1", "--port", str(port)]
+    with tempfile.TemporaryFile() as log, subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT) as server:
+        try:
+            while not ready():
+                if server.poll() is not None:
+                    log.seek(0)
+                    last = log.read().decode(errors="replace")[-500:]
+                    raise RuntimeError(f"the server ended with status {server.returncode}: {last}")
+                time.sleep(0.2)
+            yield ask
+        finally:
+            server.terminate()
 
 
 def with_transformers(file: str, text: str, threads: int) -> Engine:
@@ -144,8 +145,8 @@ def with_transformers(file: str, text: str, threads: int) -> Engine:
         yield name, run
 
 
-ENGINES = {"longgraft": with_longgraft, "llama.cpp": with_llama_cpp, "ik_llama.cpp": with_ik_llama_cpp,
-           "transformers": with_transformers}
+ENGINES: dict[str, Callable[..., Engine]] = {"longgraft": with_longgraft, "server": with_server,
+                                           "transformers": with_transformers}
 
 
 def main() -> None:
@@ -155,11 +156,18 @@ def main() -> None:
     parser.add_argument("text", type=Path, help="text file; its first tokens are the prompts")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="prompt tokens")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--server", metavar="COMMAND", help="of a llama-server, with its options but for model, port, "
+                        "threads and context")
     parser.add_argument("--out", type=Path, default=Path("engines.jsonl"))
     given = parser.parse_args()
     lengths = [int(length) for length in given.lengths.split(",")]
     text = given.text.read_text(encoding="utf-8")
-    for method, run in ENGINES[given.engine](given.file, text, given.threads):
+    engine = ENGINES[given.engine]
+    if given.engine == "server":
+        if not given.server:
+            parser.error("server needs --server COMMAND, such as --server 'llama-server -fa on'.")
+        engine = partial(engine, command=given.server)
+    for method, run in engine(given.file, text, given.threads):
         for length in lengths:
             row: dict[str, Any] = {"engine": given.engine, "method": method, "threads": given.threads}
             try:
