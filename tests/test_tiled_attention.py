@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
 from toys.covering import covering, named
 from toys.levels import EVERY_LEVEL, TILED
+from toys.models import toy_model
+from toys.sessions import toy_prompt
 from toys.trees import random_tree
 
 from longgraft.attention.backends import dense
 from longgraft.attention.layout import Layout
+from longgraft.eval.checks.bits import check_bits
+from longgraft.kernels.cpu import DTYPES
+from longgraft.target_model.model import Target
 
 HEADS = [(1, 1), (7, 1), (12, 2), (20, 1), (6, 3)]      # query heads, key heads
 SIZES = [16, 48, 64, 80, 96, 128, 144]
@@ -72,6 +79,14 @@ def test_a_rows_attention_has_the_same_bits_alone_in_a_chunk_and_in_a_tree(prefi
         ancestors = [*range(prefix), *(prefix + column for column in path)]
         alone = attended([row], ancestors, chain(prefix + len(path) - 1, 1))
         assert torch.equal(alone, whole[:, :, row:row + 1])
+
+
+@EVERY_LEVEL
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_have_the_same_bits_in_a_tree_and_in_plain_decoding(dtype, kernels):
+    target = Target(copy.deepcopy(toy_model("qwen3")).to(dtype), kernels=kernels, cache_dtype=torch.bfloat16)
+    report = check_bits(target, [toy_prompt(70)], trees=3, chunk=25)
+    assert report["level"] == "bits" and report["by_torch"] == []
 
 
 def one_row(kernels, q: list[float], keys: list[list[float]], values: list[list[float]]) -> torch.Tensor:

@@ -39,10 +39,16 @@ template <class A> struct TiledRows {
     static constexpr int64_t MOST = TILE_ROWS;          // rows of a block
     static constexpr int64_t AT_ONCE = 2 * TILE_ROWS;   // positions that are mixed in one step
     const A& a;
-    const int64_t block;
+    const int64_t block, parts;     // rows of a block, vectors of a head
     const TileScope scope;
 
-    explicit TiledRows(const A& given) : a(given), block(given.block(MOST)), scope(shapes_of_rows(block)) {}
+    explicit TiledRows(const A& given)
+        : a(given), block(given.block(MOST)), parts(given.size / LANES), scope(shapes_of_rows(block)),
+          some(scratch<6>(MOST * a.size + a.size + CHUNK * a.size / 2)),
+          none(reinterpret_cast<uint16_t*>(some + MOST * a.size)),
+          paired(reinterpret_cast<uint32_t*>(some + (MOST + 1) * a.size)) {
+        std::fill_n(none, a.size, 0);
+    }
 
     // Queries lie row by row, each in whole tiles.
     static int64_t query_steps(const A& a) { return (a.steps() + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS; }
@@ -83,7 +89,6 @@ template <class A> struct TiledRows {
 
     // Positions [first, last), some of whose columns are elsewhere: all query heads of a row see the same ones.
     void mix_own(const Mixing<A>& m, int64_t first, int64_t last) const {
-        float* const some = mix_of_rows();
         for (int64_t r = m.from, until; r < m.to; r = until) {
             until = std::min(m.to, (a.row(r) + 1) * a.group);
             pair_values(last - first, [&](int64_t i) { return a.value(m.values, a.row(r), first + i); });
@@ -99,24 +104,21 @@ template <class A> struct TiledRows {
     }
 
 private:
-    // Of this thread: the mixes of a block of rows, zeros for what has no value, and the paired values of a chunk.
-    float* mix_of_rows() const { return scratch<6>(MOST * a.size + a.size + CHUNK * a.size / 2); }
-    uint16_t* no_value() const { return reinterpret_cast<uint16_t*>(mix_of_rows() + MOST * a.size); }
-    uint32_t* paired() const { return reinterpret_cast<uint32_t*>(mix_of_rows() + (MOST + 1) * a.size); }
+    // Of this thread:
+    float* const some;              // the mixes of a block of rows
+    uint16_t* const none;           // zeros for a position without a value
+    uint32_t* const paired;         // the values of a chunk
 
-    // The values of `count` positions -> tiles [steps, parts of a head, TILE_ROWS, LANES], a pair of positions in a word.
+    // The values of `count` positions -> tiles [steps, parts, TILE_ROWS, LANES], a pair of positions in a word.
     // value(i): those of position i, or null.
     template <class Value> void pair_values(int64_t count, const Value& value) const {
-        const int64_t parts = a.size / LANES;
-        uint16_t* const none = no_value();
-        std::fill_n(none, a.size, 0);
         const auto found = [&](int64_t i) -> const uint16_t* {
             const uint16_t* const own = i < count ? value(i) : nullptr;
             return own ? own : none;
         };
         for (int64_t i = 0; i < (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE; i += 2) {
             const uint16_t *const even = found(i), *const odd = found(i + 1);
-            uint32_t* const to = paired() + i / AT_ONCE * parts * TILE_WORDS + i / 2 % TILE_ROWS * LANES;
+            uint32_t* const to = paired + i / AT_ONCE * parts * TILE_WORDS + i / 2 % TILE_ROWS * LANES;
             for (int64_t part = 0; part < parts; part += VECTORS) {
                 Sums pairs[VECTORS];
                 const int64_t left = std::min(VECTORS, parts - part);
@@ -128,10 +130,10 @@ private:
         }
     }
 
-    // mix [block, size] += weights [block, count] of the paired values.  apart: floats from a row's mix to the next one's.
+    // mix [block, size] += weights [block, count] of the paired values.  apart: floats from a row's mix to the next.
     void mix_paired(const uint16_t* weights, int64_t count, float* mix, int64_t apart) const {
-        const int64_t steps = (count + AT_ONCE - 1) / AT_ONCE, parts = a.size / LANES, bytes = apart * sizeof(float);
-        const auto values = [&](int64_t step, int64_t part) { return paired() + (step * parts + part) * TILE_WORDS; };
+        const int64_t steps = (count + AT_ONCE - 1) / AT_ONCE, bytes = apart * sizeof(float);
+        const auto values = [&](int64_t step, int64_t part) { return paired + (step * parts + part) * TILE_WORDS; };
         int64_t part = 0;
         written_before_tiles();
         for (; part + 4 <= parts; part += 4) {
