@@ -124,6 +124,6 @@ def test_tiles_sum_values_of_even_and_odd_positions_apart(first, values, kernels
 
 @TILED
 def test_tiles_take_subnormal_numbers_as_zeros(kernels):
-    subnormal = 2.0 ** -130
-    assert not one_row(kernels, [0.0], [[0.0]], [[subnormal, -subnormal]]).any()
-    assert float(one_row(kernels, [0.0], [[0.0]], [[2.0 ** -126]])[0]) == 2.0 ** -126
+    assert float(one_row(kernels, [2.0 ** 127], [[2.0 ** -127], [0.0]], [[1.0], [0.0]])[0]) == 0.5
+    assert float(one_row(kernels, [2.0 ** 127], [[2.0 ** -126], [0.0]], [[1.0], [0.0]])[0]) > 0.5
+    assert not one_row(kernels, [0.0], [[0.0]], [[2.0 ** -130, -2.0 ** -130]]).any()
