@@ -35,6 +35,7 @@ import transformers.models.llama.modeling_llama  # noqa: F401 - the slowest impo
 from planted import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[1]
+CRASHES = (-signal.SIGSEGV, -signal.SIGILL)      # the second: what a processor, or the stand-in for it, refuses
 
 
 Span = tuple[Path, slice]       # a file, and lines of it
@@ -112,7 +113,7 @@ class Copy:
         child = get_context("fork").Process(target=self._pytest, args=(sorted(tests), output))
         child.start()
         child.join()
-        if child.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, -signal.SIGSEGV):
+        if child.exitcode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, *CRASHES):
             raise ValueError(f"pytest ended with status {child.exitcode}:\n{output.read_text()}")
         return child.exitcode == pytest.ExitCode.OK
 

@@ -469,7 +469,8 @@ def test_compiled_code_stays_within_its_memory(tmp_path):
     tests = [f"tests/test_kernels.py::test_{name}" for name in (
         "attention_equals_the_reference", "products_equal_torchs", "norms_equal_torchs")]
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", *tests, "tests/test_integers.py",
-                           "tests/test_compiled_layers.py", "tests/test_continuations.py",
+                           "tests/test_tiled_attention.py", "tests/test_compiled_layers.py",
+                           "tests/test_continuations.py",
                            "-k", "not memory_is_full and not avx2 and not baseline and not wheel"],
                           cwd=Path(__file__).parents[1], env=watched, capture_output=True, text=True)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]

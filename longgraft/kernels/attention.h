@@ -6,7 +6,8 @@
 //
 // Keys and values of bfloat16 are multiplied by the processor's own instruction where it has one: it adds the products
 // of two pairs of bfloat16 to a float.  Queries and weights are rounded to bfloat16 for it, and positions are mixed in
-// pairs that begin at even ones.  Elsewhere, and for floats, all products are of floats.
+// pairs that begin at even ones.  Elsewhere, and for floats, all products are of floats.  Processors with a tile unit
+// compute scores and mixes of bfloat16 on it (`TiledRows`).
 
 #pragma once
 
@@ -36,8 +37,10 @@ constexpr bool PAIRED_BFLOATS = false;
 // Whether numbers of this type are multiplied in pairs.
 template <class K> constexpr bool PAIRED = std::is_same<K, uint16_t>::value && PAIRED_BFLOATS;
 
-// Rows of one pass, which columns they see, and strides.  The rows of one key head follow query head by query head.
+// Rows of one pass, which columns they see, and strides.  The rows of one key head are those of its query heads, which
+// follow one another for each row of the pass.
 template <class T, class K> struct Attention {
+    typedef T Number;           // of queries and results
     typedef K Cached;           // the numbers of keys and values
     static constexpr bool PAIRS = PAIRED<K>;
     typedef typename std::conditional<PAIRS, uint16_t, float>::type Product;        // type of queries and weights
@@ -51,10 +54,11 @@ template <class T, class K> struct Attention {
     int64_t q_head, q_row, k_head, k_row, v_head, v_row;        // strides
     float scale;
 
-    int64_t all() const { return group * rows; }
+    int64_t all() const { return group * rows; }                // rows of a key head
+    int64_t row(int64_t r) const { return r / group; }          // of the pass
     int64_t steps() const { return size / PER_STEP; }           // of a score; a step is four bytes
-    int64_t block() const {     // rows whose scores are computed together, evenly
-        const int64_t blocks = (all() + MOST_ROWS - 1) / MOST_ROWS;
+    int64_t block(int64_t most) const {     // rows whose scores are computed together, evenly
+        const int64_t blocks = (all() + most - 1) / most;
         return (all() + blocks - 1) / blocks;
     }
     int64_t shared() const { return order ? prefix : prefix + rows; }       // columns that stand at their positions
@@ -239,76 +243,122 @@ void soften(float* scores, P* weights, int64_t n, float scale, int64_t size, flo
     std::fill_n(state + 2 * LANES, size, 0.0f);
 }
 
-// Rows [from, to) of a key head over one chunk -> their states.  q: blocks of rows [steps, rows].
-template <class A>
-void read(const A& a, int64_t head, const uint32_t* q, int64_t from, int64_t to, int64_t chunk, float* states) {
+// What rows [from, to) of a key head mix over one chunk, and into what.
+template <class A> struct Mixing {
+    const A& a;
+    float* weights;             // [rows, ROOM]; those of bfloat16 take half of a row
+    const typename A::Cached* values;
+    int64_t begin, from, to;    // the chunk's first position, and the rows
+    float* states;              // [rows, state]
+
+    // A row's weight of a position, from which on the others follow.
+    typename A::Product* weight(int64_t row, int64_t position) const {
+        return reinterpret_cast<typename A::Product*>(weights + (row - from) * ROOM) + position - begin;
+    }
+    float* state(int64_t row) const { return states + (row - from) * a.state(); }
+};
+
+// Where a row's query lies among its head's: its first step, and how far apart its steps are.
+struct Place { int64_t first, apart; };
+
+// Scores and mixes by vectors.
+template <class A> struct VectorRows {
+    static constexpr int64_t MOST = MOST_ROWS;                  // rows of a block
+    static constexpr int64_t AT_ONCE = A::PER_STEP;             // positions that are mixed in one step
+    const A& a;
+    const int64_t block;
+    explicit VectorRows(const A& given) : a(given), block(given.block(MOST)) {}
+
+    // Queries lie in blocks of rows [steps, rows].
+    static int64_t query_steps(const A& a) { return a.steps(); }
+    static Place query_place(const A& a, int64_t r) {
+        const int64_t block = a.block(MOST), first = r / block * block;
+        return {first * a.steps() + r - first, std::min(block, a.all() - first)};
+    }
+    // Scores of a block of rows with a tile of turned columns -> sums [rows, OUTPUTS].
+    void scores(const uint32_t* q, int64_t rows, const float* tile, Soon soon, Sums* sums) const {
+        tile_of<typename A::Product>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
+            q, reinterpret_cast<const uint32_t*>(tile), a.steps(), soon, sums);
+    }
+    // Positions [first, last), whose columns stand at them.
+    void mix_shared(const Mixing<A>& m, int64_t first, int64_t last) const {
+        for (int64_t c = first; c < last; c += MIXED)
+            for (int64_t r = m.from; r < m.to; r += block)
+                mix_of<A>(std::min(block, m.to - r), std::make_integer_sequence<int, MOST_ROWS>())(
+                    a, reinterpret_cast<const float*>(m.weight(r, c)), m.values + c * a.v_row, a.v_row,
+                    std::min(MIXED, last - c), m.state(r));
+    }
+    // Positions [first, last), some of whose columns are elsewhere.
+    void mix_own(const Mixing<A>& m, int64_t first, int64_t last) const {
+        for (int64_t r = m.from; r < m.to; ++r) {
+            const int64_t row = a.row(r);
+            for (int64_t p = first; p < last; p += A::PER_STEP) {
+                const auto* const value = a.value(m.values, row, p);
+                const auto* const next = A::PAIRS && p + 1 < last ? a.value(m.values, row, p + 1) : nullptr;
+                if (!value && !next) continue;
+                const auto *const here = value ? value : next, *const there = next ? next : here;  // either weighs zero
+                const float* const weights = reinterpret_cast<const float*>(m.weight(r, p));
+                mix<A, 1>(a, weights, here, there - here, A::PER_STEP, m.state(r));
+            }
+        }
+    }
+};
+
+// Rows [from, to) of a key head over one chunk -> their states.  Their queries: as `query_place` says.
+template <template <class> class Rows, class A>
+void read(const Rows<A>& by, int64_t head, const uint32_t* q, int64_t from, int64_t to, int64_t chunk, float* states) {
     typedef typename A::Cached K;
-    typedef typename A::Product P;
-    const int64_t padded = (a.steps() + LANES - 1) / LANES * LANES;
-    float* const weights = scratch<1>((to - from) * ROOM + OUTPUTS * padded);
-    float* const tile = weights + (to - from) * ROOM;
+    const A& a = by.a;
+    const int64_t padded = (a.steps() + LANES - 1) / LANES * LANES, block = by.block;
+    constexpr int64_t ALIGNED = std::max(LANES, Rows<A>::AT_ONCE);
+    float* const weights = scratch<1>((to - from + by.MOST) * ROOM + OUTPUTS * padded);     // tiles end in whole blocks
+    float* const tile = weights + (to - from + by.MOST) * ROOM;
     const K *const keys = a.k + head * a.k_head, *const values = a.v + head * a.v_head;
     const int64_t begin = chunk * CHUNK, stop = begin + CHUNK;
     int64_t first = stop, end = begin;
-    for (int64_t r = from; r < to; ++r) {
-        first = std::min(first, a.first[r % a.rows]);
-        end = std::max(end, std::min(stop, a.end(r % a.rows)));
+    for (int64_t row = a.row(from); row <= a.row(to - 1); ++row) {
+        first = std::min(first, a.first[row]);
+        end = std::max(end, std::min(stop, a.end(row)));
     }
-    const int64_t start = begin + std::max<int64_t>(0, first - begin) / LANES * LANES;
+    const int64_t start = begin + std::max<int64_t>(0, first - begin) / ALIGNED * ALIGNED;
     const int64_t shared = std::max(start, std::min(end, a.shared())), own = std::max(begin, a.shared());
     // Scores with columns [c, last), handed over as [rows, OUTPUTS] from row r on.
     const auto scored = [&](int64_t c, int64_t last, auto&& take) {
         // The next keys, and the values of these positions, which are mixed afterwards.
         const Soon soon{keys + (c + OUTPUTS) * a.k_row, values + c * a.v_row};
         turn<A::PAIRS>(keys, a.k_row, c, last, a.steps(), tile);
-        for (int64_t r = from; r < to; r += a.block()) {
-            Sums sums[MOST_ROWS * VECTORS];
-            const int64_t rows = std::min(a.block(), to - r);
-            tile_of<P>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                q + r * a.steps(), reinterpret_cast<const uint32_t*>(tile), a.steps(), r == from ? soon : Soon{}, sums);
+        for (int64_t r = from; r < to; r += block) {
+            Sums sums[Rows<A>::MOST * VECTORS];
+            const int64_t rows = std::min(block, to - r);
+            by.scores(q + r * by.query_steps(a), rows, tile, r == from ? soon : Soon{}, sums);
             for (int64_t i = 0; i < rows; ++i) take(r + i, reinterpret_cast<const float*>(sums + i * VECTORS));
         }
     };
     const auto mine = [&](int64_t r) { return weights + (r - from) * ROOM - begin; };      // by position
     for (int64_t c = start; c < shared; c += OUTPUTS)
         scored(c, shared, [&](int64_t r, const float* sums) { std::copy_n(sums, OUTPUTS, mine(r) + c); });
-    const int64_t full = begin + (end - begin + LANES - 1) / LANES * LANES;
+    const int64_t full = begin + (end - begin + ALIGNED - 1) / ALIGNED * ALIGNED;
     for (int64_t r = from; r < to; ++r) {
+        const int64_t seen = std::max(start, std::min(a.end(a.row(r)), shared));
         std::fill(mine(r) + shared, mine(r) + std::max(shared, full), HIDDEN);
-        std::fill(mine(r) + start, mine(r) + std::max(start, std::min(a.first[r % a.rows], shared)), HIDDEN);
-        std::fill(mine(r) + std::max(start, std::min(a.end(r % a.rows), shared)), mine(r) + shared, HIDDEN);
+        std::fill(mine(r) + start, mine(r) + std::max(start, std::min(a.first[a.row(r)], shared)), HIDDEN);
+        std::fill(mine(r) + seen, mine(r) + shared, HIDDEN);
     }
     for (int64_t j = 0; own < end && j < a.own; j += OUTPUTS)
         scored(a.prefix + j, a.prefix + a.own, [&](int64_t r, const float* sums) {
+            const int64_t row = a.row(r);
             for (int64_t p = own; p < end; ++p)
-                if (const int64_t column = a.column(r % a.rows, p) - j; 0 <= column && column < OUTPUTS)
+                if (const int64_t column = a.column(row, p) - j; 0 <= column && column < OUTPUTS)
                     mine(r)[p] = sums[column];
         });
-    // The weights of a position, from the beginning of its row's memory on.
-    const auto weight_of = [&](int64_t r, int64_t p) {
-        return reinterpret_cast<P*>(weights + (r - from) * ROOM) + p - begin;
-    };
+    const Mixing<A> mixing{a, weights, values, begin, from, to, states};
     for (int64_t r = from; r < to; ++r)
-        soften(mine(r) + start, weight_of(r, start), std::max<int64_t>(0, full - start), a.scale * LOG2_E, a.size,
-               states + (r - from) * a.state());
+        soften(mine(r) + start, mixing.weight(r, start), std::max<int64_t>(0, full - start), a.scale * LOG2_E, a.size,
+               mixing.state(r));
     // Positions that all rows share, up to a whole step of them where own columns follow.
-    const int64_t whole = own < end ? own / A::PER_STEP * A::PER_STEP : shared;
-    for (int64_t c = start; c < std::min(whole, shared); c += MIXED)
-        for (int64_t r = from; r < to; r += a.block()) {
-            const int64_t rows = std::min(a.block(), to - r);
-            mix_of<A>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                a, reinterpret_cast<const float*>(weight_of(r, c)), values + c * a.v_row, a.v_row,
-                std::min(MIXED, std::min(whole, shared) - c), states + (r - from) * a.state());
-        }
-    for (int64_t r = from; r < to; ++r)
-        for (int64_t p = std::max(start, whole); own < end && p < end; p += A::PER_STEP) {
-            const K* const value = a.value(values, r % a.rows, p);
-            const K* const next = A::PAIRS && p + 1 < stop ? a.value(values, r % a.rows, p + 1) : nullptr;
-            if (!value && !next) continue;
-            const K *const here = value ? value : next, *const there = next ? next : here;     // either has weight zero
-            mix<A, 1>(a, reinterpret_cast<const float*>(weight_of(r, p)), here, there - here, A::PER_STEP,
-                      states + (r - from) * a.state());
-        }
+    const int64_t whole = own < end ? own / by.AT_ONCE * by.AT_ONCE : shared;
+    by.mix_shared(mixing, start, std::min(whole, shared));
+    if (own < end) by.mix_own(mixing, std::max(start, whole), end);
 }
 
 // A row's state over some chunks, and over the next one -> over both.  Compiled once: it rounds one way.
@@ -321,10 +371,14 @@ __attribute__((noinline)) void merge(int64_t floats, float* state, const float* 
         *reinterpret_cast<Loose*>(state + d) = fused(lanes(state + d), mine, lanes(next + d) * theirs);
 }
 
-template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
-    typedef typename Attention<T, K>::Product P;
-    const int64_t blocks = (a.all() + a.block() - 1) / a.block(), groups = (blocks + TOGETHER - 1) / TOGETHER;
-    const int64_t together = (blocks + groups - 1) / groups * a.block();        // rows of a group, evenly
+// By vectors or by tiles, of which each thread has its own.
+template <template <class> class Rows, class A> void attend_by(const A& a, int threads) {
+    typedef typename A::Product P;
+    typedef typename A::Number T;
+    const int64_t block = a.block(Rows<A>::MOST), steps = Rows<A>::query_steps(a);
+    const int64_t blocks = (a.all() + block - 1) / block, groups = (blocks + TOGETHER - 1) / TOGETHER;
+    const int64_t together = (blocks + groups - 1) / groups * block;            // rows of a group, evenly
+    const int64_t room = blocks * block;                                        // rows of a head, in whole blocks
     int64_t lowest = a.prefix + a.own, last = 0;
     for (int64_t i = 0; i < a.rows; ++i) {
         lowest = std::min(lowest, a.first[i]);
@@ -333,39 +387,40 @@ template <class T, class K> void attend(const Attention<T, K>& a, int threads) {
     const int64_t from = lowest / CHUNK, chunks = (last + CHUNK - 1) / CHUNK - from;
     // Where there are few rows, threads read chunks of their own, and their states are merged afterwards.
     const int64_t parts = a.heads * groups < 4 * threads ? chunks : 1;
-    // [heads, parts, all, state]
-    float* const states = scratch(a.heads * a.all() * (a.steps() + parts * a.state()));
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(states + a.heads * parts * a.all() * a.state());
+    // [heads, parts, room, state]
+    float* const states = scratch(a.heads * room * (steps + parts * a.state()));
+    uint32_t* const queries = reinterpret_cast<uint32_t*>(states + a.heads * parts * room * a.state());
+    std::fill_n(queries, a.heads * room * steps, 0);
     for (int64_t head = 0; head < a.heads; ++head)
         for (int64_t r = 0; r < a.all(); ++r) {
-            const int64_t block = r / a.block() * a.block(), rows = std::min(a.block(), a.all() - block);
-            const T* const q = a.q + (head * a.group + r / a.rows) * a.q_head + r % a.rows * a.q_row;
-            uint32_t* const to = turned + (head * a.all() + block) * a.steps() + (r - block);
+            const T* const q = a.q + (head * a.group + r % a.group) * a.q_head + a.row(r) * a.q_row;
+            const Place place = Rows<A>::query_place(a, r);
+            uint32_t* const to = queries + head * room * steps + place.first;
             for (int64_t s = 0; s < a.steps(); ++s) {
-                P some[Attention<T, K>::PER_STEP];
-                for (int64_t i = 0; i < Attention<T, K>::PER_STEP; ++i)
-                    store(single(q[s * Attention<T, K>::PER_STEP + i]), some + i);
-                __builtin_memcpy(to + s * rows, some, sizeof some);
+                P some[A::PER_STEP];
+                for (int64_t i = 0; i < A::PER_STEP; ++i) store(single(q[s * A::PER_STEP + i]), some + i);
+                __builtin_memcpy(to + s * place.apart, some, sizeof some);
             }
         }
     parallel::loop(a.heads * groups * parts, threads, [&](int64_t task) {
         const int64_t part = task % parts, first = task / parts % groups * together, head = task / parts / groups;
         const int64_t end = std::min(a.all(), first + together);
-        float* const state = states + ((head * parts + part) * a.all() + first) * a.state();
+        float* const state = states + ((head * parts + part) * room + first) * a.state();
+        const Rows<A> by(a);
         for (int64_t c = parts > 1 ? part : 0; c < (parts > 1 ? part + 1 : chunks); ++c) {
-            float* const to = parts > 1 || c == 0 ? state : scratch<2>((end - first) * a.state());
-            read(a, head, turned + head * a.all() * a.steps(), first, end, from + c, to);
+            float* const to = parts > 1 || c == 0 ? state : scratch<2>(together * a.state());
+            read(by, head, queries + head * room * steps, first, end, from + c, to);
             for (int64_t r = 0; to != state && r < end - first; ++r)
                 merge(a.state(), state + r * a.state(), to + r * a.state());
         }
     });
     for (int64_t head = 0; head < a.heads; ++head)
         for (int64_t r = 0; r < a.all(); ++r) {
-            float* const state = states + (head * parts * a.all() + r) * a.state();
-            for (int64_t part = 1; part < parts; ++part) merge(a.state(), state, state + part * a.all() * a.state());
+            float* const state = states + (head * parts * room + r) * a.state();
+            for (int64_t part = 1; part < parts; ++part) merge(a.state(), state, state + part * room * a.state());
             float sum = 0.0f;
             for (int64_t t = 0; t < LANES; ++t) sum += state[LANES + t];
-            T* const out = a.out + (r % a.rows * a.heads * a.group + head * a.group + r / a.rows) * a.size;
+            T* const out = a.out + ((a.row(r) * a.heads + head) * a.group + r % a.group) * a.size;
             for (int64_t d = 0; d < a.size; ++d)
                 store(sum > 0.0f ? state[2 * LANES + a.place(d)] / sum : 0.0f, out + d);
         }

@@ -45,8 +45,9 @@ _AVX2 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a local build's.
 LEVELS = {
-    "x86_64": (Level("amx", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8"),
-                     _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8"}),
+    "x86_64": (Level("amx", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8",
+                             "-mamx-bf16"),
+                     _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}),
                Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
                      _AVX512 | {"avx512_vnni", "avx512_bf16"}),
                Level("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),

@@ -7,9 +7,9 @@
 #include <initializer_list>
 #include <utility>
 
-#include "attention.h"
 #include "integer_products.h"
 #include "parallel.h"
+#include "tiled_attention.h"
 #include "tiles.h"
 #include "vectors.h"
 

@@ -211,7 +211,7 @@ template <int64_t TYPE, int... R> IntegerTile integer_tile_of(int64_t rows, std:
 constexpr int64_t MOST_BLOCK = TILED_ROWS;      // rows
 
 template <int64_t TYPE> void tiled_block(const RowBlock& block, const Weight& w, int64_t tile, Sums* sums) {
-    const TileScope scope(shapes_of(block.rows, form_of(TYPE).group));
+    const TileScope scope(shapes_of(block.rows));
     tiled_outputs<TYPE>(block, w, tile, sums);
 }
 #else

@@ -22,6 +22,9 @@ MUTATIONS = (
     Mutation("prefix files do not tell blocks from floats", "Target.identity", 'of = {} if self.weights == "float" else', "of = {} if self else", "test_integers.py::test_blocks_of_a_file_equal_its_dequantized_weights"),
     Mutation("scales that are no numbers are decoded with", "_Filler.fill_product", "if not packed.scales.isfinite().all():", "if False:", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
     Mutation("a file without a tensor is decoded in blocks", "model_in_blocks", "if missing := sorted(", "if False and sorted(", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
-    Mutation("rows that are left are those of the first tile", "tiled_products.h", "TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);", "TILE_LOAD(6, row, SPAN);", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
+    Mutation("rows that are left are those of the first tile", "tiled_products.h", "TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);  \\", "TILE_LOAD(6, row, SPAN);  \\", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
     Mutation("tiles multiply codes that are not centred", "tiled_products.h", "(Steps)((Bytes)codes[s] - static_cast<int8_t>(FORM.zero))", "(Steps)(Bytes)codes[s]", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
+    Mutation("groups of 16 that share a tile have one sum", "tiled_products.h", "STORE_PRODUCT(1, 4, 7, found.of[b][i + 1]);", "STORE_PRODUCT(1, 4, 3, found.of[b][i + 1]);", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
+    Mutation("rows that are left have one sum of two groups", "tiled_products.h", "STORE_PRODUCT(2, 6, 7, found.of[whole][i + 1]);", "STORE_PRODUCT(2, 6, 3, found.of[whole][i + 1]);", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
+    Mutation("a group of 16 stands in the other's place", "tiled_products.h", "weights[i] + i % PARTS * STEPS", "weights[i] + (i + 1) % PARTS * STEPS", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
 )

@@ -28,7 +28,7 @@ MUTATIONS = (
     Mutation("query heads are read at the rows' distance", "CpuKernels.attention", "q.stride(1), q.stride(2), k.stride(1)", "q.stride(2), q.stride(1), k.stride(1)", "test_kernels.py::test_attention_takes_queries_in_any_arrangement"),
     Mutation("a wheel's library is loaded by any processor", "prebuilt", " and level.needs <= features()", "", "test_kernels.py::test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_one_built_here"),
     Mutation("a library that cannot be loaded is not built", "loaded", "            break", "            raise", "test_kernels.py::test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_one_built_here"),
-    Mutation("a pair begins where own columns do", "attention.h", "own / A::PER_STEP * A::PER_STEP : shared", "own : shared", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
+    Mutation("a pair begins where own columns do", "attention.h", "own / by.AT_ONCE * by.AT_ONCE : shared", "own : shared", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
     Mutation("a pair reads behind what was written", "attention.h", "2 * s + 1 < n ? value + apart : value", "value + apart", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
     Mutation("pairs are in another order than their places", "attention.h", "d % 8 / 4 * LANES + d % OUTPUTS / 8 * 4 + d % 4", "d % OUTPUTS", "test_kernels.py::test_attention_equals_the_reference"),
 )

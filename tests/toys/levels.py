@@ -12,15 +12,28 @@ from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 HERE = [level for level in build.LEVELS.get(platform.machine(), ()) if level.needs <= build.features()]
 _OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
 
-STAND_IN = build.Level("stand_in", ("-march=x86-64" if platform.machine() == "x86_64" else "-O1",
-                                    "-O1", "-DLONGGRAFT_STAND_IN"))
+
+def _stand_in(name: str, tiles: bool) -> build.Level:
+    return build.Level(name, ("-march=x86-64" if platform.machine() == "x86_64" else "-O1", "-O1",
+                              f"-DLONGGRAFT_STAND_IN={int(tiles)}"))
+
+
+STAND_IN = _stand_in("stand_in", tiles=True)
 """The code for AVX-512, its bfloat16 and AMX, without their instructions: it runs on any processor."""
 
-_OTHERS.append(STAND_IN)
+REFUSED = _stand_in("stand_in_refused", tiles=False)
+"""The same where the system refuses tiles to the process."""
+
+_OTHERS += [STAND_IN, REFUSED]
 
 EVERY_LEVEL = pytest.mark.parametrize("kernels", [None, *_OTHERS], indirect=True,
                                       ids=["local", *(level.name for level in _OTHERS)])
 """Runs a test with kernels of each kind: a processor's own come from the machine, and those of older ones too."""
+
+_TILED: list[build.Level | None] = [None, STAND_IN] if {"amx_int8", "amx_bf16"} <= build.features() else [STAND_IN]
+TILED = pytest.mark.parametrize("kernels", _TILED, indirect=True,
+                                ids=[level.name if level else "local" for level in _TILED])
+"""Runs a test with kernels that use tiles: the stand-in's, and a processor's own where it has them."""
 
 LOCAL = kernels if isinstance(kernels := cpu_kernels(), CpuKernels) else None
 """This machine's kernels; None without a compiler, where torch computes."""
