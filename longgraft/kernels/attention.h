@@ -6,7 +6,8 @@
 //
 // Keys and values of bfloat16 are multiplied by the processor's own instruction where it has one: it adds the products
 // of two pairs of bfloat16 to a float.  Queries and weights are rounded to bfloat16 for it, and positions are mixed in
-// pairs that begin at even ones.  Elsewhere, and for floats, all products are of floats.
+// pairs that begin at even ones.  Elsewhere, and for floats, all products are of floats.  Rows of bytes become bfloat16
+// or floats a few at a time, once for all rows of queries, and stay in the first cache.
 
 #pragma once
 
@@ -16,6 +17,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cached_rows.h"
 #include "parallel.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -28,18 +30,14 @@ constexpr int64_t TOGETHER = 6;                 // most blocks of rows that read
 constexpr int64_t MIXED = 64;                   // positions whose values stay in the first cache, for all rows
 constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
 
-#if defined(__AVX512BF16__) || defined(LONGGRAFT_STAND_IN)
-constexpr bool PAIRED_BFLOATS = true;
-#else
-constexpr bool PAIRED_BFLOATS = false;
-#endif
 // Whether numbers of this type are multiplied in pairs.
 template <class K> constexpr bool PAIRED = std::is_same<K, uint16_t>::value && PAIRED_BFLOATS;
 
 // Rows of one pass, which columns they see, and strides.  The rows of one key head follow query head by query head.
 template <class T, class K> struct Attention {
-    typedef K Cached;           // the numbers of keys and values
-    static constexpr bool PAIRS = PAIRED<K>;
+    typedef K Cached;           // of the cache's rows of keys and values
+    typedef typename CachedRow<K>::Number Number;       // of keys and values
+    static constexpr bool PAIRS = PAIRED<Number>;
     typedef typename std::conditional<PAIRS, uint16_t, float>::type Product;        // type of queries and weights
     static constexpr int64_t PER_STEP = 4 / sizeof(Product);                        // of a head's numbers
     const T* q;
@@ -62,11 +60,11 @@ template <class T, class K> struct Attention {
     int64_t state() const { return 2 * LANES + size; }      // floats: the largest score, the sum of weights, the mix
     // The own column of a row at a position from `shared` on.
     int64_t column(int64_t row, int64_t position) const { return order[row * slots + position - prefix]; }
-    // The value that a row sees at a position, or null.
-    const K* value(const K* values, int64_t row, int64_t position) const {
-        if (position < shared()) return values + position * v_row;
+    // The value that a row sees at a position, or null.  values: of the columns from `from` on
+    const Number* value(NumberRows<Number> values, int64_t from, int64_t row, int64_t position) const {
+        if (position < shared()) return values.first + (position - from) * values.apart;
         const int64_t own_column = position < end(row) ? column(row, position) : -1;
-        return own_column < 0 ? nullptr : values + (prefix + own_column) * v_row;
+        return own_column < 0 ? nullptr : values.first + (prefix + own_column - from) * values.apart;
     }
     // Where a mix has its number d: pairs of two rows lie in the order in which the processor interleaves them.
     int64_t place(int64_t d) const {
@@ -107,17 +105,19 @@ template <bool PAIRS, class K> inline Sums steps_of(const K* column, int64_t d, 
     }
 }
 
-// Columns [first, last) of at most OUTPUTS, turned into a tile [steps, OUTPUTS].
+// The first OUTPUTS of some columns, turned into a tile [steps, OUTPUTS].
 template <bool PAIRS, class K>
-void turn(const K* columns, int64_t apart, int64_t first, int64_t last, int64_t steps, float* tile) {
+void turn(NumberRows<K> columns, int64_t count, int64_t steps, float* tile) {
     constexpr int FOURS = LANES / 4;
-    for (int64_t v = 0; v < OUTPUTS && first + v < last; v += LANES)
+    for (int64_t v = 0; v < std::min(OUTPUTS, count); v += LANES)
         for (int64_t d = 0; d < steps; d += LANES) {
             Sums some[FOURS][4];        // after the first step: in each four lanes one number of four columns
             for (int64_t f = 0; f < FOURS; ++f) {
                 Sums own[4];
-                for (int64_t t = 0; t < 4; ++t)
-                    own[t] = steps_of<PAIRS>(columns + std::min(first + v + f * 4 + t, last - 1) * apart, d, steps);
+                for (int64_t t = 0; t < 4; ++t) {
+                    const int64_t column = std::min(v + f * 4 + t, count - 1);
+                    own[t] = steps_of<PAIRS>(columns.first + column * columns.apart, d, steps);
+                }
                 const Sums a = picked<interleave_1<0>>(own[0], own[1]), b = picked<interleave_1<0>>(own[2], own[3]);
                 const Sums c = picked<interleave_1<1>>(own[0], own[1]), e = picked<interleave_1<1>>(own[2], own[3]);
                 some[f][0] = picked<interleave_2<0>>(a, b);
@@ -172,7 +172,7 @@ template <int V> inline void step_pairs(const uint16_t* value, const uint16_t* n
 // apart: from a position's values to the next one's.  The last of an odd number is paired with itself, whose second
 // weight is zero.
 template <int R, int V, class A>
-inline void mixed(const A& a, const float* weights, const typename A::Cached* value, int64_t apart, int64_t n,
+inline void mixed(const A& a, const float* weights, const typename A::Number* value, int64_t apart, int64_t n,
                   float* mix) {
     Sums own[R][V];
     for (int64_t r = 0; r < R; ++r)
@@ -193,13 +193,13 @@ inline void mixed(const A& a, const float* weights, const typename A::Cached* va
         for (int64_t i = 0; i < V; ++i) *reinterpret_cast<Loose*>(mix + r * a.state() + i * LANES) = own[r][i];
 }
 template <class A, int R>
-void mix(const A& a, const float* weights, const typename A::Cached* value, int64_t apart, int64_t n, float* state) {
+void mix(const A& a, const float* weights, const typename A::Number* value, int64_t apart, int64_t n, float* state) {
     float* const mix = state + 2 * LANES;
     int64_t d = 0;
     for (; d + OUTPUTS <= a.size; d += OUTPUTS) mixed<R, VECTORS>(a, weights, value + d, apart, n, mix + d);
     for (; d < a.size; d += LANES) mixed<R, 1>(a, weights, value + d, apart, n, mix + d);
 }
-template <class A> using Mix = void (*)(const A&, const float*, const typename A::Cached*, int64_t, int64_t, float*);
+template <class A> using Mix = void (*)(const A&, const float*, const typename A::Number*, int64_t, int64_t, float*);
 template <class A, int... R> Mix<A> mix_of(int64_t rows, std::integer_sequence<int, R...>) {
     static const Mix<A> all[] = {mix<A, R + 1>...};
     return all[rows - 1];
@@ -211,10 +211,9 @@ inline Sums put_weights(Sums some, float* to) {
     return some;
 }
 inline Sums put_weights(Sums some, uint16_t* to) {
-    Steps bits = (Steps)some;
-    bits += 0x7fffu + (bits >> 16 & 1u);        // to the nearest, ties to even
+    const Steps bits = bfloats(some);
     *reinterpret_cast<Bfloats*>(to) = __builtin_convertvector(bits >> 16, Bfloats);
-    return (Sums)(bits & 0xffff0000u);
+    return (Sums)bits;
 }
 
 // Softmax of one row's scores [n] -> its state, and the weights in place of the scores; those of bfloat16 take half of
@@ -243,10 +242,12 @@ void soften(float* scores, P* weights, int64_t n, float scale, int64_t size, flo
 template <class A>
 void read(const A& a, int64_t head, const uint32_t* q, int64_t from, int64_t to, int64_t chunk, float* states) {
     typedef typename A::Cached K;
+    typedef typename A::Number Number;
     typedef typename A::Product P;
-    const int64_t padded = (a.steps() + LANES - 1) / LANES * LANES;
-    float* const weights = scratch<1>((to - from) * ROOM + OUTPUTS * padded);
+    const int64_t padded = (a.steps() + LANES - 1) / LANES * LANES, opened = std::max(MIXED, a.own + 1);
+    float* const weights = scratch<1>((to - from) * ROOM + OUTPUTS * padded + opened * a.size);
     float* const tile = weights + (to - from) * ROOM;
+    Number* const room = reinterpret_cast<Number*>(tile + OUTPUTS * padded);    // of rows that are opened
     const K *const keys = a.k + head * a.k_head, *const values = a.v + head * a.v_head;
     const int64_t begin = chunk * CHUNK, stop = begin + CHUNK;
     int64_t first = stop, end = begin;
@@ -260,7 +261,8 @@ void read(const A& a, int64_t head, const uint32_t* q, int64_t from, int64_t to,
     const auto scored = [&](int64_t c, int64_t last, auto&& take) {
         // The next keys, and the values of these positions, which are mixed afterwards.
         const Soon soon{keys + (c + OUTPUTS) * a.k_row, values + c * a.v_row};
-        turn<A::PAIRS>(keys, a.k_row, c, last, a.steps(), tile);
+        const int64_t columns = std::min(OUTPUTS, last - c);
+        turn<A::PAIRS>(numbers_of(keys + c * a.k_row, a.k_row, columns, a.size, room), columns, a.steps(), tile);
         for (int64_t r = from; r < to; r += a.block()) {
             Sums sums[MOST_ROWS * VECTORS];
             const int64_t rows = std::min(a.block(), to - r);
@@ -293,19 +295,25 @@ void read(const A& a, int64_t head, const uint32_t* q, int64_t from, int64_t to,
                states + (r - from) * a.state());
     // Positions that all rows share, up to a whole step of them where own columns follow.
     const int64_t whole = own < end ? own / A::PER_STEP * A::PER_STEP : shared;
-    for (int64_t c = start; c < std::min(whole, shared); c += MIXED)
-        for (int64_t r = from; r < to; r += a.block()) {
-            const int64_t rows = std::min(a.block(), to - r);
-            mix_of<A>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                a, reinterpret_cast<const float*>(weight_of(r, c)), values + c * a.v_row, a.v_row,
-                std::min(MIXED, std::min(whole, shared) - c), states + (r - from) * a.state());
-        }
+    for (int64_t c = start; c < std::min(whole, shared); c += MIXED) {
+        const int64_t n = std::min(MIXED, std::min(whole, shared) - c);
+        const NumberRows<Number> some = numbers_of(values + c * a.v_row, a.v_row, n, a.size, room);
+        for (int64_t r = from; r < to; r += a.block())
+            mix_of<A>(std::min(a.block(), to - r), std::make_integer_sequence<int, MOST_ROWS>())(
+                a, reinterpret_cast<const float*>(weight_of(r, c)), some.first, some.apart, n,
+                states + (r - from) * a.state());
+    }
+    if (own >= end) return;
+    // The last position of the prefix, if its pair is an own column's, and all own columns.
+    const int64_t rest = std::min(whole, a.prefix);
+    const NumberRows<Number> some =
+        numbers_of(values + rest * a.v_row, a.v_row, a.prefix + a.own - rest, a.size, room);
     for (int64_t r = from; r < to; ++r)
-        for (int64_t p = std::max(start, whole); own < end && p < end; p += A::PER_STEP) {
-            const K* const value = a.value(values, r % a.rows, p);
-            const K* const next = A::PAIRS && p + 1 < stop ? a.value(values, r % a.rows, p + 1) : nullptr;
+        for (int64_t p = std::max(start, whole); p < end; p += A::PER_STEP) {
+            const Number* const value = a.value(some, rest, r % a.rows, p);
+            const Number* const next = A::PAIRS && p + 1 < stop ? a.value(some, rest, r % a.rows, p + 1) : nullptr;
             if (!value && !next) continue;
-            const K *const here = value ? value : next, *const there = next ? next : here;     // either has weight zero
+            const Number *const here = value ? value : next, *const there = next ? next : here;     // either has weight zero
             mix<A, 1>(a, reinterpret_cast<const float*>(weight_of(r, p)), here, there - here, A::PER_STEP,
                       states + (r - from) * a.state());
         }
