@@ -38,7 +38,7 @@ def packed(numbers: Tensor) -> Tensor:
     usable = scales.isfinite() & (scales >= torch.finfo(SCALE).tiny)
     divisors = scales.float().masked_fill(~usable, float("inf"))
     codes = (groups / divisors[..., None]).nan_to_num(0).round().to(BYTES).flatten(-2)[..., :size]
-    return torch.cat([codes, scales.view(BYTES)], -1)
+    return torch.cat([codes, scales.clone(memory_format=torch.contiguous_format).view(BYTES)], -1)
 
 
 def numbers_of(rows: Tensor, dtype: torch.dtype) -> Tensor:
