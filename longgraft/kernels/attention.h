@@ -313,7 +313,8 @@ void read(const A& a, int64_t head, const uint32_t* q, int64_t from, int64_t to,
             const Number* const value = a.value(some, rest, r % a.rows, p);
             const Number* const next = A::PAIRS && p + 1 < stop ? a.value(some, rest, r % a.rows, p + 1) : nullptr;
             if (!value && !next) continue;
-            const Number *const here = value ? value : next, *const there = next ? next : here;     // either has weight zero
+            const Number *const here = value ? value : next;
+            const Number *const there = next ? next : here;     // of two that are the same one has the weight zero
             mix<A, 1>(a, reinterpret_cast<const float*>(weight_of(r, p)), here, there - here, A::PER_STEP,
                       states + (r - from) * a.state());
         }

@@ -1,8 +1,8 @@
 // Rows of a cache of keys or values: how new ones are written, and how those of bytes are read.
 //
-// A row of bytes is a head's numbers as int8, and behind them a bfloat16 for each group of 32 numbers, its scale.  It is
-// rounded once, when it is written; whatever moves rows takes them as they are.  `runtime/byte_rows.py` does the same for
-// layers that are not compiled.
+// A row of bytes is a head's numbers as int8, and behind them the scale of each group of 32 numbers, a bfloat16.  It is
+// rounded once, when it is written; whatever moves rows takes them as they are.  `runtime/byte_rows.py` does the same
+// for layers that are not compiled, and is what tests compare this with.
 
 #pragma once
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t SCALED = 32;              // numbers of a row of bytes that have one scale
 constexpr float MOST_CODE = 127.0f;
-constexpr float WHOLE = 12582912.0f;        // 1.5 * 2^23: a small number plus it is rounded to a whole one, in its low bits
+constexpr float WHOLE = 12582912.0f;        // 1.5 * 2^23: added to a small number, it leaves a whole one in the low bits
 
 #if defined(__AVX512BF16__) || defined(LONGGRAFT_STAND_IN)
 constexpr bool PAIRED_BFLOATS = true;

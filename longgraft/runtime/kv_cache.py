@@ -156,7 +156,7 @@ class KVCache(Cache):
         for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
             block.index_copy_(2, rows, copy)
 
-    def keys(self) -> Iterator[tuple[int, Tensor]]:
+    def keys_by_layer(self) -> Iterator[tuple[int, Tensor]]:
         """Yields (layer, its committed keys [Hkv, length, D]) for layers that have their own rows.
 
         They are views, but for packed rows, whose numbers are made for one layer at a time.

@@ -144,7 +144,8 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
             return run.backend(q, k, v, layout, scale, window)[..., :size]
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.
         full = triton if run.backend is triton else dense
-        return full(q, numbers_of(k, q.dtype), numbers_of(v, q.dtype), layout, scale, window, softcap, sinks)[..., :size]
+        keys, values = numbers_of(k, q.dtype), numbers_of(v, q.dtype)
+        return full(q, keys, values, layout, scale, window, softcap, sinks)[..., :size]
 
     if len(run.layouts) == 1:
         out = attended(query, key, value, run.layouts[0])
