@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 from toys.configurations import random_model, tiny
 from toys.covering import covering, named
 from toys.levels import EVERY_LEVEL
 from toys.models import VOCAB, read, toy_model
-from toys.sessions import answered, toy_prompt
+from toys.sessions import answered, repeatable, toy_parts, toy_prompt
 from toys.trees import random_tree
 from transformers import CONFIG_MAPPING, DynamicCache, LlamaConfig, LlamaForCausalLM
 
 import longgraft
+from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.eval.checks.bits import check_bits
 from longgraft.runtime.byte_rows import BYTES, GROUP, numbers_of, packed, packed_size, row_bytes
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.attention_interface import RUNNING, PassContext, attention
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.transformers_generate import custom_generate
@@ -232,6 +237,13 @@ def test_methods_decode_the_ids_of_plain_decoding(method, kernels):
     assert answered(made, ids, 30).token_ids == answered(session("ar"), ids, 30).token_ids
 
 
+@pytest.mark.parametrize("method", ["longspec", "triforce", "specpv", "tokenswift"])
+def test_methods_that_read_the_targets_cache_decode_the_ids_of_plain_decoding(method, kernels):
+    target, ids = Target(toy_model("qwen3"), kernels=kernels, cache_dtype=BYTES), toy_prompt(90)
+    ours, plain = (repeatable(name, replace(toy_parts("qwen3"), target=target)) for name in (method, "ar"))
+    assert answered(ours, ids, 16).token_ids == answered(plain, ids, 16).token_ids
+
+
 def test_a_kept_prefix_gives_the_same_answer(kernels):
     ids = toy_prompt(400)
     keeps = session(prefixes=1.0)
@@ -262,6 +274,17 @@ def test_generate_of_transformers_recognises_a_cache_of_the_prompts_beginning(ke
     assert torch.equal(model.generate(ids, past_key_values=held, **ours), model.generate(ids, **ours))
     with pytest.raises(ValueError, match="are not known to be the beginning"):
         model.generate(ids, past_key_values=other, **ours)
+
+
+def test_rows_that_a_model_rearranges_are_refused():
+    q, rows = torch.randn(1, 4, 2, 16), packed(torch.randn(1, 2, 5, 16))
+    mask = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
+    token = RUNNING.set(PassContext([Layout(3, torch.arange(2), None, q.device)], split))
+    try:
+        with pytest.raises(ValueError, match=r"Identity rearranges .* Leave --kv-dtype int8 out"):
+            attention(nn.Identity(), q, rows, torch.cat([rows, rows], dim=-1), mask)
+    finally:
+        RUNNING.reset(token)
 
 
 @pytest.mark.parametrize("other", [{"kernels": "none"}, {"attention": "sdpa"}])
