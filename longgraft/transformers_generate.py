@@ -10,6 +10,7 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import HEADLESS
 from longgraft.engine.session import Session
 from longgraft.loading import load
+from longgraft.runtime.byte_rows import numbers_of
 from longgraft.target_model.module_forms import CACHES
 
 # Arguments that transformers passes to every decoding loop.  Those that can change an answer are checked.
@@ -128,13 +129,15 @@ def _same_rows(theirs: Any, own: Any, held: int) -> bool:
     """Tells if a layer's keys and values of `held` tokens, or of the last of them, are nearly the same."""
     if theirs.keys is None or own.keys is None:
         return theirs.keys is own.keys
-    for given, ours in ((theirs.keys, own.keys), (theirs.values, own.values)):
+    for given, kept in ((theirs.keys, own.keys), (theirs.values, own.values)):
         rows = given.shape[2] if getattr(theirs, "is_sliding", False) else held
-        if not 0 < rows <= held or given.shape[:2] != ours.shape[:2] or given.shape[3] != ours.shape[3]:
+        if not 0 < rows <= held:
             return False
-        given, kept = given[:, :, :rows].float(), ours[:, :, held - rows:held].float()
+        given, ours = given[:, :, :rows].float(), numbers_of(kept[:, :, held - rows:held], torch.float32)
+        if given.shape != ours.shape:
+            return False
         exact = theirs.keys.dtype == own.keys.dtype == torch.float32
-        if (given - kept).norm() > (SAME_ROWS if exact else SAME_HALF_ROWS) * kept.norm():
+        if (given - ours).norm() > (SAME_ROWS if exact else SAME_HALF_ROWS) * ours.norm():
             return False
     return True
 

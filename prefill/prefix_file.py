@@ -21,7 +21,8 @@ from longgraft.protocol.observation import Wants
 
 KIND, VERSION = "longgraft prefix", "1"     # the file's metadata key and format
 IDS = "ids"
-OPTIONS = {"dtype": "dtype", "drafter window": "draft_window"}      # identity label -> the option of load that sets it
+OPTIONS = {"dtype": "dtype", "cache": "kv_dtype", "drafter window": "draft_window"}     # label -> the option of load
+UNSAID = {"cache": "the model's dtype", "linear weights": "floats"}    # what an identity without these labels means
 
 
 @dataclass(frozen=True)
@@ -103,9 +104,11 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
     if not isinstance(identity, dict):
         raise _unfit(path, "was changed after it was made")
     lacks = [f"rows of the {owner}" for owner in needed.caches if owner not in had]
-    for label, value in needed.identity.items():
-        if (found := identity.get(label)) != value and not lacks:
-            other = f", or load with {OPTIONS[label]}={found}" if label in OPTIONS and found != "none" else ""
+    for label, value in (UNSAID | dict(needed.identity)).items():
+        found = identity.get(label, UNSAID.get(label))
+        if found != value and not lacks:
+            settable = label in OPTIONS and found not in ("none", UNSAID.get(label))
+            other = f", or load with {OPTIONS[label]}={found}" if settable else ""
             raise _unfit(path, f"was made for {label} {found} {of}, and this session has {value}", other=other)
     if about["cell"] != str(needed.cell):
         raise _unfit(path, f"has cells of {about['cell']} tokens, and {needed.cell} are needed")

@@ -320,8 +320,10 @@ def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkey
     assert code == 0 and ": fits" in out and "memory for 300 tokens" in out
     assert ", packed weights 0." in out
     _, smaller, _ = cli("doctor", *common, "--context", 300, "--weights", "int8", "--kv-dtype", "bfloat16")
-    cached, halved = (float(re.search(r"target cache ([\d.]+)", text)[1]) for text in (out, smaller))
+    _, least, _ = cli("doctor", *common, "--context", 300, "--kv-dtype", "int8")
+    cached, halved, bytes_ = (float(re.search(r"target cache ([\d.]+)", text)[1]) for text in (out, smaller, least))
     assert ", packed int8 weights 0." in smaller and cached == pytest.approx(2 * halved, abs=0.1)
+    assert 0.2 * cached < bytes_ < 0.4 * cached
     with monkeypatch.context() as less:
         less.setattr("longgraft.eval.checks.doctor.packed_bytes", lambda *_: 2 ** 60)
         code, out, _ = run(capsys, less, "doctor", *common, "--context", 300)

@@ -34,6 +34,7 @@ from longgraft.eval.checks.bits import check_bits, lines
 from longgraft.kernels import build
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels
 from longgraft.memories.continuations import compiled
+from longgraft.runtime.byte_rows import BYTES, packed
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.model import Target
@@ -146,21 +147,24 @@ def test_unsuitable_queries_keys_or_values_are_attended_by_torch(q, k, v, kernel
 @pytest.mark.parametrize("window", [None, 3, 700])
 @pytest.mark.parametrize("prefix", [0, 500, 511, 1300])
 @pytest.mark.parametrize(("dtype", "cached", "size"), [
-    (torch.float32, torch.float32, 32), (torch.bfloat16, torch.bfloat16, 48), (torch.float32, torch.bfloat16, 64)],
+    (torch.float32, torch.float32, 32), (torch.bfloat16, torch.bfloat16, 48), (torch.float32, torch.bfloat16, 64),
+    (torch.float32, BYTES, 80), (torch.bfloat16, BYTES, 48)],
     ids=named)
 def test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone(prefix, dtype, cached, size, window, kernels, called):
     """Alone, its ancestors are in the cache at their positions, and what follows them was never written."""
     torch.manual_seed(prefix)
     tree = random_tree(40, 3)
     q = torch.randn(1, 9, 40, size, dtype=dtype)
-    k, v = torch.randn(2, 1, 3, prefix + 40, size).to(cached).unbind(0)
+    k, v = torch.randn(2, 1, 3, prefix + 40, size).unbind(0)
+    k, v = (packed(rows) if cached == BYTES else rows.to(cached) for rows in (k, v))
+    unwritten = -1 if cached == BYTES else float("nan")      # a scale of these bits is NaN
     with torch.no_grad():
         whole = kernels.attention(q, k, v, Layout(prefix, tree.depths, tree.mask, q.device), 0.25, window)
         for node in range(0, 40, 3):
             path = path_to(tree, node)
             columns = [*range(prefix), *(prefix + each for each in path)]
             alone = Layout(prefix + len(path) - 1, torch.zeros(1, dtype=torch.int64), None, q.device)
-            own = [F.pad(t[:, :, columns], (0, 0, 0, 3), value=float("nan")) for t in (k, v)]
+            own = [F.pad(t[:, :, columns], (0, 0, 0, 3), value=unwritten) for t in (k, v)]
             for threads in (1, 3):
                 torch.set_num_threads(threads)
                 assert torch.equal(kernels.attention(q[:, :, node:node + 1], *own, alone, 0.25, window),

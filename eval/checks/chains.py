@@ -34,6 +34,7 @@ from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.head_passes import HeadRows, Part
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
+from longgraft.runtime.byte_rows import numbers_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
@@ -146,7 +147,7 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
     """Does what `eagle3_chains` does, for a LongSpec drafter."""
     text, config, shared = torch.tensor(ids), network.config, SharedParts(target)
     _, cache = _read(target, text, start - 1, Wants(), lambda seen: None)
-    keys, values = (rows[:, :, :len(ids) - 1] for rows in cache.last)
+    keys, values = (numbers_of(rows[:, :, :len(ids) - 1], target.dtype) for rows in cache.last)
     text = text.to(target.device)
     weight, first = network.mlp.up_proj.weight, max(0, start - config.window)
     at = torch.arange(start, len(ids) - 1, device=target.device)                # [n]: queries

@@ -20,6 +20,7 @@ from longgraft.models.places import place_of
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.byte_rows import row_bytes
 from longgraft.runtime.device_memory import free_bytes, resident
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
@@ -145,7 +146,7 @@ def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blo
     text = config.get_text_config(decoder=True)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    per_token = 2 * text.num_hidden_layers * heads * size * cache.itemsize
+    per_token = 2 * text.num_hidden_layers * heads * row_bytes(size, cache)
     if blocks is not None:
         return Footprint(blocks, per_token), 0
     return Footprint(_bytes(model), per_token), packed_bytes(model, int8)

@@ -24,6 +24,7 @@ from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Proposer, memories_of
+from longgraft.runtime.byte_rows import numbers_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory
@@ -257,7 +258,7 @@ class Prefilled:
         else:
             for index, rows in enumerate(self.cache.state().rows):
                 if rows is not None:
-                    cache.update(*rows, index)
+                    cache.update(*(numbers_of(part, self.target.dtype) for part in rows), index)
         own, prepare, steps = model.generation_config, model.prepare_inputs_for_generation, _Steps()
         model.generation_config = GenerationConfig(do_sample=False, max_new_tokens=limit, pad_token_id=0,
                                                    eos_token_id=list(eos) or None, use_cache=True, **how)

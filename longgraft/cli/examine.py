@@ -78,9 +78,11 @@ def doctor(pair: Pair, plan: MemoryPlan) -> None:
     Loads no weights. Exit status 1 if something does not fit.
     """
     from longgraft.eval.checks.doctor import examine
+    from longgraft.models.targets import CACHE_DTYPES
     from longgraft.runtime.devices import device_of, dtype_of
 
-    dtype, cache = (dtype_of(name) if name else None for name in (plan.dtype, plan.kv_dtype))
+    dtype = dtype_of(plan.dtype) if plan.dtype else None
+    cache = CACHE_DTYPES[plan.kv_dtype] if plan.kv_dtype else None
     found = examine(pair, plan.context, device_of(plan.device), dtype, plan.weights, cache)
     print("\n".join(found.lines))
     if not found.fits:

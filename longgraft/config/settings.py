@@ -77,8 +77,8 @@ class Settings(Checked):
     weights: str = option("auto", "How linear layers keep their weights. gguf: the quantized blocks of the GGUF file; "
                           "int8: rounded to bytes; float: floats; auto: gguf for a GGUF file on a CPU with compiled "
                           "kernels, else float", choices=("auto", "gguf", "int8", "float"))
-    kv_dtype: str | None = option(None, "Type of the cached keys and values, with a CPU's compiled kernels",
-                                  choices=("bfloat16", "float32"),
+    kv_dtype: str | None = option(None, "Type of the cached keys and values, with a CPU's compiled kernels. int8: "
+                                  "bytes, with a scale for each 32 of them", choices=("bfloat16", "float32", "int8"),
                                   none="bfloat16 beside weights in blocks or bytes, else that of --dtype")
     attention: str = option("auto", "Attention backend", choices=("auto", "sdpa", "split", "flash", "triton"))
     graphs: str = option("auto", "CUDA graphs, which record a step's launches once, where the model allows it",

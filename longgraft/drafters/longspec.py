@@ -17,6 +17,7 @@ from longgraft.attention.layout import Layout
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
+from longgraft.runtime.byte_rows import numbers_of
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
@@ -109,7 +110,7 @@ class LongSpecCache(Memory):
             return self._backend(q, keys, values, layout, scale, self.window + 1)
 
         def far(q: Tensor) -> Tensor:
-            return everywhere(q, last_keys.to(q.dtype), last_values.to(q.dtype), scale)
+            return everywhere(q, numbers_of(last_keys, q.dtype), numbers_of(last_values, q.dtype), scale)
 
         angles = self._angles(torch.full((b,), cache.position + depth, device=self.device))
         cache.length += m - b

@@ -8,6 +8,8 @@
 // of two pairs of bfloat16 to a float.  Queries and weights are rounded to bfloat16 for it, and positions are mixed in
 // pairs that begin at even ones.  Elsewhere, and for floats, all products are of floats.  Processors with a tile unit
 // compute scores and mixes of bfloat16 on it (`TiledRows`).
+//
+// Rows of bytes become bfloat16 or floats a few at a time, once for all rows of queries, and stay in the first cache.
 
 #pragma once
 
@@ -17,6 +19,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "cached_rows.h"
 #include "parallel.h"
 #include "tiles.h"
 #include "vectors.h"
@@ -29,20 +32,16 @@ constexpr int64_t TOGETHER = 6;                 // most blocks of rows that read
 constexpr int64_t MIXED = 64;                   // positions whose values stay in the first cache, for all rows
 constexpr float HIDDEN = -1e30f;                // the score of what a row does not see
 
-#if defined(__AVX512BF16__) || defined(LONGGRAFT_STAND_IN)
-constexpr bool PAIRED_BFLOATS = true;
-#else
-constexpr bool PAIRED_BFLOATS = false;
-#endif
 // Whether numbers of this type are multiplied in pairs.
 template <class K> constexpr bool PAIRED = std::is_same<K, uint16_t>::value && PAIRED_BFLOATS;
 
 // Rows of one pass, which columns they see, and strides.  The rows of one key head are those of its query heads, which
 // follow one another for each row of the pass.
 template <class T, class K> struct Attention {
-    typedef T Number;           // of queries and results
-    typedef K Cached;           // the numbers of keys and values
-    static constexpr bool PAIRS = PAIRED<K>;
+    typedef T Query;            // the numbers of queries and results
+    typedef K Cached;           // of the cache's rows of keys and values
+    typedef typename CachedRow<K>::Number Number;       // of keys and values
+    static constexpr bool PAIRS = PAIRED<Number>;
     typedef typename std::conditional<PAIRS, uint16_t, float>::type Product;        // type of queries and weights
     static constexpr int64_t PER_STEP = 4 / sizeof(Product);                        // of a head's numbers
     const T* q;
@@ -66,11 +65,11 @@ template <class T, class K> struct Attention {
     int64_t state() const { return 2 * LANES + size; }      // floats: the largest score, the sum of weights, the mix
     // The own column of a row at a position from `shared` on.
     int64_t column(int64_t row, int64_t position) const { return order[row * slots + position - prefix]; }
-    // The value that a row sees at a position, or null.
-    const K* value(const K* values, int64_t row, int64_t position) const {
-        if (position < shared()) return values + position * v_row;
+    // The value that a row sees at a position, or null.  values: of the columns from `from` on
+    const Number* value(NumberRows<Number> values, int64_t from, int64_t row, int64_t position) const {
+        if (position < shared()) return values.first + (position - from) * values.apart;
         const int64_t own_column = position < end(row) ? column(row, position) : -1;
-        return own_column < 0 ? nullptr : values + (prefix + own_column) * v_row;
+        return own_column < 0 ? nullptr : values.first + (prefix + own_column - from) * values.apart;
     }
     // Where a mix has its number d: pairs of two rows lie in the order in which the processor interleaves them.
     int64_t place(int64_t d) const {
@@ -111,17 +110,19 @@ template <bool PAIRS, class K> inline Sums steps_of(const K* column, int64_t d, 
     }
 }
 
-// Columns [first, last) of at most OUTPUTS, turned into a tile [steps, OUTPUTS].
+// The first OUTPUTS of some columns, turned into a tile [steps, OUTPUTS].
 template <bool PAIRS, class K>
-void turn(const K* columns, int64_t apart, int64_t first, int64_t last, int64_t steps, float* tile) {
+void turn(NumberRows<K> columns, int64_t count, int64_t steps, float* tile) {
     constexpr int FOURS = LANES / 4;
-    for (int64_t v = 0; v < OUTPUTS && first + v < last; v += LANES)
+    for (int64_t v = 0; v < std::min(OUTPUTS, count); v += LANES)
         for (int64_t d = 0; d < steps; d += LANES) {
             Sums some[FOURS][4];        // after the first step: in each four lanes one number of four columns
             for (int64_t f = 0; f < FOURS; ++f) {
                 Sums own[4];
-                for (int64_t t = 0; t < 4; ++t)
-                    own[t] = steps_of<PAIRS>(columns + std::min(first + v + f * 4 + t, last - 1) * apart, d, steps);
+                for (int64_t t = 0; t < 4; ++t) {
+                    const int64_t column = std::min(v + f * 4 + t, count - 1);
+                    own[t] = steps_of<PAIRS>(columns.first + column * columns.apart, d, steps);
+                }
                 const Sums a = picked<interleave_1<0>>(own[0], own[1]), b = picked<interleave_1<0>>(own[2], own[3]);
                 const Sums c = picked<interleave_1<1>>(own[0], own[1]), e = picked<interleave_1<1>>(own[2], own[3]);
                 some[f][0] = picked<interleave_2<0>>(a, b);
@@ -176,7 +177,7 @@ template <int V> inline void step_pairs(const uint16_t* value, const uint16_t* n
 // apart: from a position's values to the next one's.  The last of an odd number is paired with itself, whose second
 // weight is zero.
 template <int R, int V, class A>
-inline void mixed(const A& a, const float* weights, const typename A::Cached* value, int64_t apart, int64_t n,
+inline void mixed(const A& a, const float* weights, const typename A::Number* value, int64_t apart, int64_t n,
                   float* mix) {
     Sums own[R][V];
     for (int64_t r = 0; r < R; ++r)
@@ -197,13 +198,13 @@ inline void mixed(const A& a, const float* weights, const typename A::Cached* va
         for (int64_t i = 0; i < V; ++i) *reinterpret_cast<Loose*>(mix + r * a.state() + i * LANES) = own[r][i];
 }
 template <class A, int R>
-void mix(const A& a, const float* weights, const typename A::Cached* value, int64_t apart, int64_t n, float* state) {
+void mix(const A& a, const float* weights, const typename A::Number* value, int64_t apart, int64_t n, float* state) {
     float* const mix = state + 2 * LANES;
     int64_t d = 0;
     for (; d + OUTPUTS <= a.size; d += OUTPUTS) mixed<R, VECTORS>(a, weights, value + d, apart, n, mix + d);
     for (; d < a.size; d += LANES) mixed<R, 1>(a, weights, value + d, apart, n, mix + d);
 }
-template <class A> using Mix = void (*)(const A&, const float*, const typename A::Cached*, int64_t, int64_t, float*);
+template <class A> using Mix = void (*)(const A&, const float*, const typename A::Number*, int64_t, int64_t, float*);
 template <class A, int... R> Mix<A> mix_of(int64_t rows, std::integer_sequence<int, R...>) {
     static const Mix<A> all[] = {mix<A, R + 1>...};
     return all[rows - 1];
@@ -215,10 +216,9 @@ inline Sums put_weights(Sums some, float* to) {
     return some;
 }
 inline Sums put_weights(Sums some, uint16_t* to) {
-    Steps bits = (Steps)some;
-    bits += 0x7fffu + (bits >> 16 & 1u);        // to the nearest, ties to even
+    const Steps bits = bfloats(some);
     *reinterpret_cast<Bfloats*>(to) = __builtin_convertvector(bits >> 16, Bfloats);
-    return (Sums)(bits & 0xffff0000u);
+    return (Sums)bits;
 }
 
 // Softmax of one row's scores [n] -> its state, and the weights in place of the scores; those of bfloat16 take half of
@@ -248,8 +248,14 @@ template <class A> struct Mixing {
     const A& a;
     float* weights;             // [rows, ROOM]; those of bfloat16 take half of a row
     const typename A::Cached* values;
+    typename A::Number* room;   // for rows of values that are opened
     int64_t begin, from, to;    // the chunk's first position, and the rows
     float* states;              // [rows, state]
+
+    // The values of n columns from one on.
+    NumberRows<typename A::Number> opened(int64_t column, int64_t n) const {
+        return numbers_of(values + column * a.v_row, a.v_row, n, a.size, room);
+    }
 
     // A row's weight of a position, from which on the others follow.
     typename A::Product* weight(int64_t row, int64_t position) const {
@@ -282,19 +288,22 @@ template <class A> struct VectorRows {
     }
     // Positions [first, last), whose columns stand at them.
     void mix_shared(const Mixing<A>& m, int64_t first, int64_t last) const {
-        for (int64_t c = first; c < last; c += MIXED)
+        for (int64_t c = first; c < last; c += MIXED) {
+            const int64_t n = std::min(MIXED, last - c);
+            const NumberRows<typename A::Number> some = m.opened(c, n);
             for (int64_t r = m.from; r < m.to; r += block)
                 mix_of<A>(std::min(block, m.to - r), std::make_integer_sequence<int, MOST_ROWS>())(
-                    a, reinterpret_cast<const float*>(m.weight(r, c)), m.values + c * a.v_row, a.v_row,
-                    std::min(MIXED, last - c), m.state(r));
+                    a, reinterpret_cast<const float*>(m.weight(r, c)), some.first, some.apart, n, m.state(r));
+        }
     }
-    // Positions [first, last), some of whose columns are elsewhere.
-    void mix_own(const Mixing<A>& m, int64_t first, int64_t last) const {
+    // Positions [first, last), some of whose columns are elsewhere.  values: of the columns from `rest` on.
+    void mix_own(const Mixing<A>& m, NumberRows<typename A::Number> values, int64_t rest, int64_t first,
+                 int64_t last) const {
         for (int64_t r = m.from; r < m.to; ++r) {
             const int64_t row = a.row(r);
             for (int64_t p = first; p < last; p += A::PER_STEP) {
-                const auto* const value = a.value(m.values, row, p);
-                const auto* const next = A::PAIRS && p + 1 < last ? a.value(m.values, row, p + 1) : nullptr;
+                const auto* const value = a.value(values, rest, row, p);
+                const auto* const next = A::PAIRS && p + 1 < last ? a.value(values, rest, row, p + 1) : nullptr;
                 if (!value && !next) continue;
                 const auto *const here = value ? value : next, *const there = next ? next : here;  // either weighs zero
                 const float* const weights = reinterpret_cast<const float*>(m.weight(r, p));
@@ -308,11 +317,15 @@ template <class A> struct VectorRows {
 template <template <class> class Rows, class A>
 void read(const Rows<A>& by, int64_t head, const uint32_t* q, int64_t from, int64_t to, int64_t chunk, float* states) {
     typedef typename A::Cached K;
+    typedef typename A::Number Number;
     const A& a = by.a;
     const int64_t padded = (a.steps() + LANES - 1) / LANES * LANES, block = by.block;
+    const int64_t opened = std::max(MIXED, a.own + by.AT_ONCE);
     constexpr int64_t ALIGNED = std::max(LANES, Rows<A>::AT_ONCE);
-    float* const weights = scratch<1>((to - from + by.MOST) * ROOM + OUTPUTS * padded);     // tiles end in whole blocks
-    float* const tile = weights + (to - from + by.MOST) * ROOM;
+    const int64_t rows_room = (to - from + by.MOST) * ROOM;      // tiles end in whole blocks
+    float* const weights = scratch<1>(rows_room + OUTPUTS * padded + opened * a.size);
+    float* const tile = weights + rows_room;
+    Number* const room = reinterpret_cast<Number*>(tile + OUTPUTS * padded);    // of rows that are opened
     const K *const keys = a.k + head * a.k_head, *const values = a.v + head * a.v_head;
     const int64_t begin = chunk * CHUNK, stop = begin + CHUNK;
     int64_t first = stop, end = begin;
@@ -326,7 +339,8 @@ void read(const Rows<A>& by, int64_t head, const uint32_t* q, int64_t from, int6
     const auto scored = [&](int64_t c, int64_t last, auto&& take) {
         // The next keys, and the values of these positions, which are mixed afterwards.
         const Soon soon{keys + (c + OUTPUTS) * a.k_row, values + c * a.v_row};
-        turn<A::PAIRS>(keys, a.k_row, c, last, a.steps(), tile);
+        const int64_t columns = std::min(OUTPUTS, last - c);
+        turn<A::PAIRS>(numbers_of(keys + c * a.k_row, a.k_row, columns, a.size, room), columns, a.steps(), tile);
         for (int64_t r = from; r < to; r += block) {
             Sums sums[Rows<A>::MOST * VECTORS];
             const int64_t rows = std::min(block, to - r);
@@ -351,14 +365,17 @@ void read(const Rows<A>& by, int64_t head, const uint32_t* q, int64_t from, int6
                 if (const int64_t column = a.column(row, p) - j; 0 <= column && column < OUTPUTS)
                     mine(r)[p] = sums[column];
         });
-    const Mixing<A> mixing{a, weights, values, begin, from, to, states};
+    const Mixing<A> mixing{a, weights, values, room, begin, from, to, states};
     for (int64_t r = from; r < to; ++r)
         soften(mine(r) + start, mixing.weight(r, start), std::max<int64_t>(0, full - start), a.scale * LOG2_E, a.size,
                mixing.state(r));
     // Positions that all rows share, up to a whole step of them where own columns follow.
     const int64_t whole = own < end ? own / by.AT_ONCE * by.AT_ONCE : shared;
     by.mix_shared(mixing, start, std::min(whole, shared));
-    if (own < end) by.mix_own(mixing, std::max(start, whole), end);
+    if (own >= end) return;
+    // The last positions of the prefix, if they are mixed with own columns, and all of these.
+    const int64_t rest = std::min(whole, a.prefix);
+    by.mix_own(mixing, mixing.opened(rest, a.prefix + a.own - rest), rest, std::max(start, whole), end);
 }
 
 // A row's state over some chunks, and over the next one -> over both.  Compiled once: it rounds one way.
@@ -374,7 +391,7 @@ __attribute__((noinline)) void merge(int64_t floats, float* state, const float* 
 // By vectors or by tiles, of which each thread has its own.
 template <template <class> class Rows, class A> void attend_by(const A& a, int threads) {
     typedef typename A::Product P;
-    typedef typename A::Number T;
+    typedef typename A::Query T;
     const int64_t block = a.block(Rows<A>::MOST), steps = Rows<A>::query_steps(a);
     const int64_t blocks = (a.all() + block - 1) / block, groups = (blocks + TOGETHER - 1) / TOGETHER;
     const int64_t together = (blocks + groups - 1) / groups * block;            // rows of a group, evenly

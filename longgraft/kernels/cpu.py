@@ -23,9 +23,11 @@ from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, loaded, with_memory
 from longgraft.kernels.integers import IntegerWeight, linear_weights
 from longgraft.kernels.packed_weight import INT8, SPAN, BlockType, LinearWeight, PackedWeight
+from longgraft.runtime.byte_rows import BYTES, numbers_of, packed_size
 from longgraft.runtime.weight_state import address_and_version, sample
 
 DTYPES = (torch.float32, torch.bfloat16)
+CACHED = {torch.float32: 0, torch.bfloat16: 1, BYTES: 2}        # how the C++ file calls a cache's dtype
 LINEAR = ("q", "k", "v", "o", "gate", "up", "down")             # of a decoder layer, in the C++ structure's order
 NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "after_gate")
 
@@ -224,10 +226,10 @@ class CpuKernels:
         """x [1, n, hidden] -> [1, n, hidden], and the new rows written to the parts' keys and values.
 
         tables: cos and sin [1, n, D]; parts: of each sequence, whose rows of x follow one another: layout, and the
-        cache's keys and values [1, Hkv, capacity, D]; queries: None, or [n, H, D] to be filled with the rotated
-        queries.  All of x's dtype, keys and values of it or bfloat16; contiguous but for the buffers.
+        cache's keys and values [1, Hkv, capacity, row]; queries: None, or [n, H, D] to be filled with the rotated
+        queries.  All of x's dtype, keys and values of it, bfloat16 or packed; contiguous but for the buffers.
         """
-        y, (cos, sin), half_cache = torch.empty_like(x), tables, parts[0][1].dtype == torch.bfloat16
+        y, (cos, sin), cached = torch.empty_like(x), tables, CACHED[parts[0][1].dtype]
         described = (_Part * len(parts))()
         for part, (layout, keys, values) in zip(described, parts, strict=True):
             first, order = layout.by_position(window)
@@ -237,7 +239,7 @@ class CpuKernels:
             part.k_head, part.k_row, part.v_head, part.v_row = (*keys.stride()[1:3], *values.stride()[1:3])
         self._layer(ctypes.byref(layer.described), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(),
                     None if queries is None else queries.data_ptr(), described, len(parts), x.dtype == torch.bfloat16,
-                    half_cache, torch.get_num_threads())
+                    cached, torch.get_num_threads())
         return y
 
     @property
@@ -246,13 +248,14 @@ class CpuKernels:
         return self._lanes
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-        """A backend of `longgraft.attention`, for which k and v may be of bfloat16 where q is of float32.  What a row
-        gets is the same bits in any pass that shows it the same columns at the same positions, whatever the number of
-        threads."""
+        """A backend of `longgraft.attention`, for which k and v may be bfloat16 where q is float32, or packed rows of
+        bytes.  What a row gets is the same bits in any pass that shows it the same columns at the same positions,
+        whatever the number of threads."""
         size = q.shape[3]
-        if not (size % self._lanes == 0 and v.shape[3] == size and q.stride(3) == 1 and q.dtype in DTYPES and q.is_cpu
-                and k.dtype in (q.dtype, torch.bfloat16) and fits(k, v, dtype=k.dtype)):
-            return split(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window)
+        row = packed_size(size) if k.dtype == BYTES else size
+        if not (size % self._lanes == 0 and v.shape[3] == row and q.stride(3) == 1 and q.dtype in DTYPES and q.is_cpu
+                and k.dtype in (q.dtype, torch.bfloat16, BYTES) and fits(k, v, dtype=k.dtype)):
+            return split(q, numbers_of(k, q.dtype), numbers_of(v, q.dtype), layout, scale, window)
         first, order = layout.by_position(window)
         out = q.new_empty(1, layout.rows, q.shape[1], size)
         slots, own = 0 if order is None else order.shape[1], layout.end - layout.prefix
@@ -260,7 +263,7 @@ class CpuKernels:
                             q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2))
         self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), first.data_ptr(),
                         None if order is None else order.data_ptr(), sizes, scale, q.dtype == torch.bfloat16,
-                        k.dtype == torch.bfloat16, torch.get_num_threads())
+                        CACHED[k.dtype], torch.get_num_threads())
         return out.transpose(1, 2)
 
 

@@ -105,7 +105,6 @@ struct Layer {
 
 // e^-x for x >= 0
 inline Sums decayed(Sums x) { return power_of_two(x * -LOG2_E); }
-inline Sums absolute(Sums x) { return (Sums)((Steps)x & 0x7fffffffu); }
 inline Sums silu(Sums x) {
     const Sums e = decayed(absolute(x));
     return x * (x < 0.0f ? e : Sums{} + 1.0f) / (1.0f + e);
@@ -176,10 +175,8 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
         for (int64_t r = 0; r < p.rows; ++r)
             for (int64_t head = 0; head < w.kv_heads; ++head) {
                 const int64_t from = (row + r) * narrow + head * w.size, to = p.prefix + r;
-                for (int64_t i = 0; i < w.size; ++i) {
-                    store(single(k[from + i]), keys + head * p.k_head + to * p.k_row + i);
-                    store(single(v[from + i]), values + head * p.v_head + to * p.v_row + i);
-                }
+                write_row(k + from, w.size, keys + head * p.k_head + to * p.k_row);
+                write_row(v + from, w.size, values + head * p.v_head + to * p.v_row);
             }
         attend(Attention<T, K>{q + row * wide, keys, values, attended + row * wide, p.first, p.order, w.kv_heads,
                                w.heads / w.kv_heads, p.rows, w.size, p.prefix, p.slots, p.own, w.size, wide, p.k_head,
@@ -197,6 +194,16 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
     gated(gate, up, n * w.gate.out, w.tanh, threads);
     products<T>(gate, n, {{&w.down, states}}, threads);
     add(y, w.after_gate);
+}
+
+// Calls action(T, K): of a model's numbers and of its cache's.  half: the model's are bfloat16; cached: 0 for those of the
+// model, 1 for bfloat16, 2 for rows of bytes (`cached_rows.h`).
+template <class Action> void by_type(int half, int cached, const Action& action) {
+    if (half && cached == 2) action(uint16_t{}, int8_t{});
+    else if (half) action(uint16_t{}, uint16_t{});
+    else if (cached == 2) action(float{}, int8_t{});
+    else if (cached) action(float{}, uint16_t{});
+    else action(float{}, float{});
 }
 
 // 0, or -1 where the system had no memory for a buffer.
@@ -254,31 +261,30 @@ int longgraft_norm(const void* x, const Norm* norm, void* y, int64_t n, int64_t 
 
 // A decoder layer over n new tokens: x [n, hidden] -> y [n, hidden].  cos, sin [n, size] of x's dtype; queries: null, or
 // room for the rotated ones [n, heads, size]; parts: the sequences whose tokens these are, one after another; their keys
-// and values are written to the buffers [kv heads, capacity, size] from the prefix on.
+// and values are written to the buffers [kv heads, capacity, row] from the prefix on.  half, cached: as of `by_type`.
 int longgraft_layer(const Layer* of, const void* x, void* y, const void* cos, const void* sin, void* queries,
-                    const Part* parts, int64_t count, int half, int half_cache, int threads) {
-    const auto run = half ? layer<uint16_t, uint16_t> : half_cache ? layer<float, uint16_t> : layer<float, float>;
-    return tried([&] { run(*of, x, y, cos, sin, queries, parts, count, threads); });
+                    const Part* parts, int64_t count, int half, int cached, int threads) {
+    return tried([&] {
+        by_type(half, cached, [&](auto type, auto row) {
+            layer<decltype(type), decltype(row)>(*of, x, y, cos, sin, queries, parts, count, threads);
+        });
+    });
 }
 
-// sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half: all are
-// bfloat16; half_cache: k and v are.
+// sizes: heads, group, rows, size (a multiple of the lanes), prefix, slots, own columns, then six strides; half, cached:
+// as of `by_type`.
 int longgraft_attention(const void* q, const void* k, const void* v, void* out, const int64_t* first,
-                        const int32_t* order, const int64_t* sizes, float scale, int half, int half_cache,
+                        const int32_t* order, const int64_t* sizes, float scale, int half, int cached,
                         int threads) {
-    const auto run = [&](auto type, auto cached) {
+    const auto run = [&](auto type, auto row) {
         typedef decltype(type) T;
-        typedef decltype(cached) K;
+        typedef decltype(row) K;
         attend(Attention<T, K>{static_cast<const T*>(q), static_cast<const K*>(k), static_cast<const K*>(v),
                                static_cast<T*>(out), first, order, sizes[0], sizes[1], sizes[2], sizes[3], sizes[4],
                                sizes[5], sizes[6], sizes[7], sizes[8], sizes[9], sizes[10], sizes[11], sizes[12], scale},
                threads);
     };
-    return tried([&] {
-        if (half) run(uint16_t{}, uint16_t{});
-        else if (half_cache) run(float{}, uint16_t{});
-        else run(float{}, float{});
-    });
+    return tried([&] { by_type(half, cached, run); });
 }
 
 }

@@ -14,7 +14,6 @@
 namespace {
 
 #if defined(TILES)
-constexpr int64_t PAIRED_POSITIONS = 64;        // at once for a single block of rows: they stay in the first cache
 constexpr int64_t TILE_WORDS = TILE_ROWS * LANES;
 
 // Tiles 0 to 3: sums of a block of rows; 4: their queries or weights; 6 and 7: keys or values.
@@ -78,20 +77,25 @@ template <class A> struct TiledRows {
 
     // Positions [first, last), whose columns stand at them.
     void mix_shared(const Mixing<A>& m, int64_t first, int64_t last) const {
-        const int64_t together = m.to - m.from > block ? CHUNK : PAIRED_POSITIONS;
+        const int64_t together = m.to - m.from > block ? CHUNK : MIXED;
         for (int64_t c = first; c < last; c += together) {
             const int64_t count = std::min(together, last - c);
-            pair_values(count, [&](int64_t i) { return m.values + (c + i) * a.v_row; });
+            for (int64_t i = 0; i < count; i += MIXED) {
+                const int64_t n = std::min(MIXED, count - i);
+                const NumberRows<uint16_t> some = m.opened(c + i, n);
+                pair_values(i, n, [&](int64_t k) { return some.first + k * some.apart; });
+            }
             for (int64_t r = m.from; r < m.to; r += block)
                 mix_paired(m.weight(r, c), count, m.state(r) + 2 * LANES, a.state());
         }
     }
 
     // Positions [first, last), some of whose columns are elsewhere: all query heads of a row see the same ones.
-    void mix_own(const Mixing<A>& m, int64_t first, int64_t last) const {
+    // values: of the columns from `rest` on.
+    void mix_own(const Mixing<A>& m, NumberRows<uint16_t> values, int64_t rest, int64_t first, int64_t last) const {
         for (int64_t r = m.from, until; r < m.to; r = until) {
             until = std::min(m.to, (a.row(r) + 1) * a.group);
-            pair_values(last - first, [&](int64_t i) { return a.value(m.values, a.row(r), first + i); });
+            pair_values(0, last - first, [&](int64_t k) { return a.value(values, rest, a.row(r), first + k); });
             for (int64_t begin = r; begin < until; begin += block) {
                 const int64_t rows = std::min(block, until - begin);
                 for (int64_t i = 0; i < rows; ++i)
@@ -109,16 +113,17 @@ private:
     uint16_t* const none;           // zeros for a position without a value
     uint32_t* const paired;         // the values of a chunk
 
-    // The values of `count` positions -> tiles [steps, parts, TILE_ROWS, LANES], a pair of positions in a word.
-    // value(i): those of position i, or null.
-    template <class Value> void pair_values(int64_t count, const Value& value) const {
+    // The values of n positions -> tiles [steps, parts, TILE_ROWS, LANES], a pair of positions in a word.
+    // first: the first one's place in them, a multiple of AT_ONCE; value(i): those of position i, or null.
+    template <class Value> void pair_values(int64_t first, int64_t n, const Value& value) const {
         const auto found = [&](int64_t i) -> const uint16_t* {
-            const uint16_t* const own = i < count ? value(i) : nullptr;
+            const uint16_t* const own = i < n ? value(i) : nullptr;
             return own ? own : none;
         };
-        for (int64_t i = 0; i < (count + AT_ONCE - 1) / AT_ONCE * AT_ONCE; i += 2) {
+        uint32_t* const tiles = paired + first / AT_ONCE * parts * TILE_WORDS;
+        for (int64_t i = 0; i < (n + AT_ONCE - 1) / AT_ONCE * AT_ONCE; i += 2) {
             const uint16_t *const even = found(i), *const odd = found(i + 1);
-            uint32_t* const to = paired + i / AT_ONCE * parts * TILE_WORDS + i / 2 % TILE_ROWS * LANES;
+            uint32_t* const to = tiles + i / AT_ONCE * parts * TILE_WORDS + i / 2 % TILE_ROWS * LANES;
             for (int64_t part = 0; part < parts; part += VECTORS) {
                 Sums pairs[VECTORS];
                 const int64_t left = std::min(VECTORS, parts - part);

@@ -62,6 +62,7 @@ typedef VectorOf<LANES>::Vector Sums;
 typedef uint32_t Steps __attribute__((vector_size(4 * LANES), may_alias));
 typedef VectorOf<LANES>::Loose Loose;
 typedef uint16_t Bfloats __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int8_t Bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 // a * b + c, rounded once where the machine can.  By name: whether a compiler contracts the expression depends on what is
 // around it, and a row would not get the same bits from two loops.
@@ -95,10 +96,28 @@ inline Sums power_of_two(Sums x) {
     return vanishes ? Sums{} : y * scale;
 }
 
+inline Sums absolute(Sums x) { return (Sums)((Steps)x & 0x7fffffffu); }
 inline Sums all_lanes(float x) { return x - Sums{}; }
 inline Sums lanes(const float* x) { return *reinterpret_cast<const Loose*>(x); }
 inline Sums lanes(const uint16_t* x) {
     return (Sums)(__builtin_convertvector(*reinterpret_cast<const Bfloats*>(x), Steps) << 16);
+}
+
+inline Sums lanes(const int8_t* x) {
+#if defined(__AVX512F__)        // GCC would convert one byte after another
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x))));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(x))));
+#else
+    return __builtin_convertvector(*reinterpret_cast<const Bytes*>(x), Sums);
+#endif
+}
+
+// LANES numbers, each rounded to a bfloat16, the upper half of its lane: to the nearest, ties to even.
+inline Steps bfloats(Sums x) {
+    Steps bits = (Steps)x;
+    bits += 0x7fffu + (bits >> 16 & 1u);
+    return bits & 0xffff0000u;
 }
 
 inline float single(float x) { return x; }

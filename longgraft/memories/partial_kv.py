@@ -129,7 +129,7 @@ class PartialKVCache(Memory):
         source, nothing = self._source, torch.empty(0)
         assert source is not None, "the target's cache was not shown"
         rows = {layer: self.select(keys[:, :self._queried], self._queries.get(layer, nothing).to(keys.dtype))
-                for layer, keys in source.keys().items()}
+                for layer, keys in source.keys_by_layer()}
         return Chosen(rows, self._queried)
 
     def _take(self, mark: _Mark) -> None:

@@ -20,6 +20,7 @@ from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 from longgraft.models.gguf_blocks import NoBlocks, TensorTable, model_in_blocks
 from longgraft.models.places import EMBEDDED, Place, place_of
+from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
 from longgraft.runtime.hub import hub_answers, offline
@@ -27,6 +28,7 @@ from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
+CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": BYTES}        # by `--kv-dtype`
 MOST_LANES = 16     # numbers of a head that compiled attention takes at once, on the processor with the widest vectors
 
 
@@ -140,26 +142,26 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
 
 def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
     """Returns (the target with its kernels, notes on kernels that were asked for and are missing)."""
-    kernels = _kernels(settings, model)
+    kernels, rounds = _kernels(settings, model), settings.kv_dtype not in (None, "float32")
     small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
     if not isinstance(kernels, CpuKernels) and (asked := [
             name for name, is_asked in (("--weights", settings.weights in ("int8", "gguf")),
-                                        ("--kv-dtype", settings.kv_dtype == "bfloat16")) if is_asked]):
+                                        ("--kv-dtype", rounds)) if is_asked]):
         why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
         raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
                          f"Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
     if settings.kv_dtype == "float32" and model.dtype != torch.float32:
         raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
                          "Give --dtype float32, too, or leave it out.")
-    if settings.kv_dtype == "bfloat16" and settings.attention not in ("auto", "split"):
+    if rounds and settings.attention not in ("auto", "split"):
         raise ValueError(f"--kv-dtype is for the compiled kernels' attention, and --attention {settings.attention} was "
                          "given. Leave one of them out.")
     if settings.weights == "int8" and isinstance(kernels, CpuKernels):
         model = in_int8(model, kernels)
     target = Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
                     small if isinstance(small, FusedModules) else None)
-    if settings.kv_dtype == "bfloat16":
-        target = replace(target, cache_dtype=torch.bfloat16)
+    if rounds:
+        target = replace(target, cache_dtype=CACHE_DTYPES[str(settings.kv_dtype)])
     elif settings.kv_dtype is None and target.kernels is not None and target.attention == "split":
         target = replace(target, cache_dtype=usual_cache_dtype(model.config, model.dtype, target.weights != "float"))
     notes = []

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
+from longgraft.runtime.byte_rows import BYTES, numbers_of
+
 if TYPE_CHECKING:
     from longgraft.runtime.kv_cache import KVCache
 
@@ -43,8 +45,11 @@ class CacheLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Writes [1, Hkv, n, D] after the committed rows and returns the whole buffers; attention slices them.
 
-        Keys and values of different sizes are latents, which the model expands; then it returns only the written rows.
+        Keys and values of different sizes are latents, which the model expands; then it returns only the written rows,
+        in the dtype of the new ones.
         """
+        latent, dtype = key_states.shape[3] != value_states.shape[3], key_states.dtype
+        key_states, value_states = self.owner.stored(key_states), self.owner.stored(value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
@@ -55,8 +60,8 @@ class CacheLayer(CacheLayerMixin):
         self.room_for(n)
         self.keys[:, :, start:start + n] = key_states
         self.values[:, :, start:start + n] = value_states
-        if key_states.shape[3] != value_states.shape[3]:
-            return self.keys[:, :, :start + n], self.values[:, :, :start + n]
+        if latent and dtype != BYTES:
+            return numbers_of(self.keys[:, :, :start + n], dtype), numbers_of(self.values[:, :, :start + n], dtype)
         return self.keys, self.values
 
     def drop(self) -> None:

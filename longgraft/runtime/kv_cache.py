@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from longgraft.runtime.byte_rows import BYTES, numbers_of, packed
 from longgraft.runtime.cache_layer import CacheLayer, Write, index_copy
 from longgraft.runtime.devices import sent
 
@@ -45,7 +46,7 @@ class KVCache(Cache):
         """Makes a cache without buffers; they are allocated at the first write.
 
         kinds: one per layer; layers of a kind have rows of one shape.  By default all layers are of one kind.
-        dtype: dtype of the buffers; None: that of the rows that are written
+        dtype: dtype of the buffers; None: that of the rows that are written; int8: each row is packed (`byte_rows`)
         """
         self.dtype = dtype
         self.length = self.skipped = self.age = 0
@@ -62,7 +63,7 @@ class KVCache(Cache):
         super().__init__(layers=[CacheLayer(self, kind) for kind in kinds])
 
     def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D].
+        """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D], as they are `stored`.
 
         They are the next views of a block [m, Hkv, capacity, D] for all layers of the kind, so that `keep` moves the
         rows of all layers at once.  One block also avoids fragmenting a CPU's heap: buffers allocated between a chunk's
@@ -81,19 +82,23 @@ class KVCache(Cache):
             found.append(next(self._blocks[key][1]))
         return found[0], found[1]
 
+    def stored(self, rows: Tensor) -> Tensor:
+        """Returns rows [.., D] as the buffers keep them; those of another cache of bytes are packed already."""
+        return packed(rows) if self.dtype == BYTES and rows.dtype != BYTES else rows
+
     @property
     def parts(self) -> Sequence[KVCache]:
         """The cache itself; a `PackedCache` has several parts."""
         return [self]
 
     def rows_of(self, layer: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-        """Returns a layer's whole buffers [1, heads, capacity, size] with room for `like` [1, n, ..].
+        """Returns a layer's whole buffers [1, heads, capacity, row of `size`] with room for `like` [1, n, ..].
 
         The buffers have like's dtype if the cache has none of its own.  The caller writes the rows from `length` on.
         """
         of = self.layers[layer]
         if not of.is_initialized:
-            nothing = like.new_empty(1, heads, 0, size)
+            nothing = self.stored(like.new_empty(1, heads, 0, size))
             of.lazy_initialization(nothing, nothing)
         of.room_for(like.shape[1])
         return of.keys, of.values
@@ -151,10 +156,15 @@ class KVCache(Cache):
         for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
             block.index_copy_(2, rows, copy)
 
-    def keys(self) -> dict[int, Tensor]:
-        """Returns, by layer, views of the committed keys [Hkv, length, D]; only for layers that have their own rows."""
-        return {index: layer.keys[0, :, :self.length] for index, layer in enumerate(self.layers)
-                if layer.is_initialized}
+    def keys_by_layer(self) -> Iterator[tuple[int, Tensor]]:
+        """Yields (layer, its committed keys [Hkv, length, D]) for layers that have their own rows.
+
+        They are views, but for packed rows, whose numbers are made for one layer at a time.
+        """
+        for index, layer in enumerate(self.layers):
+            if layer.is_initialized:
+                rows = layer.keys[0, :, :self.length]
+                yield index, numbers_of(rows, torch.float32) if rows.dtype == BYTES else rows
 
     def take(self, source: KVCache, rows: Mapping[int, Tensor], until: int) -> None:
         """Replaces the content by a selection of another cache's rows [0, until), and takes the position `until`.

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from longgraft.attention.backends import Backend, dense, split, triton
 from longgraft.attention.layout import DeviceLayout, Layout
+from longgraft.runtime.byte_rows import BYTES, numbers_of, packed_size
 
 NAME = "longgraft"
 IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}   # arguments without effect
@@ -107,8 +108,8 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
                s_aux: Tensor | None = None, sinks: Tensor | None = None, **more: Any) -> tuple[Tensor, None]:
     """Has transformers' attention signature.
 
-    key and value are the cache's whole buffers [1, Hkv, capacity, D], or for several sequences a tuple of them.  For
-    latents, which the model expands, they are the written rows of all sequences in one tensor.
+    key and value are the cache's whole buffers [1, Hkv, capacity, D], or for several sequences a tuple of them; rows of
+    bytes are packed.  For latents, which the model expands, they are the written rows of all sequences in one tensor.
 
     Raises:
         ValueError: an argument is set that the kernels would ignore, or the model's mask is not a plain window.
@@ -131,16 +132,20 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
 
     def attended(q: Tensor, k: Tensor, v: Tensor, layout: Any) -> Tensor:
+        if k.dtype == BYTES and not k.shape[3] == v.shape[3] == packed_size(q.shape[3]):
+            raise ValueError(f"{type(module).__name__} rearranges the rows of its cache, which are bytes that only "
+                             "attention reads. Leave --kv-dtype int8 out.")
         size, most = v.shape[3], max(k.shape[3], v.shape[3])
         if k.shape[3] != size:      # kernels need one head size; padding with zeros changes no score and no value
             q, k, v = (nn.functional.pad(one, (0, most - one.shape[3])) for one in (q, k, v))
         if sinks is not None and run.backend is not triton:
-            return split(q, k, v, layout, scale, window, sinks=sinks)
+            return split(q, numbers_of(k, q.dtype), numbers_of(v, q.dtype), layout, scale, window, sinks=sinks)
         if softcap is None and sinks is None:
             return run.backend(q, k, v, layout, scale, window)[..., :size]
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.
         full = triton if run.backend is triton else dense
-        return full(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window, softcap, sinks)[..., :size]
+        keys, values = numbers_of(k, q.dtype), numbers_of(v, q.dtype)
+        return full(q, keys, values, layout, scale, window, softcap, sinks)[..., :size]
 
     if len(run.layouts) == 1:
         out = attended(query, key, value, run.layouts[0])

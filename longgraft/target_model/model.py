@@ -25,6 +25,7 @@ from longgraft.kernels.block_weight import block_weights
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.protocol.observation import Wants
+from longgraft.runtime.byte_rows import row_bytes
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
@@ -57,7 +58,7 @@ class Target:
         attention: "auto" or a backend's name; resolved on construction.
         kernels: A CPU's compiled kernels; None: torch.
         fused: Modules that passes of fixed shape compute in one launch each.
-        cache_dtype: Dtype of keys and values; None: the model's.
+        cache_dtype: Dtype of keys and values; None: the model's; int8: bytes with scales (`runtime.byte_rows`).
         packs: True if several sequences may share a pass; set to False when such a pass fails.
 
     Raises:
@@ -188,7 +189,7 @@ class Target:
         if not self.attention_layers:
             return 1
         heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        return 2 * self.attention_layers * heads * self._head_size * (self.cache_dtype or self.dtype).itemsize
+        return 2 * self.attention_layers * heads * row_bytes(self._head_size, self.cache_dtype or self.dtype)
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """Returns one report per segment.

@@ -7,8 +7,8 @@ _BITS = "test_tiled_attention.py::test_a_rows_attention_has_the_same_bits_alone_
 
 MUTATIONS = (
     Mutation("the last numbers of a head are not multiplied", "tiled_attention.h", "s < steps; s += TILE_ROWS", "s + TILE_ROWS <= a.steps(); s += TILE_ROWS", _EQUALS),
-    Mutation("values behind the end are mixed", "tiled_attention.h", "i < count ? value(i) : nullptr", "value(i)", _EQUALS),
-    Mutation("all rows see the first one's path", "tiled_attention.h", "a.value(m.values, a.row(r), first + i)", "a.value(m.values, a.row(m.from), first + i)", _EQUALS),
+    Mutation("values behind the end are mixed", "tiled_attention.h", "i < n ? value(i) : nullptr", "value(i)", _EQUALS),
+    Mutation("all rows see the first one's path", "tiled_attention.h", "a.value(values, rest, a.row(r), first + k)", "a.value(values, rest, a.row(m.from), first + k)", _EQUALS),
     Mutation("all pairs of values have the first ones' weights", "tiled_attention.h", "mix_paired(m.weight(r, c), count", "mix_paired(m.weight(r, first), count", _EQUALS),
     Mutation("the fourth part of a head is the third", "tiled_attention.h", "values(s, part + 3)", "values(s, part + 2)", _EQUALS),
     Mutation("a row that is split between blocks is mixed once", "tiled_attention.h", "mix_paired(m.weight(begin, first), last - first", "mix_paired(m.weight(r, first), last - first", _EQUALS),

@@ -11,7 +11,7 @@ MUTATIONS = (
     Mutation("custom_generate takes negative end tokens", "custom_generate", "if 0 <= token <", "if -2 < token <", "test_transformers.py::test_end_tokens_outside_the_vocabulary_end_nothing"),
     Mutation("custom_generate ignores positions", "custom_generate", "    _check_positions(kwargs, input_ids.shape[1])\n", "", "test_transformers.py::test_other_positions_are_refused"),
     Mutation("custom_generate ignores a given cache", "custom_generate", "            _check_cache(kwargs[name], session, input_ids)", "            pass", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
-    Mutation("rows of a given cache are not compared", "_same_rows", "if (given - kept).norm() >", "if 0 >", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
-    Mutation("a window's rows are compared with the first ones", "_same_rows", "ours[:, :, held - rows:held]", "ours[:, :, :rows]", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
+    Mutation("rows of a given cache are not compared", "_same_rows", "if (given - ours).norm() >", "if 0 >", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
+    Mutation("a window's rows are compared with the first ones", "_same_rows", "kept[:, :, held - rows:held]", "kept[:, :, :rows]", "test_transformers.py::test_a_given_cache_must_hold_the_beginning_of_the_prompt"),
     Mutation("custom_generate ignores token types", "transformers_generate:PASSED", '"use_cache", ', '"use_cache", "token_type_ids", ', "test_transformers.py::test_a_direct_call_refuses_what_transformers_would_not_pass"),
 )
