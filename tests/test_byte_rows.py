@@ -181,6 +181,16 @@ def test_models_with_latents_or_sinks_take_rounded_caches(family, cache_dtype, k
     assert 0 < float((ours - theirs).norm()) < 0.1 * float(theirs.norm())
 
 
+@pytest.mark.parametrize("family", ["deepseek_v3", "gpt_oss"])
+def test_models_with_latents_or_sinks_decode_in_bytes_by_default(family, kernels):
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {family}")
+    model = random_model(tiny(CONFIG_MAPPING[family], head_dim=16, qk_rope_head_dim=16))
+    made = longgraft.load((model, None), None, tell=False, method="pld", weights="int8")
+    assert made.target.cache_dtype == torch.bfloat16
+    assert len(answered(made, toy_prompt(40), 6).token_ids) == 6
+
+
 @pytest.fixture
 def target(kernels) -> Target:
     return Target(model_of(48), kernels=kernels, cache_dtype=BYTES)

@@ -31,4 +31,5 @@ MUTATIONS = (
     Mutation("a pair begins where own columns do", "attention.h", "own / by.AT_ONCE * by.AT_ONCE : shared", "own : shared", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
     Mutation("a pair reads behind what was written", "attention.h", "2 * s + 1 < n ? value + apart : value", "value + apart", "test_kernels.py::test_a_nodes_attention_has_the_same_bits_in_a_tree_and_alone"),
     Mutation("pairs are in another order than their places", "attention.h", "d % 8 / 4 * LANES + d % OUTPUTS / 8 * 4 + d % 4", "d % OUTPUTS", "test_kernels.py::test_attention_equals_the_reference"),
+    Mutation("own columns are counted from the prefix and not from the pair", "attention.h", "values.first + (prefix + own_column - from) * values.apart", "values.first + own_column * values.apart", "test_kernels.py::test_attention_equals_the_reference"),
 )
