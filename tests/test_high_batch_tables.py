@@ -29,6 +29,16 @@ def test_the_tables_have_what_table_13_has_beside_plain_decoding():
     assert text.endswith("graft-x, 4 at once, humaneval: no room")
 
 
+def test_the_tables_have_counts_of_passes_if_they_were_counted():
+    def measured(passes, nodes, drafts):
+        key = BatchKey("humaneval", 0, "greedy", "echo", 4, passes)
+        return Batch(key, 16, 116, 1.0, (0.5,), (20.0,), 2.0, 0, 16, passes, nodes, drafts)
+    text = "\n".join(lines([measured(10, 300, 70), measured(30, 500, 10)]))
+    assert [line.split(" | ")[2] for line in text.splitlines() if line.startswith("| humaneval")][-4:-1] == [
+        "5.00 |", "20.00 |", "2.00 |"]
+    assert "per pass" not in "\n".join(lines([measured(0, 0, 0)]))
+
+
 @pytest.mark.parametrize("name", ["embedded", "smollm2"])
 def test_the_configurations_of_the_table_measure_all_methods_up_to_sixteen_requests(name):
     config = SweepConfig.load(CONFIGS / name / "sweep.toml")
