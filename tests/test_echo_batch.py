@@ -83,6 +83,7 @@ def test_drafts_are_extended_in_the_order_of_their_confidence_while_their_nodes_
     fits = {most: EchoPlan(4, most).extended(asked) for most in (19, 22, 23, 26, 29)}
     assert fits == {19: [False] * 3, 22: [False] * 3, 23: [False, True, False], 26: [False, True, True],
                     29: [True] * 3}
+    assert EchoPlan(4, 8).extended([offer(0.1, levels=3), offer(0.9, levels=4)]) == [True, False]
     assert EchoPlan(1, 8).extended([offer(0.1, budget=8)]) == [True]
     assert EchoPlan(1, 3).extended([offer(0.1, budget=3)]) == [True]
 
@@ -254,7 +255,8 @@ def test_a_closed_gate_stops_a_draft_of_a_shared_pass_like_one_alone():
     assert stages("echo+depths=1+taus=0.0033+pass_nodes=200", 2) == {1, UNPRUNED}
 
 
-def test_drafts_of_a_full_pass_stop_at_the_first_gate():
+def test_drafts_of_a_full_pass_stop_at_the_last_gate_of_their_small_trees():
     assert stages("echo+depths=1/3+taus=0/0+pass_nodes=20", 4) == {1}
+    assert stages("echo+depths=0/1/2/3+taus=0/0/0/0+pass_nodes=20", 4) == {2}
     assert stages("echo+depths=1/3+taus=0/0+pass_nodes=22", 4) == {1, 3}
     assert stages("echo+depths=1/3+taus=0/0+pass_nodes=200", 4) == {UNPRUNED}

@@ -39,18 +39,18 @@ class EchoPlan:
         return min(offer.budget, self.small + max(0, offer.levels - SMALL_LEVELS))
 
     def extended(self, offers: Sequence[Offer]) -> list[bool]:
-        """The surest first, as long as their nodes and the small trees of all others fit into the pass."""
+        """Extends the surest drafts first, as long as their nodes and all other small trees fit into the pass."""
         free = self.most - self.small * self.requests
         granted = [False] * len(offers)
         for index in sorted(range(len(offers)), key=lambda at: -offers[at].probabilities[0]):
             more = self.needed(offers[index]) - self.small
-            if more <= free:
+            if more <= max(0, free):        # levels of the small tree need no more nodes
                 granted[index] = True
                 free -= more
         return granted
 
     def shares(self, offers: Sequence[Offer]) -> list[int]:
-        """Small trees first, then further levels of drafts that go on, then width for stopped ones, then the rest."""
+        """Gives small trees first, then further levels of whole drafts, then width for stopped ones, then the rest."""
         nodes = [1] * len(offers)
         free = self.most - self.requests
         free = _spend(free, nodes, offers, [self.small] * len(offers))

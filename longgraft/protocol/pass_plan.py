@@ -20,7 +20,7 @@ class Offer:
         probabilities: Estimated probabilities of its candidates' paths, best first, without the root.  No candidate
             stands before its parent, so that the root and the first n candidates form a tree.
         levels: Levels of the draft, so far or, when more are asked for, with those.
-        stopped: True if drafting stopped because the drafter was too unsure.
+        stopped: True if drafting stopped before its last level.
     """
 
     budget: int
