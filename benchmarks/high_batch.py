@@ -35,6 +35,11 @@ FIGURES = {
     "time to the first token, s": lambda cell: f"{mean(_all(one.first_token_seconds for one in cell)):.2f}",
     "answers with the ids of the request alone": lambda cell: f"{sum(one.compared - one.different for one in cell)}/"
                                                               f"{sum(one.compared for one in cell)}"}
+# The same, for batches whose passes were counted.  The first token of an answer comes from its prefill.
+COUNTS = {
+    "tokens per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.new_tokens - one.prompts),
+    "nodes per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.nodes),
+    "draft forwards per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.drafts)}
 Found = Mapping[str, Sequence[Batch]]           # method -> repeats
 Cells = Mapping[tuple[str, int], Found]         # (suite, requests at once) -> methods
 
@@ -55,7 +60,8 @@ def lines(batches: Sequence[Batch]) -> Iterator[str]:
     short = {method: _bare(method) if list(map(_bare, methods)).count(_bare(method)) == 1 else method
              for method in methods}
     yield from (f"{name} is {method}.  " for method, name in short.items() if name != method)
-    for name, shown in FIGURES.items():
+    counted = any(one.passes for one in batches)
+    for name, shown in {**FIGURES, **(COUNTS if counted else {})}.items():
         yield from _table(name, short.values(), cells, [partial(_shown, shown, method) for method in methods])
     dense = next((method for method in methods if _bare(method) == DENSE), "")
     grafts = [method for method in methods if _bare(method) in GRAFTS]
@@ -97,6 +103,11 @@ def _over(base: str, method: str, found: Found) -> str:
 
 def _times(base: str, method: str, found: Found) -> str:
     return f"{_rate(found[method]) / _rate(found[base]):.2f}" if {base, method} <= found.keys() else "-"
+
+
+def _per_pass(cell: Sequence[Batch], count: Callable[[Batch], int]) -> str:
+    passes = sum(one.passes for one in cell)
+    return f"{sum(map(count, cell)) / passes:.2f}" if passes else "-"
 
 
 def _rate(cell: Sequence[Batch]) -> float:

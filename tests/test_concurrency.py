@@ -54,6 +54,16 @@ def test_batches_are_repeated_and_a_request_waits_from_its_own_beginning(config,
         assert 0 < sum(one.first_token_seconds) < one.seconds
 
 
+def test_passes_that_verify_and_their_nodes_are_counted(config, tmp_path):
+    sweep(replace(config, methods=("ar", "eagle3+budget=4+levels=2"), concurrency=(1, 3)), tmp_path)
+    plain, drafted, plain_together, drafted_together = read_batches(tmp_path)
+    # Of 12 tokens the first comes from the prefill; prompts are read in passes of their own here.
+    assert (plain.passes, plain.nodes, plain.drafts) == (3 * 11, 3 * 11, 0)
+    assert plain_together.nodes == 3 * 11 and 11 <= plain_together.passes < 2 * 11
+    assert drafted.passes < drafted.nodes <= 4 * drafted.passes and drafted.drafts > drafted.passes
+    assert drafted_together.nodes == drafted.nodes and drafted_together.passes < drafted.passes
+
+
 def test_answers_that_differ_from_the_request_alone_are_counted(config, tmp_path):
     small = replace(config, methods=("ar",), concurrency=(2,))
     sweep(replace(small, concurrency=()), tmp_path)

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.high_batch import CONFIGS, lines
 from longgraft.eval.runs.batches import Batch, BatchKey
 from longgraft.eval.runs.config import SweepConfig
+from longgraft.methods.find import find
 
 
 def test_the_tables_have_what_table_13_has_beside_plain_decoding():
@@ -29,9 +30,27 @@ def test_the_tables_have_what_table_13_has_beside_plain_decoding():
     assert text.endswith("graft-x, 4 at once, humaneval: no room")
 
 
+def test_the_tables_have_counts_of_passes_if_they_were_counted():
+    def measured(passes, nodes, drafts):
+        key = BatchKey("humaneval", 0, "greedy", "echo", 4, passes)
+        return Batch(key, 16, 116, 1.0, (0.5,), (20.0,), 2.0, 0, 16, passes, nodes, drafts)
+    text = "\n".join(lines([measured(10, 300, 70), measured(30, 500, 10)]))
+    assert [line.split(" | ")[2] for line in text.splitlines() if line.startswith("| humaneval")][-4:-1] == [
+        "5.00 |", "20.00 |", "2.00 |"]
+    assert "per pass" not in "\n".join(lines([measured(0, 0, 0)]))
+
+
 @pytest.mark.parametrize("name", ["embedded", "smollm2"])
 def test_the_configurations_of_the_table_measure_all_methods_up_to_sixteen_requests(name):
     config = SweepConfig.load(CONFIGS / name / "sweep.toml")
     assert {variant.method for variant in config.variants} == {
-        "ar", "eagle3", "graft", "graft-hb", "graft-x", "graft-x-text"}
+        "ar", "eagle3", "graft", "graft-hb", "echo", "graft-x", "graft-x-text"}
     assert config.concurrency == (1, 2, 4, 8, 16) and config.prompts >= 16
+
+
+def test_the_configuration_of_echo_has_sparse_and_dense_gates_with_one_threshold_and_with_thresholds_by_depth():
+    config = SweepConfig.load(CONFIGS / "echo" / "sweep.toml")
+    gates = [find(variant.method).choices for variant in config.variants if variant.method.startswith("echo+")]
+    assert [(len(one.depths), len(set(one.taus)) > 1) for one in gates] == [
+        (3, True), (3, False), (8, True), (8, False)]
+    assert {variant.numbers.get("budget") for variant in config.variants} == {None, 4, 8, 16, 64}

@@ -37,6 +37,9 @@ class Batch:
     mat:        pooled over all steps
     different:  answers that differ from those of the request alone
     compared:   answers that could be compared
+    passes:     passes that verified something; 0: not counted
+    nodes:      nodes of all verified trees, roots included
+    drafts:     forwards of draft networks, counted for each request by itself
     error:      why there is no figure
     """
 
@@ -49,6 +52,9 @@ class Batch:
     mat: Number = 0.0
     different: Whole = 0
     compared: Whole = 0
+    passes: Whole = 0
+    nodes: Whole = 0
+    drafts: Whole = 0
     error: str = ""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
+from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
-from longgraft.engine.scheduler import Scheduled, Scheduler
+from longgraft.engine.scheduler import Event, Scheduled, Scheduler
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import steps_of
 from longgraft.eval.prompts.buckets import Fitted
@@ -54,13 +55,27 @@ def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
         budget if variant.adaptive(config.budget) else variant.budget(config.budget))
 
 
+class _Counting(Scheduler[Scheduled]):
+    """A scheduler that counts the passes that verify something, and their nodes."""
+
+    passes = nodes = 0
+
+    def step(self) -> Iterator[Event[Scheduled]]:
+        events = list(super().step())
+        sizes = [len(event.step.tree) for event in events if isinstance(event.step, Step) and event.step.tree]
+        self.passes += bool(sizes)
+        self.nodes += sum(sizes)
+        return iter(events)
+
+
 def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws: Sequence[Draw], done: Done) -> Batch:
     tokens: list[list[int]] = [[] for _ in prompts]
     waits, since = list[float](), time.monotonic()
     asked = [Scheduled(GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=draw.eos))
              for prompt, draw in zip(prompts, draws, strict=True)]
     places = {one: index for index, one in enumerate(asked)}
-    for one, step in steps_of(Scheduler(session, key.running), asked):
+    scheduler = _Counting(session, key.running)
+    for one, step in steps_of(scheduler, asked):
         if step.tokens and not tokens[places[one]]:
             waits.append(time.monotonic() - one.since - one.queued)
         tokens[places[one]] += step.tokens
@@ -72,4 +87,5 @@ def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws:
     return Batch(key, len(prompts), sum(map(len, tokens)), seconds, tuple(waits),
                  tuple(one.decode_tokens_per_second for one in stats),
                  sum(sum(one.accepted_per_step) for one in stats) / steps if steps else 0.0,
-                 sum(mine != theirs for mine, theirs in pairs), len(pairs))
+                 sum(mine != theirs for mine, theirs in pairs), len(pairs), scheduler.passes, scheduler.nodes,
+                 sum(one.forwards.get("draft", 0) for one in stats))

@@ -48,8 +48,11 @@ class Segment:
         return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
 
 
+AFTER_DRAFTS = 16       # first turn after all passes of drafters
+
+
 class Runner(Protocol):
-    """A model whose passes several callers may share: the target, or a drafter's head.
+    """A model whose passes several callers may share: the target, or a drafter's head; or a plan for a shared pass.
 
     Attributes:
         packs: True if rows of several callers may share a pass; set to False when such a pass fails.
@@ -65,7 +68,10 @@ class Runner(Protocol):
     def drafts(self) -> bool: ...
 
     def turn(self, wants: Any) -> int:
-        """Returns the order in which passes run that wait at the same time."""
+        """Returns the order in which passes run that wait at the same time.
+
+        It is below AFTER_DRAFTS for passes of a drafter.
+        """
 
     def forward(self, segments: Sequence[Any], wants: Any) -> list[Any]:
         """Returns one result per segment, in one pass."""

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.config.options import Checked, option
 from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.echo import EchoDrafter, EchoPlanner
 from longgraft.drafters.pruning import DDDPolicy, EntropyPolicy, Filled, Gates
 from longgraft.drafters.talon import DEEPEST, SHARE, TalonDrafter
 from longgraft.memories.rollouts import RollOuts
 from longgraft.methods.method import BUDGETED, DRAFTS, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
+from longgraft.target_model.planned_together import PlannedTogether
 
 LONGEST = 40        # most tokens of SVIP's chain
 
@@ -42,6 +44,8 @@ class EchoChoices(Checked):
                                      source="docs/choices.md, dynamic trees")
     taus: tuple[float, ...] = option((0.09, 0.07, 0.11), "Probability of the best path up to which each gate is closed",
                                      low=0, high=1, source="docs/choices.md, dynamic trees")
+    pass_nodes: int | None = option(None, "Nodes of all requests that share a pass, roots included", unit="nodes",
+                                    low=1, high=4096, none="the budget of one request", source="ECHO, K_max")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -85,6 +89,14 @@ def svip(parts: Parts) -> Eagle3Drafter:
     return Eagle3Drafter(parts.drafter_cache(), policy, LONGEST, 1, parts.clock)
 
 
+def echo(parts: Parts) -> EchoDrafter:
+    """A gated tree for a request alone, and for the requests of a pass one budget that their gates divide."""
+    chosen = parts.choices
+    gates = Gates(dict(zip(chosen.depths, chosen.taus, strict=True)))
+    together = parts.of_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
+    return EchoDrafter(parts.drafter(Filled(gates)), gates, together)
+
+
 METHODS: tuple[Method, ...] = (
     Method("ddd", "stops after 5 or 7 expansions where the beam carries too little probability",
            "Dynamic Depth Decoding (arXiv 2409.00142)",
@@ -92,9 +104,9 @@ METHODS: tuple[Method, ...] = (
            choices=DDDChoices()),
     Method("svip", "stops behind a best path whose last token the drafter was unsure of", "SVIP (arXiv 2411.18462)",
            svip, (HEAD,), takes=DRAFTS, choices=SvipChoices()),
-    Method("echo", "gates of its own after 1, 3 and 5 expansions; the slots of levels that are not drafted go to width",
-           "ECHO (arXiv 2604.09603), one request", lambda p: p.drafter(Filled(Gates(dict(zip(
-               p.choices.depths, p.choices.taus, strict=True))))), (HEAD,), takes=DRAFTS, choices=EchoChoices()),
+    Method("echo", "gates of its own after 1, 3 and 5 expansions; slots of levels that are not drafted go to width, "
+           "and requests that share a pass share one budget", "ECHO (arXiv 2604.09603)", echo, (HEAD,), takes=DRAFTS,
+           choices=EchoChoices()),
     Method("talon", "layers as wide as their probable paths, until the budget is spent", "TALON (arXiv 2601.07353)",
            lambda p: TalonDrafter(p.drafter_cache(), p.choices.share, p.choices.deepest, p.shape.top_k, p.clock),
            (HEAD,), takes=BUDGETED | {"top_k", "window"}, choices=TalonChoices()),
