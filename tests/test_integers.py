@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from toys.gguf_files import write_gguf
+from toys.integers import in_bytes
 from toys.levels import EVERY_LEVEL
 from toys.models import toy_model
 from toys.sessions import answered, toy_prompt
@@ -52,16 +53,6 @@ def random_weight(kind: str, out: int, blocks: int, kernels: CpuKernels) -> tupl
     slabs = torch.from_numpy(raw).split(kernels.lanes)
     packed = kernels.packed_blocks(BLOCK_TYPES[kind], (out, blocks * inputs), torch.float32, slabs)
     return packed, torch.from_numpy(gguf.dequantize(raw, type_))
-
-
-def in_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Returns x [n, size], rounded as in the products (in float32, ties away from zero), in float64."""
-    n, size = x.shape
-    spans = nn.functional.pad(x, (0, -size % SPAN)).view(n, -1, SPAN)
-    largest = spans.abs().amax(-1, keepdim=True)
-    codes = spans * torch.full_like(largest, 127).div(largest)      # 127 / largest would be a product in torch
-    codes = (codes + 0.5 * codes.sign()).trunc()
-    return (codes.double() * (largest / 127).double()).view(n, -1)[:, :size]
 
 
 @EVERY_LEVEL

@@ -208,7 +208,7 @@ class CpuKernels:
         return stack
 
     def mixture(self, experts: DescribedExperts, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """What a mixture's experts make of x [n, hidden]; a row has the same bits beside any other rows.
+        """Runs x [n, hidden] through a mixture's experts; a row has the same bits beside any other rows.
 
         Args:
             experts: in float32 or bfloat16, as x is.

@@ -18,7 +18,7 @@ GATES = ("silu", "tanh", "clamped")     # forms of gates, in the order of their 
 
 
 class Gate(NamedTuple):
-    """How an expert's gate and the number beside it become one.
+    """The way in which an expert's gate and the number beside it become one.
 
     form: of GATES; slope, limit: of a clamped gate (gpt-oss)
     """

@@ -19,8 +19,16 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from longgraft.models.gguf_blocks import TENSORS, TensorTable
-from longgraft.models.gguf_header import check_packages, is_gguf, open_gguf, restore_rope, without_absent_tokens
+from longgraft.models.gguf_configurations import restore_entries
+from longgraft.models.gguf_header import (
+    check_packages,
+    is_gguf,
+    metadata_of,
+    open_gguf,
+    restore_rope,
+    without_absent_tokens,
+)
+from longgraft.models.gguf_tensors import TENSORS, TensorTable
 from longgraft.models.gguf_tokenizer import end_ids, gguf_tokenizer
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
@@ -30,7 +38,7 @@ from longgraft.target_model.weights import read_config, read_model
 KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats
 NAMED = 6           # files that an error message names
 ROOM = 50_000_000   # most bytes of a description
-VERSION = 2         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
+VERSION = 3         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
 
 
 def gguf_of(model: str) -> Path | None:
@@ -171,7 +179,9 @@ def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
     with without_absent_tokens(file, reader) as readable, _parsed_once(reader):
         config = read_config(str(readable.parent), name, readable.name)
         tokenizer = gguf_tokenizer(readable, reader, name)
+    metadata = metadata_of(reader)
     restore_rope(config, reader, name)
+    restore_entries(config, metadata, metadata["general.architecture"])
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
     ends = end_ids(reader)

@@ -18,7 +18,8 @@ from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
 from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
-from longgraft.models.gguf_blocks import NoBlocks, TensorTable, model_in_blocks
+from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
+from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of

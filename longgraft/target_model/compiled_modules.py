@@ -22,7 +22,7 @@ from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
 from longgraft.runtime.weight_state import address_and_version
-from longgraft.target_model.attention_interface import IDLE, RUNNING, PassContext, running
+from longgraft.target_model.attention_interface import IDLE, NOTHING, RUNNING, PassContext, running
 from longgraft.target_model.experts import is_router, router_forward
 from longgraft.target_model.module_forms import cache_name, gate_of, norm_of, numbers
 
@@ -227,7 +227,7 @@ class _Layer:
     def _takes(self, x: Tensor, mask: Any, cache: Any, tables: Any) -> bool:
         return (isinstance(cache, KVCache | PackedCache) and cache.rows is None and x.ndim == 3 and len(x) == 1
                 and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
-                and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64
+                and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64 and int(mask) != NOTHING
                 and fits(x, *tables, dtype=self._dtype)
                 and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
 

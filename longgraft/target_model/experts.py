@@ -52,7 +52,7 @@ def gate_of_experts(experts: Any) -> Gate | None:
     joined = torch.cat((gate, up)) if experts.is_concatenated else both.flatten()
     found = experts._apply_gate(joined[None])[0]
     for form, activation in ACTIVATIONS.items():
-        if torch.equal(found, activation(gate) * up):
+        if torch.allclose(found, activation(gate) * up):
             return Gate(form)
     slope, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
     if slope is None or limit is None:

@@ -24,4 +24,11 @@ MUTATIONS = (
     Mutation("a file without a tensor is decoded in blocks", "model_in_blocks", "if missing := sorted(", "if False and sorted(", "test_integers.py::test_a_damaged_file_is_not_decoded_in_its_blocks"),
     Mutation("rows that are left are those of the first tile", "tiled_products.h", "TILE_LOAD(6, row + whole * TILE_ROWS * SPAN, SPAN);", "TILE_LOAD(6, row, SPAN);", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
     Mutation("tiles multiply codes that are not centred", "tiled_products.h", "(Steps)((Bytes)codes[s] - static_cast<int8_t>(FORM.zero))", "(Steps)(Bytes)codes[s]", "test_integers.py::test_a_rows_product_has_the_same_bits_beside_any_other_rows"),
+    Mutation("a value that codes stand for is another", "integer_weights.h", "-127, -104, -83, -65,", "-127, -104, -83, -64,", "test_integers.py::test_packed_weight_equals_dequantized_blocks"),
+    Mutation("a float of four bits is another", "integer_weights.h", "{0, 1, 2, 3, 4, 6, 8, 12, 0,", "{0, 1, 2, 3, 4, 6, 8, 10, 0,", "test_integers.py::test_packed_weight_equals_dequantized_blocks"),
+    Mutation("pairs of bits change places", "integer_weights.h", ">> (s / (STEPS / 4) * 2) &", ">> (6 - s / (STEPS / 4) * 2) &", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
+    Mutation("third bits of a block change places", "integer_weights.h", "(raw[i % 32] >> i / 32 & 1) << 2", "(raw[i % 32] >> (7 - i / 32) & 1) << 2", "test_integers.py::test_packed_weight_equals_dequantized_blocks"),
+    Mutation("upper bits of shares are another group's", "integer_weights.h", "(high >> 2 * g & 3) << 4", "(high >> g & 3) << 4", "test_integers.py::test_packed_weight_equals_dequantized_blocks"),
+    Mutation("the least scale of a float block is zero", "integer_weights.h", "raw[0] < 2 ? 0x20 << raw[0]", "raw[0] < 2 ? 0", "test_integers.py::test_packed_weight_equals_dequantized_blocks"),
+    Mutation("sums in 16 bits go past a group", "integer_products.h", "std::min(MOST, STEPS)", "MOST", "test_integers.py::test_products_equal_those_of_dequantized_blocks"),
 )

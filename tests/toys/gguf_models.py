@@ -1,0 +1,132 @@
+"""Tiny GGUF files of many architectures, written from random models of transformers by the rules of llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from toys.gguf_files import TOKENS, VOCABULARY, add_entries, add_vocabulary
+
+Tensors = Iterator[tuple[str, Tensor]]
+"""Names and tensors of a GGUF file."""
+
+SIZES = dict(vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=None, bos_token_id=None,
+             eos_token_id=None, tie_word_embeddings=False)
+MODULES = {
+    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp"}
+"""Names of a file by those of the common modules."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of GGUF files.
+
+    Attributes:
+        config: Name of transformers' configuration.
+        entries: Entries of the configuration besides SIZES.
+        metadata: Metadata besides the common sizes, by key without the architecture.
+        modules: Names of a file besides MODULES.
+        changed: (name in the layer, tensor, configuration) -> other tensors in its place, or None.
+    """
+
+    config: str
+    entries: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    modules: dict[str, str] = field(default_factory=dict)
+    changed: Callable[[str, Tensor, Any], Tensors | None] = lambda name, tensor, config: None
+
+
+def _fused_experts(name: str, tensor: Tensor, config: Any) -> Tensors | None:
+    """Cuts fused gates and ups, which a file has apart."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = tensor.chunk(2, dim=1)
+        return iter((("ffn_gate_exps.weight", gate), ("ffn_up_exps.weight", up)))
+    if name.endswith("experts.down_proj"):
+        return iter((("ffn_down_exps.weight", tensor),))
+    if name == "mlp.shared_expert_gate.weight":
+        return iter((("ffn_gate_inp_shexp.weight", tensor[0]),))
+    return None
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
+ARCHITECTURES = {
+    "qwen2moe": Architecture(
+        "Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 64},
+        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
+        {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}, _fused_experts),
+    "qwen3moe": Architecture("Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
+                             EXPERT_COUNTS | {"attention__key_length": 16}, {}, _fused_experts),
+}
+
+
+def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "", **metadata) -> torch.nn.Module:
+    """Writes a random model of an architecture; returns transformers' model with the file's dequantised weights.
+
+    kind: number format of matrices; without: name of a tensor to leave out; metadata: replaces the toy's own
+    """
+    architecture = ARCHITECTURES[name]
+    torch.manual_seed(5)
+    config = getattr(transformers, architecture.config)(**SIZES | architecture.entries)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    _enlarge(model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(path, name)
+    own = {"context_length": 512, "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
+           "feed_forward_length": config.intermediate_size, "attention__head_count": config.num_attention_heads,
+           "attention__head_count_kv": config.num_key_value_heads, "rope__freq_base": 1e4,
+           "attention__layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-6))}
+    own |= architecture.metadata | metadata
+    add_vocabulary(writer)
+    add_entries(writer, VOCABULARY | {f"{name}__{key}": value for key, value in own.items()})
+    with torch.no_grad():
+        for key, tensor in model.state_dict().items():
+            for written, part in _tensors(key, tensor, config, architecture):
+                if written != without:
+                    _write(writer, written, part, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return model
+
+
+def _enlarge(model: torch.nn.Module) -> None:
+    """Makes weights so large that answers vary."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and "embed" not in name:
+                parameter.mul_(8.0)
+
+
+def _tensors(key: str, tensor: Tensor, config: Any, architecture: Architecture) -> Tensors:
+    """Yields the tensors of a file that hold a parameter."""
+    layer, _, name = key.removeprefix("model.").removeprefix("layers.").partition(".")
+    prefix, name = (f"blk.{layer}.", name) if layer.isdigit() else ("", key.removeprefix("model."))
+    if (changed := architecture.changed(name, tensor, config)) is not None:
+        yield from ((prefix + own, part) for own, part in changed)
+        return
+    stem, _, suffix = name.rpartition(".")
+    yield f"{prefix}{(MODULES | architecture.modules)[stem]}.{suffix}", tensor
+
+
+def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> None:
+    """Writes a tensor, and sets it to the numbers that the file holds."""
+    matrix = name.endswith(".weight") and "norm" not in name and "gate_inp" not in name and tensor.ndim > 1
+    type_ = gguf.GGMLQuantizationType[kind if matrix and tensor.shape[-1] % 32 == 0 else "F32"]
+    raw = gguf.quants.quantize(tensor.contiguous().numpy(), type_)
+    writer.add_tensor(name, raw, raw_dtype=type_)
+    tensor.copy_(torch.from_numpy(np.array(gguf.dequantize(raw, type_))).view(tensor.shape))
