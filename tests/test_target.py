@@ -147,7 +147,8 @@ def test_a_mask_that_hides_everything_is_refused_only_in_a_layer_that_uses_it():
     token = RUNNING.set(PassContext([], dense))
     try:
         with pytest.raises(ValueError, match="masks by more than a window"):
-            attention_interface.attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 1, 8), torch.tensor(NOTHING).view(1, 1, 1, 1))
+            attention_interface.attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 1, 8),
+                                          torch.tensor(NOTHING).view(1, 1, 1, 1))
     finally:
         RUNNING.reset(token)
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_cache import KVCache
-from longgraft.target_model.model import Target
 from longgraft.target_model.experts import is_router
+from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 

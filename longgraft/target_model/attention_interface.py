@@ -25,7 +25,8 @@ IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_kee
 HOST = torch.device("cpu")
 ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)   # rows at which masks are probed
 BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)     # distances to the columns that are probed first
-NOTHING = -1    # the window of a mask by which a row does not even see itself: some families make one that no layer uses
+# The window of a mask that hides everything from every row: some families make one that no layer uses.
+NOTHING = -1
 OWN_RULE = "The model masks by more than a window, which a tree would break. This model cannot be used."
 
 
