@@ -15,8 +15,11 @@ from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 IN_BLOCKS = "weights are the file's own blocks (--weights float dequantises them)"
-ROUTERS = {"gate", "router", "shared_expert_gate"}      # few numbers, which files keep as floats
-EXPERTS = [name for name, one in ARCHITECTURES.items() if "expert_count" in one.metadata]
+# Few numbers, which files keep as floats, and matrices that a file has in another form.
+FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj"}
+# torch computes attention with sinks, or with values of another size than keys.
+SAME_BITS = [name for name, one in ARCHITECTURES.items()
+             if "expert_count" in one.metadata and name not in ("gpt-oss", "deepseek2")]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +45,7 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
     expected, found = dict(model.named_parameters()), dict(block_weights(session.target.model))
     assert all(torch.equal(weight[:], expected[key]) for key, weight in found.items() if key in expected)
     left = {key.split(".")[-2] for key, one in session.target.model.named_parameters() if one.ndim > 1}
-    assert left <= ROUTERS
+    assert left <= FLOATS
     ids = toy_prompt(60)
     logits = read(session.target, Segment(ProposalTree.chain(torch.tensor(ids)), session.target.cache(64))).logits
     with torch.no_grad():
@@ -57,8 +60,37 @@ def test_a_file_in_blocks_decodes_the_ids_of_plain_decoding(tmp_path, name, kern
     assert answers[0] == answers[1] and len(set(answers[0])) > 5
 
 
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize("name", SAME_BITS)
 def test_rows_of_experts_in_blocks_have_the_same_bits_in_a_tree_and_alone(tmp_path, name, kernels):
     write_model(tmp_path / "toy.gguf", name)
     report = check_bits(load(tmp_path / "toy.gguf").target, [toy_prompt(70)], trees=6, chunk=32)
     assert report["level"] == "bits"
+
+
+def test_attention_with_sinks_takes_a_cache_in_bfloat16(tmp_path, kernels):
+    """torch computes it, so floats are the default there."""
+    write_model(tmp_path / "toy.gguf", "gpt-oss", kind="MXFP4")
+    usual, half = load(tmp_path / "toy.gguf"), load(tmp_path / "toy.gguf", kv_dtype="bfloat16")
+    ids = toy_prompt(50)
+    answers = [answered(session, ids, 10).token_ids for session in (usual, half)]
+    assert (usual.target.cache_dtype, half.target.cache_dtype) == (None, torch.bfloat16)
+    assert answers[0][0] == answers[1][0] and len(answers[1]) == 10
+
+
+@pytest.mark.parametrize(("name", "without", "message"), [
+    ("granitemoe", "blk.1.ffn_up_exps.weight", r"^The file lacks a layer's experts \(ffn_up_exps\)"),
+    ("qwen3moe", "blk.1.ffn_gate_exps.weight", r"^The file lacks a layer's experts \(ffn_gate_exps\)"),
+    ("granite", "blk.0.attn_q.weight", r"the weights lack model\.layers\.0\.self_attn\.q_proj\.weight")])
+def test_a_file_without_a_tensor_is_refused(tmp_path, name, without, message, kernels):
+    write_model(tmp_path / "toy.gguf", name, without=without)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "toy.gguf", weights="gguf")
+
+
+def test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_they_are_not_known(tmp_path, kernels):
+    write_model(tmp_path / "toy.gguf", "granitemoe")
+    with pytest.raises(ValueError, match=r"is granitemoe, of which longgraft reads GGUF files only in their blocks"):
+        load(tmp_path / "toy.gguf", weights="float")
+    write_model(tmp_path / "other.gguf", "granitemoe", renamed={"blk.0.ffn_gate_inp.weight": "blk.0.ffn_odd.weight"})
+    with pytest.raises(ValueError, match=r"^The file holds blk\.0\.ffn_odd\.weight, which longgraft does not know of"):
+        load(tmp_path / "other.gguf", weights="gguf")

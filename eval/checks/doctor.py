@@ -15,7 +15,7 @@ from longgraft.config.settings import HeadOverrides, Pair
 from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
-from longgraft.models.gguf_blocks import TensorTable
+from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.places import place_of
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk

@@ -19,11 +19,13 @@ from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
+from longgraft.models.gguf_architectures import ARCHITECTURES, Processor
 from longgraft.models.gguf_names import EXPERTS, parameters_of
 from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
+LATENTS = ("keys", "values")    # parts of a matrix that expands latents
 
 
 class NoBlocks(ValueError):
@@ -52,13 +54,17 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     table = TensorTable.read(folder)
-    processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
+    if table.architecture in ARCHITECTURES:
+        processor: Any = Processor(ARCHITECTURES[table.architecture], config.to_dict())
+    else:
+        processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
     names = parameters_of(model, table, processor)
     filler = _Filler(file, model, dtype, kernels, processor)
     for tensor in table.tensors:
         if parameter := names.get(tensor.name):
             filler.fill(parameter, tensor)
     filler.fill_experts()
+    filler.fill_latents()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if config.tie_word_embeddings and isinstance(embedding.weight, FileRows):
         filler.fill_product(head, embedding.weight.tensor)
@@ -81,6 +87,7 @@ class _Filler:
     kernels: CpuKernels
     processor: Any
     experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> part and suffix -> tensor
+    latents: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> keys or values -> tensor
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
         """Sets a parameter, or keeps a tensor of experts for `fill_experts`."""
@@ -90,6 +97,9 @@ class _Filler:
             self.experts.setdefault(module_path, {})[f"{part}.{last}"] = tensor
             return
         module = self.model.get_submodule(path)
+        if last in LATENTS:
+            self.latents.setdefault(path, {})[last] = tensor
+            return
         matrix = last == "weight" and isinstance(module, nn.Linear | nn.Embedding)
         if tensor.type in BLOCK_TYPES and not matrix and not is_router(module):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
@@ -98,7 +108,11 @@ class _Filler:
             changed = self.processor.process(floats.numpy(), tensor.name)
             if changed.name != tensor.name or changed.weights.shape != getattr(module, last).shape:
                 raise NoBlocks(f"transformers changes {tensor.name}")
-            setattr(module, last, nn.Parameter(torch.tensor(changed.weights, dtype=self.dtype), requires_grad=False))
+            if last in module._buffers:
+                module._buffers[last] = torch.tensor(changed.weights)
+            else:
+                setattr(module, last, nn.Parameter(torch.tensor(changed.weights, dtype=self.dtype),
+                                                   requires_grad=False))
         elif tensor.shape != tuple(module.weight.shape):
             raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {list(module.weight.shape)} in the model")
         elif isinstance(module, nn.Embedding):
@@ -129,6 +143,17 @@ class _Filler:
             biases = {part: floats_of(of.type, of.bytes_of(self.file)).view(of.shape).to(self.dtype)
                       for part in EXPERTS if (of := tensors.get(f"{part}.bias")) is not None}
             setattr(self.model.get_submodule(parent), name, BlockExperts(self.kernels, weights, biases, gate))
+
+    def fill_latents(self) -> None:
+        """Joins the matrices that expand latents to keys and to values, which a file has apart.
+
+        A file has keys [heads, latents, numbers] transposed, which blocks cannot follow: they become floats.
+        """
+        for path, tensors in self.latents.items():
+            keys, values = (floats_of(of.type, of.bytes_of(self.file)).view(of.shape) for of in
+                            (tensors[kind] for kind in LATENTS))
+            weight = torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1).to(self.dtype)
+            self.model.get_submodule(path).weight = nn.Parameter(weight.contiguous(), requires_grad=False)
 
     def _stack(self, tensors: dict[str, FileTensor], part: str, experts: int) -> StackedWeight:
         """Returns one of the matrices of all experts."""

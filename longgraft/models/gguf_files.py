@@ -19,8 +19,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from longgraft.models.gguf_configurations import restore_entries
+from longgraft.models.gguf_architectures import ARCHITECTURES
+from longgraft.models.gguf_configurations import configuration_of, read_as_known, restore_entries
 from longgraft.models.gguf_header import (
+    ORIGINAL,
     check_packages,
     is_gguf,
     metadata_of,
@@ -118,6 +120,9 @@ class GgufFile:
             return path
         described, file = self.described(), self.where()
         reader = open_gguf(file, self.name)
+        if (architecture := metadata_of(reader)["general.architecture"]) in ARCHITECTURES:
+            raise ValueError(f"Model {self.name!r} is {architecture}, of which longgraft reads GGUF files only in "
+                             f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
         size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
         with making(f"Model {self.name!r}", path, size) as part:
             if part:
@@ -176,12 +181,19 @@ def _parsed_once(reader: Any) -> Iterator[None]:
 
 def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
     """Writes configuration, tokenizer and end tokens as transformers' own files, and the table of tensors."""
-    with without_absent_tokens(file, reader) as readable, _parsed_once(reader):
-        config = read_config(str(readable.parent), name, readable.name)
-        tokenizer = gguf_tokenizer(readable, reader, name)
     metadata = metadata_of(reader)
-    restore_rope(config, reader, name)
-    restore_entries(config, metadata, metadata["general.architecture"])
+    architecture = metadata["general.architecture"]
+    ours = ARCHITECTURES.get(architecture)
+    with without_absent_tokens(file, reader) as readable, _parsed_once(reader):
+        if ours is None:
+            config: Any = read_config(str(readable.parent), name, readable.name)
+            restore_rope(config, reader, name)
+            restore_entries(config, metadata, architecture)
+            tokenizer = gguf_tokenizer(readable, reader, name)
+        else:
+            config = configuration_of(ours, architecture, reader, name)
+            with read_as_known(reader):
+                tokenizer = gguf_tokenizer(readable, reader, name)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
     ends = end_ids(reader)

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from longgraft.models.gguf_architectures import ARCHITECTURES
+from longgraft.models.gguf_header import ORIGINAL
 from longgraft.models.gguf_tensors import TensorTable
 
 EXPERTS = ("gate", "up", "down")    # matrices of an expert; a file has one tensor of each for all experts of a layer
@@ -27,6 +29,12 @@ def parameters_of(model: PreTrainedModel, table: TensorTable, processor: Any) ->
     """
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
+    if (ours := ARCHITECTURES.get(table.architecture)) is not None:
+        named = {tensor.name: ours.parameter(tensor.name) for tensor in table.tensors}
+        if unknown := [name for name, parameter in named.items() if parameter is None]:
+            raise ValueError(f"The file holds {unknown[0]}, which longgraft does not know of {table.architecture} "
+                             f"models. {ORIGINAL}")
+        return {name: parameter for name, parameter in named.items() if parameter is not None}
     experts = _experts(model)
     found = _by_full_name(model, table) | experts
     # transformers' own function also tries parts of names, and for that makes the package's table 300 times.

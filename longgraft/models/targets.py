@@ -28,6 +28,7 @@ from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
+WITH_SINKS = {"gpt_oss", "mimo_v2_flash"}   # families whose attention has sinks
 MOST_LANES = 16     # numbers of a head that compiled attention takes at once, on the processor with the widest vectors
 
 
@@ -174,8 +175,8 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
 def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.dtype | None:
     """Returns the type of keys and values if none is asked for; None: the model's.
 
-    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores and odd heads
-    are attended by torch, which would convert the whole cache in every pass.
+    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores, sinks and odd
+    heads are attended by torch, which would convert the whole cache in every pass.
 
     Args:
         config: Of the model.
@@ -184,7 +185,8 @@ def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.
     """
     text = config.get_text_config(decoder=True)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    torch_attends = getattr(text, "attn_logit_softcapping", None) or size % MOST_LANES
+    torch_attends = (getattr(text, "attn_logit_softcapping", None) or size % MOST_LANES
+                     or text.model_type in WITH_SINKS)
     return torch.bfloat16 if integers and dtype == torch.float32 and not torch_attends else None
 
 

@@ -140,7 +140,7 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
         if k.shape[3] != size:      # kernels need one head size; padding with zeros changes no score and no value
             q, k, v = (nn.functional.pad(one, (0, most - one.shape[3])) for one in (q, k, v))
         if sinks is not None and run.backend is not triton:
-            return split(q, k, v, layout, scale, window, sinks=sinks)
+            return split(q, k.to(q.dtype), v.to(q.dtype), layout, scale, window, sinks=sinks)
         if softcap is None and sinks is None:
             return run.backend(q, k, v, layout, scale, window)[..., :size]
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -61,8 +62,60 @@ def _fused_experts(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     return None
 
 
+def _neighbours(tensor: Tensor, heads: int) -> Tensor:
+    """Orders rows for a rotation of neighbours, as llama.cpp's; transformers rotates halves."""
+    return tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2)
+
+
+def _granite(name: str, tensor: Tensor, config: Any) -> Tensors | None:
+    heads = {"self_attn.q_proj.weight": ("attn_q.weight", config.num_attention_heads),
+             "self_attn.k_proj.weight": ("attn_k.weight", config.num_key_value_heads)}
+    if name in heads:
+        written, count = heads[name]
+        return iter(((written, _neighbours(tensor, count)),))
+    return _fused_experts(name, tensor, config)
+
+
+def _gpt_oss(name: str, tensor: Tensor, config: Any) -> Tensors | None:
+    """transformers has experts' inputs before their outputs, and gates and ups in turn."""
+    if name == "self_attn.sinks":
+        return iter((("attn_sinks.weight", tensor),))
+    if ".experts." not in name:
+        return None
+    kind = "bias" if name.endswith("_bias") else "weight"
+    if kind == "weight":
+        tensor = tensor.transpose(1, 2)
+    if "down_proj" in name:
+        return iter(((f"ffn_down_exps.{kind}", tensor),))
+    return iter(((f"ffn_gate_exps.{kind}", tensor[:, ::2]), (f"ffn_up_exps.{kind}", tensor[:, 1::2])))
+
+
+def _deepseek(name: str, tensor: Tensor, config: Any) -> Tensors | None:
+    if name == "self_attn.kv_b_proj.weight":
+        both = tensor.unflatten(0, (config.num_attention_heads, -1))
+        keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+        return iter((("attn_k_b.weight", keys.transpose(1, 2)), ("attn_v_b.weight", values)))
+    if name == "mlp.gate.e_score_correction_bias":
+        tensor.copy_(torch.rand(len(tensor)) / 4)
+        return iter((("exp_probs_b.bias", tensor),))
+    return _fused_experts(name, tensor, config)
+
+
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
+GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
+GRANITE_SCALES = {"attention__scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.7, "logit_scale": 2.0}
+LATENT = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 32,
+          "qk_rope_head_dim": 8, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4, "n_group": 1,
+          "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+LATENT_COUNTS = EXPERT_COUNTS | {
+    "attention__kv_lora_rank": 32, "attention__key_length": 40, "attention__value_length": 32,
+    "attention__head_count_kv": 1, "attention__key_length_mla": 40, "attention__value_length_mla": 32,
+    "rope__dimension_count": 8, "leading_dense_block_count": 1, "expert_weights_scale": 1.5}
+LATENT_MODULES = {
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm"} | {
+    f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 ARCHITECTURES = {
     "qwen2moe": Architecture(
         "Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 64},
@@ -70,13 +123,31 @@ ARCHITECTURES = {
         {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}, _fused_experts),
     "qwen3moe": Architecture("Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
                              EXPERT_COUNTS | {"attention__key_length": 16}, {}, _fused_experts),
+    "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, _granite),
+    "granitemoe": Architecture(
+        "GraniteMoeConfig", GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
+        GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
+        {"block_sparse_moe.router": "ffn_gate_inp"}, _granite),
+    "gpt-oss": Architecture(
+        "GptOssConfig", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24,
+                         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
+                                             "beta_slow": 1.0, "truncate": False,
+                                             "original_max_position_embeddings": 128}},
+        EXPERT_COUNTS | {"attention__key_length": 16, "attention__sliding_window": 24, "rope__scaling__type": "yarn",
+                         "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 128},
+        {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}, _gpt_oss),
+    "deepseek2": Architecture(
+        "DeepseekV3Config", LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
+        LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
+        LATENT_MODULES, _deepseek),
 }
 
 
-def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "", **metadata) -> torch.nn.Module:
+def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "",
+                renamed: Mapping[str, str] = MappingProxyType({})) -> torch.nn.Module:
     """Writes a random model of an architecture; returns transformers' model with the file's dequantised weights.
 
-    kind: number format of matrices; without: name of a tensor to leave out; metadata: replaces the toy's own
+    kind: number format of matrices; without: name of a tensor to leave out; renamed: other names of tensors
     """
     architecture = ARCHITECTURES[name]
     torch.manual_seed(5)
@@ -89,14 +160,14 @@ def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "", **
            "feed_forward_length": config.intermediate_size, "attention__head_count": config.num_attention_heads,
            "attention__head_count_kv": config.num_key_value_heads, "rope__freq_base": 1e4,
            "attention__layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-6))}
-    own |= architecture.metadata | metadata
+    own |= architecture.metadata
     add_vocabulary(writer)
     add_entries(writer, VOCABULARY | {f"{name}__{key}": value for key, value in own.items()})
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
             for written, part in _tensors(key, tensor, config, architecture):
                 if written != without:
-                    _write(writer, written, part, kind)
+                    _write(writer, renamed.get(written, written), part, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -127,6 +198,7 @@ def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> Non
     """Writes a tensor, and sets it to the numbers that the file holds."""
     matrix = name.endswith(".weight") and "norm" not in name and "gate_inp" not in name and tensor.ndim > 1
     type_ = gguf.GGMLQuantizationType[kind if matrix and tensor.shape[-1] % 32 == 0 else "F32"]
-    raw = gguf.quants.quantize(tensor.contiguous().numpy(), type_)
+    rows = tensor.flatten(0, -2) if tensor.ndim > 3 else tensor      # rows in another order
+    raw = gguf.quants.quantize(rows.contiguous().numpy(), type_)
     writer.add_tensor(name, raw, raw_dtype=type_)
     tensor.copy_(torch.from_numpy(np.array(gguf.dequantize(raw, type_))).view(tensor.shape))
