@@ -121,3 +121,26 @@ class PackedWeight(BlockWeight):
     @property
     def sample(self) -> Tensor:
         return sample(self.codes)
+
+
+class ReorderedWeight(BlockWeight):
+    """A matrix in blocks whose columns are in another order than the model's.
+
+    Args:
+        packed: The matrix.
+        columns: [inputs] int64, the model's number of each of its columns.
+    """
+
+    def __init__(self, packed: PackedWeight, columns: Tensor) -> None:
+        super().__init__((packed.shape[0], packed.shape[1]), packed.dtype)
+        self.packed, self.kind, self._columns = packed, packed.kind, columns
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.packed.product(x[..., self._columns], bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.packed.rows(ids)[:, self._columns.argsort()]
+
+    @property
+    def sample(self) -> Tensor:
+        return self.packed.sample

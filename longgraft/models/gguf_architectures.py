@@ -50,6 +50,7 @@ class Architecture:
         modules: Modules of a layer, or parameters where a suffix is given, by their names in the file, besides LAYER.
         more: Returns further entries of the configuration, from the metadata and the names of the tensors.
         change: (name, weights, configuration) -> weights: undoes what the converter changed.
+        columns: (name, configuration) -> the model's number of each column of a file's matrix; None: they are alike.
     """
 
     model_type: str
@@ -57,6 +58,7 @@ class Architecture:
     modules: Mapping[str, str] = field(default_factory=dict)
     more: Callable[[Metadata, Collection[str]], dict[str, Any]] = lambda metadata, names: {}
     change: Callable[[str, np.ndarray, Mapping[str, Any]], np.ndarray] = _same
+    columns: Callable[[str, Mapping[str, Any]], np.ndarray | None] = lambda name, config: None
 
     def configuration(self, metadata: Metadata, names: Collection[str], vocabulary: int) -> PretrainedConfig:
         """Makes the configuration.
@@ -73,12 +75,17 @@ class Architecture:
         model_type = further.pop("model_type", self.model_type)
         return CONFIG_MAPPING[model_type](**entries | further)
 
-    def parameter(self, tensor: str) -> str | None:
-        """Returns the parameter that a tensor of the file belongs to; None if there is none."""
+    def parameter(self, tensor: str, layers: int) -> str | None:
+        """Returns the parameter that a tensor of the file belongs to; None if it is not known.
+
+        layers: number of the model's; tensors of further layers, which predict several tokens, have the parameter ""
+        """
         if not tensor.startswith("blk."):
             stem, _, suffix = tensor.rpartition(".")
             return f"{GLOBAL[stem]}.{suffix}" if stem in GLOBAL else None
         _, layer, name = tensor.split(".", 2)
+        if int(layer) >= layers:
+            return ""
         modules = LAYER | dict(self.modules)
         stem, _, suffix = name.rpartition(".")
         if name in modules:
@@ -94,6 +101,10 @@ class Processor:
 
     def process(self, weights: np.ndarray, name: str) -> Changed:
         return Changed(self._architecture.change(name, weights, self._config), name)
+
+    def columns(self, name: str) -> np.ndarray | None:
+        """Returns the model's number of each column of a file's matrix; None if they are alike."""
+        return self._architecture.columns(name, self._config)
 
 
 def _in_halves(name: str, weights: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
@@ -137,6 +148,58 @@ def _deepseek(metadata: Metadata, names: Collection[str]) -> dict[str, Any]:
     return entries
 
 
+def _qwen35(metadata: Metadata, names: Collection[str]) -> dict[str, Any]:
+    size, heads = metadata["attention.key_length"], metadata["ssm.time_step_rank"]
+    layers = metadata["block_count"] - metadata.get("nextn_predict_layers", 0)
+    interval = metadata.get("full_attention_interval", 4)
+    kinds = ["full_attention" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(layers)]
+    rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e7),
+            "partial_rotary_factor": metadata["rope.dimension_count"] / size}
+    return {"num_hidden_layers": layers, "layer_types": kinds, "rope_parameters": rope, "head_dim": size,
+            "linear_value_head_dim": metadata["ssm.inner_size"] // heads}
+
+
+def _grouped(weights: np.ndarray, config: Mapping[str, Any], size: int) -> np.ndarray:
+    """Orders rows of value heads of this size by their key head; in a file those of different key heads alternate."""
+    keys = config["linear_num_key_heads"]
+    heads = weights.reshape(-1, keys, size, *weights.shape[1:])
+    return heads.swapaxes(0, 1).reshape(weights.shape)
+
+
+def _delta_net(name: str, weights: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """Undoes the converter's changes of gated delta nets and of norms, which count their weights from 0."""
+    if name.endswith("norm.weight") and "ssm_norm" not in name:
+        return weights - 1
+    size, both = config["linear_value_head_dim"], 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    if ".attn_qkv." in name or ".ssm_conv1d." in name:
+        joined = np.concatenate([weights[:both], _grouped(weights[both:], config, size)])
+        return joined[:, None] if ".ssm_conv1d." in name else joined
+    if ".attn_gate." in name:
+        return _grouped(weights, config, size)
+    if ".ssm_beta." in name or ".ssm_alpha." in name or ".ssm_dt." in name:
+        return _grouped(weights, config, 1)
+    if name.endswith(".ssm_a"):
+        return _grouped(np.log(-weights), config, 1)
+    return weights[None] if name.endswith("ffn_gate_inp_shexp.weight") and weights.ndim == 1 else weights
+
+
+def _delta_net_columns(name: str, config: Mapping[str, Any]) -> np.ndarray | None:
+    """The output projection of a gated delta net reads its value heads in the file's order."""
+    if not name.endswith(".ssm_out.weight"):
+        return None
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    numbers = np.arange(values * config["linear_value_head_dim"]).reshape(keys, values // keys, -1)
+    return numbers.swapaxes(0, 1).flatten()
+
+
+_QWEN35 = {"ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+           "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads"}
+_DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z", "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a", "ssm_conv1d": "linear_attn.conv1d", "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
+    "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm"}
 _GRANITE = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
 ARCHITECTURES: dict[str, Architecture] = {
@@ -163,5 +226,16 @@ ARCHITECTURES: dict[str, Architecture] = {
             "attn_kv_a_norm": "self_attn.kv_a_layernorm", "attn_kv_b": "self_attn.kv_b_proj",
             "attn_k_b.weight": "self_attn.kv_b_proj.keys", "attn_v_b.weight": "self_attn.kv_b_proj.values"},
         _deepseek),
+    "qwen35": Architecture("qwen3_5_text", _QWEN35, _DELTA_NET, _qwen35, _delta_net, _delta_net_columns),
+    "qwen35moe": Architecture(
+        "qwen3_5_moe_text", _QWEN35 | {
+            "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        _DELTA_NET | _experts("mlp.experts") | {f"ffn_{part}_shexp": f"mlp.shared_expert.{part}_proj"
+                                                for part in ("gate", "up", "down")} | {
+            "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+            "ffn_gate_up_exps": "mlp.experts.gate_up"},
+        _qwen35, _delta_net, _delta_net_columns),
 }
 """Architectures by the names that files give them."""

@@ -6,7 +6,7 @@ transformers tells which tensor belongs where, and how it must be changed (`mode
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,14 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import StackedWeight
-from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
+from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight, ReorderedWeight
 from longgraft.models.gguf_architectures import ARCHITECTURES, Processor
 from longgraft.models.gguf_names import EXPERTS, parameters_of
 from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
+BOTH = "gate_up"                # gates and ups of all experts in one tensor
 LATENTS = ("keys", "values")    # parts of a matrix that expands latents
 
 
@@ -93,7 +94,7 @@ class _Filler:
         """Sets a parameter, or keeps a tensor of experts for `fill_experts`."""
         path, _, last = parameter.rpartition(".")
         module_path, _, part = path.rpartition(".")
-        if part in EXPERTS and hasattr(self.model.get_submodule(module_path), "down_proj"):
+        if part in (*EXPERTS, BOTH) and hasattr(self.model.get_submodule(module_path), "down_proj"):
             self.experts.setdefault(module_path, {})[f"{part}.{last}"] = tensor
             return
         module = self.model.get_submodule(path)
@@ -105,6 +106,8 @@ class _Filler:
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
         if tensor.type not in BLOCK_TYPES or is_router(module):
             floats = floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+            if (columns := self._columns(tensor)) is not None:
+                floats = floats[:, torch.from_numpy(np.argsort(columns))]
             changed = self.processor.process(floats.numpy(), tensor.name)
             if changed.name != tensor.name or changed.weights.shape != getattr(module, last).shape:
                 raise NoBlocks(f"transformers changes {tensor.name}")
@@ -126,7 +129,12 @@ class _Filler:
         rows, inputs = tensor.shape
         packed = self.kernels.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
         _check_scales(packed, tensor)
-        put_weight(module, packed)
+        columns = self._columns(tensor)
+        put_weight(module, packed if columns is None else ReorderedWeight(packed, torch.from_numpy(columns)))
+
+    def _columns(self, tensor: FileTensor) -> np.ndarray | None:
+        """Returns the model's number of each column of a file's matrix; None if they are alike."""
+        return self.processor.columns(tensor.name) if isinstance(self.processor, Processor) else None
 
     def fill_experts(self) -> None:
         """Puts experts in blocks in the place of the model's own."""
@@ -158,6 +166,11 @@ class _Filler:
     def _stack(self, tensors: dict[str, FileTensor], part: str, experts: int) -> StackedWeight:
         """Returns one of the matrices of all experts."""
         tensor = tensors.get(f"{part}.weight")
+        first = 0
+        if tensor is None and part != "down" and (tensor := tensors.get(f"{BOTH}.weight")) is not None:
+            half = tensor.shape[1] // 2
+            first = half if part == "up" else 0
+            tensor = replace(tensor, shape=(tensor.shape[0], half, tensor.shape[2]))
         if tensor is None:
             raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. Download it again.")
         if tensor.type not in BLOCK_TYPES:
@@ -165,7 +178,8 @@ class _Filler:
         if tensor.shape[0] != experts:
             raise NoBlocks(f"{tensor.name} has {tensor.shape[0]} experts, and the model {experts}")
         _, rows, inputs = tensor.shape
-        slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * rows, rows)) for expert in range(experts))
+        step = 2 * rows if f"{part}.weight" not in tensors else rows
+        slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * step + first, rows)) for expert in range(experts))
         stack = self.kernels.packed_experts(BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, slabs)
         _check_scales(stack.packed, tensor)
         return stack

@@ -30,11 +30,12 @@ def parameters_of(model: PreTrainedModel, table: TensorTable, processor: Any) ->
     from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
     if (ours := ARCHITECTURES.get(table.architecture)) is not None:
-        named = {tensor.name: ours.parameter(tensor.name) for tensor in table.tensors}
+        layers = model.config.num_hidden_layers
+        named = {tensor.name: ours.parameter(tensor.name, layers) for tensor in table.tensors}
         if unknown := [name for name, parameter in named.items() if parameter is None]:
             raise ValueError(f"The file holds {unknown[0]}, which longgraft does not know of {table.architecture} "
                              f"models. {ORIGINAL}")
-        return {name: parameter for name, parameter in named.items() if parameter is not None}
+        return {name: parameter for name, parameter in named.items() if parameter}
     experts = _experts(model)
     found = _by_full_name(model, table) | experts
     # transformers' own function also tries parts of names, and for that makes the package's table 300 times.

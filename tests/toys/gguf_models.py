@@ -96,13 +96,46 @@ def _deepseek(name: str, tensor: Tensor, config: Any) -> Tensors | None:
         keys, values = both.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
         return iter((("attn_k_b.weight", keys.transpose(1, 2)), ("attn_v_b.weight", values)))
     if name == "mlp.gate.e_score_correction_bias":
-        tensor.copy_(torch.rand(len(tensor)) / 4)
+        tensor.copy_(2 * torch.rand(len(tensor)))
         return iter((("exp_probs_b.bias", tensor),))
     return _fused_experts(name, tensor, config)
 
 
+def _alternating(tensor: Tensor, config: Any, size: int) -> Tensor:
+    """Orders value heads so that those of different key heads alternate; returns a view."""
+    keys = config.linear_num_key_heads
+    return tensor.unflatten(0, (keys, -1, size)).transpose(0, 1)
+
+
+def _qwen35(name: str, tensor: Tensor, config: Any) -> Tensors | None:
+    """Rounds the model's own numbers first, because reordered ones are written as copies."""
+    if tensor.ndim == 2 and tensor.shape[1] % 32 == 0 and "mlp.gate" not in name:
+        raw = gguf.quants.quantize(tensor.numpy(), gguf.GGMLQuantizationType.Q8_0)
+        tensor.copy_(torch.from_numpy(gguf.dequantize(raw, gguf.GGMLQuantizationType.Q8_0)))
+    if name.endswith("norm.weight") and "linear_attn" not in name:
+        written = (MODULES | DELTA_NET)[name.removesuffix(".weight")]
+        return iter(((f"{written}.weight", tensor + 1),))
+    part, size = name.removeprefix("linear_attn."), config.linear_value_head_dim
+    if part == name or part == "norm.weight":
+        return _fused_experts(name, tensor, config)
+    if part == "A_log":
+        return iter((("ssm_a", -_alternating(tensor, config, 1).flatten().exp()),))
+    if part == "dt_bias":
+        return iter((("ssm_dt.bias", _alternating(tensor, config, 1).flatten()),))
+    both = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        tensor = tensor.squeeze(1)
+        joined = torch.cat([tensor[:both], _alternating(tensor[both:], config, size).flatten(0, 2)])
+        return iter(((f"{DELTA_NET['linear_attn.' + part.removesuffix('.weight')]}.weight", joined),))
+    if part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+        view = _alternating(tensor, config, size if "_z" in part else 1)
+        return iter(((f"{DELTA_NET['linear_attn.' + part.removesuffix('.weight')]}.weight", view.flatten(0, 2)),))
+    return iter((("ssm_out.weight", _alternating(tensor.T, config, size).flatten(0, 2).T),))
+
+
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 EXPERT_COUNTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 32}
+SHARED_EXPERT = {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 GRANITE = {"attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0}
 GRANITE_SCALES = {"attention__scale": 0.2, "embedding_scale": 3.0, "residual_scale": 0.7, "logit_scale": 2.0}
 LATENT = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 32,
@@ -116,11 +149,35 @@ LATENT_MODULES = {
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm"} | {
     f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+DELTA_NET = {f"linear_attn.{name}": written for name, written in {
+    "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_a": "ssm_alpha", "in_proj_b": "ssm_beta",
+    "conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out"}.items()} | {
+    "post_attention_layernorm": "post_attention_norm"}
+HYBRID = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+          "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+          "layer_types": ["linear_attention", "full_attention"],
+          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}
+HYBRID_COUNTS = {"attention__key_length": 16, "ssm__conv_kernel": 4, "ssm__state_size": 16, "ssm__group_count": 2,
+                 "ssm__time_step_rank": 4, "ssm__inner_size": 128, "rope__dimension_count": 4,
+                 "full_attention_interval": 2, "rope__dimension_sections": [1, 1, 0, 0]}
 ARCHITECTURES = {
+    "lfm2": Architecture(
+        "Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False, "conv_L_cache": 3},
+        {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3},
+        {"embedding_norm": "token_embd_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
+         "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj",
+         "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm",
+         "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up",
+         "feed_forward.w2": "ffn_down"},
+        lambda name, tensor, config: iter((("shortconv.conv.weight", tensor[:, 0]),)) if "conv.conv" in name else None),
+    "qwen35": Architecture("Qwen3_5TextConfig", HYBRID, HYBRID_COUNTS, DELTA_NET, _qwen35),
+    "qwen35moe": Architecture(
+        "Qwen3_5MoeTextConfig", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
+        HYBRID_COUNTS | EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
+        DELTA_NET | SHARED_EXPERT, _qwen35),
     "qwen2moe": Architecture(
         "Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 64},
-        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
-        {f"mlp.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}, _fused_experts),
+        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64}, SHARED_EXPERT, _fused_experts),
     "qwen3moe": Architecture("Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
                              EXPERT_COUNTS | {"attention__key_length": 16}, {}, _fused_experts),
     "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, _granite),
@@ -143,11 +200,12 @@ ARCHITECTURES = {
 }
 
 
-def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "",
+def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "", fused: bool = False,
                 renamed: Mapping[str, str] = MappingProxyType({})) -> torch.nn.Module:
     """Writes a random model of an architecture; returns transformers' model with the file's dequantised weights.
 
-    kind: number format of matrices; without: name of a tensor to leave out; renamed: other names of tensors
+    kind: number format of matrices; without: name of a tensor to leave out; fused: gates and ups of experts are one
+    tensor; renamed: other names of tensors
     """
     architecture = ARCHITECTURES[name]
     torch.manual_seed(5)
@@ -165,6 +223,9 @@ def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "",
     add_entries(writer, VOCABULARY | {f"{name}__{key}": value for key, value in own.items()})
     with torch.no_grad():
         for key, tensor in model.state_dict().items():
+            if fused and key.endswith("experts.gate_up_proj"):
+                _write(writer, f"blk.{key.split('.')[2]}.ffn_gate_up_exps.weight", tensor, kind)
+                continue
             for written, part in _tensors(key, tensor, config, architecture):
                 if written != without:
                     _write(writer, renamed.get(written, written), part, kind)
@@ -196,7 +257,7 @@ def _tensors(key: str, tensor: Tensor, config: Any, architecture: Architecture) 
 
 def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> None:
     """Writes a tensor, and sets it to the numbers that the file holds."""
-    matrix = name.endswith(".weight") and "norm" not in name and "gate_inp" not in name and tensor.ndim > 1
+    matrix = name.endswith(".weight") and tensor.ndim > 1 and not any(part in name for part in ("norm", "gate_inp"))
     type_ = gguf.GGMLQuantizationType[kind if matrix and tensor.shape[-1] % 32 == 0 else "F32"]
     rows = tensor.flatten(0, -2) if tensor.ndim > 3 else tensor      # rows in another order
     raw = gguf.quants.quantize(rows.contiguous().numpy(), type_)
