@@ -86,6 +86,11 @@ class GgufFile:
     def _described(self) -> Path:
         return models_folder() / f"{self.sha256[:32]}.{VERSION}"
 
+    @property
+    def is_described(self) -> bool:
+        """True if the folder that describes the file exists."""
+        return self._described.exists()
+
     def described(self) -> Path:
         """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
 
