@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from toys.gguf_models import ARCHITECTURES, write_model
@@ -94,3 +96,18 @@ def test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_the
     write_model(tmp_path / "other.gguf", "granitemoe", renamed={"blk.0.ffn_gate_inp.weight": "blk.0.ffn_odd.weight"})
     with pytest.raises(ValueError, match=r"^The file holds blk\.0\.ffn_odd\.weight, which longgraft does not know of"):
         load(tmp_path / "other.gguf", weights="gguf")
+
+
+def test_experts_of_a_model_that_is_larger_than_the_memory_are_read_from_the_disk(tmp_path, monkeypatch, kernels):
+    write_model(tmp_path / "toy.gguf", "qwen3moe")
+    ids, held = toy_prompt(50), load(tmp_path / "toy.gguf")
+    monkeypatch.setattr("longgraft.models.gguf_blocks.free_bytes", lambda device: 1000)
+    read = load(tmp_path / "toy.gguf")
+    note = "the model is larger than the free memory: its experts are read from the disk as they are needed"
+    assert note in read.about and note not in held.about
+    assert answered(read, ids, 20).token_ids == answered(held, ids, 20).token_ids
+    assert [path.name for path in (tmp_path / "cache" / "models").iterdir() if path.is_file()] == ["lock"]
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(ValueError, match=r"which is more memory than is free, and the disk has 0\.0 GB for the 0\.0 GB "
+                                         r"of its experts\. Make room, or set LONGGRAFT_CACHE"):
+        load(tmp_path / "toy.gguf")

@@ -22,8 +22,9 @@ GATES = {"silu": Gate("silu"), "tanh": Gate("tanh"), "clamped": Gate("clamped", 
 
 def stack(kernels: CpuKernels, rows: int, inputs: int) -> StackedWeight:
     raw = gguf.quants.quantize(torch.randn(COUNT, rows, inputs).numpy(), gguf.GGMLQuantizationType.Q8_0)
-    return kernels.packed_experts(BLOCK_TYPES["Q8_0"], (COUNT, rows, inputs), torch.float32,
-                                  map(torch.from_numpy, raw))
+    made = StackedWeight(kernels, BLOCK_TYPES["Q8_0"], (COUNT, rows, inputs), torch.float32)
+    kernels.pack_experts(made, map(torch.from_numpy, raw))
+    return made
 
 
 def experts_of(kernels: CpuKernels, gate: Gate, biased: bool = False) -> BlockExperts:

@@ -191,21 +191,14 @@ class CpuKernels:
             first += len(raw)
         return packed
 
-    def packed_experts(self, of: BlockType, shape: tuple[int, int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
-                       ) -> StackedWeight:
-        """The matrices of a mixture's experts in a GGUF file as the kernels read them.
+    def pack_experts(self, stack: StackedWeight, slabs: Iterable[Tensor]) -> None:
+        """Fills the matrices of a mixture's experts from a GGUF file.
 
-        Args:
-            of: their type.
-            shape: experts, rows and inputs of each.
-            dtype: of the model's activations.
-            slabs: the rows of each expert, as bytes [rows, bytes of a row].
+        slabs: the rows of each expert, as bytes [rows, bytes of a row]
         """
-        stack = StackedWeight(self, of, shape, dtype)
         for expert, raw in enumerate(slabs):
             part = stack.packed.from_row(stack.first_row(expert))
             self._pack_blocks(ctypes.byref(part), raw.data_ptr(), len(raw), raw.shape[1], torch.get_num_threads())
-        return stack
 
     def mixture(self, experts: DescribedExperts, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Runs x [n, hidden] through a mixture's experts; a row has the same bits beside any other rows.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longgraft.kernels.block_weight import BlockWeight, NeedsFloats
-from longgraft.kernels.packed_weight import BlockType, LinearWeight, PackedWeight
+from longgraft.kernels.packed_weight import BlockType, LinearWeight, PackedWeight, Zeros
 
 if TYPE_CHECKING:
     from longgraft.kernels.cpu import CpuKernels
@@ -44,10 +44,12 @@ class StackedWeight(BlockWeight):
 
     ndim = 3
 
-    def __init__(self, kernels: CpuKernels, of: BlockType, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    def __init__(self, kernels: CpuKernels, of: BlockType, shape: tuple[int, int, int], dtype: torch.dtype,
+                 zeros: Zeros = torch.zeros) -> None:
         experts, rows, inputs = shape
+        self.on_disk = zeros is not torch.zeros
         self._padded = -(-rows // kernels.lanes) * kernels.lanes
-        self.packed = PackedWeight.empty(kernels, of, (experts * self._padded, inputs), dtype)
+        self.packed = PackedWeight.empty(kernels, of, (experts * self._padded, inputs), dtype, zeros)
         self.shape, self.dtype, self.kind = torch.Size(shape), dtype, self.packed.kind
 
     def first_row(self, expert: int) -> int:

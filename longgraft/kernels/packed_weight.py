@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from longgraft.runtime.weight_state import sample
 if TYPE_CHECKING:
     from longgraft.kernels.cpu import CpuKernels
 
+Zeros = Callable[..., Tensor]
+"""Allocates a tensor of zeros, with the arguments of `torch.zeros`."""
 SPAN = 32               # inputs that the kernels take at once: a matrix is padded to a multiple of them
 
 
@@ -95,12 +98,13 @@ class PackedWeight(BlockWeight):
             self.described.shares = shares.data_ptr()
 
     @classmethod
-    def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype) -> PackedWeight:
-        """Blocks of a GGUF file's type without content; inputs: a multiple of the type's block."""
+    def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype,
+              zeros: Zeros = torch.zeros) -> PackedWeight:
+        """Blocks of a GGUF file's type without content; inputs: a multiple of the type's block.  zeros: allocates"""
         tiles, blocks, groups = -(-shape[0] // kernels.lanes), shape[1] // of.inputs, of.inputs // of.group
-        codes = torch.zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
-        scales = torch.zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=of.scales)
-        shares = None if groups == 1 else torch.zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)
+        codes = zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
+        scales = zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=of.scales)
+        shares = None if groups == 1 else zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)
         return cls(kernels, of, shape, dtype, codes=codes, scales=scales, shares=shares)
 
     def from_row(self, first: int) -> LinearWeight:

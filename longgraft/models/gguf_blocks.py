@@ -5,6 +5,7 @@ transformers tells which tensor belongs where, and how it must be changed (`mode
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,13 +19,16 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfi
 from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import StackedWeight
-from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight, ReorderedWeight
+from longgraft.kernels.mapped_memory import MappedMemory
+from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight, ReorderedWeight, Zeros
 from longgraft.models.gguf_architectures import ARCHITECTURES, Processor
 from longgraft.models.gguf_names import EXPERTS, parameters_of
 from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
+from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
+FULL = 0.9                      # share of the free memory that weights may take; the rest is for the cache and passes
 BOTH = "gate_up"                # gates and ups of all experts in one tensor
 LATENTS = ("keys", "values")    # parts of a matrix that expands latents
 
@@ -61,6 +65,8 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
     names = parameters_of(model, table, processor)
     filler = _Filler(file, model, dtype, kernels, processor)
+    if table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
+        filler.zeros = _on_disk(table, folder.parent, name).zeros
     for tensor in table.tensors:
         if parameter := names.get(tensor.name):
             filler.fill(parameter, tensor)
@@ -78,6 +84,21 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
     return model.eval()
 
 
+def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
+    """Returns memory in a file for the experts of a model that is larger than the memory.
+
+    Raises:
+        ValueError: the disk is too small as well.
+    """
+    size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
+    room = shutil.disk_usage(folder).free
+    if size > room:
+        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, and the "
+                         f"disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make room, or set "
+                         "LONGGRAFT_CACHE to a folder on a larger disk.")
+    return MappedMemory(folder)
+
+
 @dataclass
 class _Filler:
     """Puts the tensors of a file into a model without weights."""
@@ -89,6 +110,7 @@ class _Filler:
     processor: Any
     experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> part and suffix -> tensor
     latents: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> keys or values -> tensor
+    zeros: Zeros = torch.zeros      # allocates the experts
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
         """Sets a parameter, or keeps a tensor of experts for `fill_experts`."""
@@ -180,7 +202,8 @@ class _Filler:
         _, rows, inputs = tensor.shape
         step = 2 * rows if f"{part}.weight" not in tensors else rows
         slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * step + first, rows)) for expert in range(experts))
-        stack = self.kernels.packed_experts(BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, slabs)
+        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, self.zeros)
+        self.kernels.pack_experts(stack, slabs)
         _check_scales(stack.packed, tensor)
         return stack
 

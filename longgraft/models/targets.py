@@ -13,9 +13,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from longgraft.config.settings import Settings
-from longgraft.kernels.block_weight import put_weight
+from longgraft.kernels.block_weight import block_weights, put_weight
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
+from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
@@ -137,7 +138,10 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
         if settings.weights == "gguf":
             raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why
         return None, (f"weights are dequantised to floats: {why}",)
-    return model, ("weights are the file's own blocks (--weights float dequantises them)",)
+    notes = ["weights are the file's own blocks (--weights float dequantises them)"]
+    if any(isinstance(weight, StackedWeight) and weight.on_disk for _, weight in block_weights(model)):
+        notes.append("the model is larger than the free memory: its experts are read from the disk as they are needed")
+    return model, tuple(notes)
 
 
 def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
