@@ -17,6 +17,7 @@ import torch
 os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())))
 
 from toys.commands import run, saved_pair
+from toys.levels import stop_without_kernels
 from toys.models import SHARED
 from toys.training import counting
 
@@ -143,10 +144,10 @@ def golden() -> Golden:
 
 @pytest.fixture(scope="session")
 def kernels(request) -> CpuKernels:
-    """The compiled kernels, of this machine or of a level (`EVERY_LEVEL`); skips the test if they cannot be
-    compiled."""
-    if isinstance(built := cpu_kernels(), NotBuilt):
-        pytest.skip(f"no compiled kernels: {built}")
+    """The compiled kernels, of this machine or of a level (`EVERY_LEVEL`)."""
+    built = cpu_kernels()
+    if isinstance(built, NotBuilt):
+        stop_without_kernels(built)
     level = getattr(request, "param", None)
     return built if level is None else CpuKernels(library(level=level))
 

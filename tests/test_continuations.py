@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from toys.continuations import PRIOR, PythonContinuations
+from toys.levels import stop_without_kernels
 
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import KEPT, ORDERS, Continuations, NoContinuations, compiled, continuations
@@ -18,8 +19,9 @@ from longgraft.trees.tree import ProposalTree
 
 @pytest.fixture(autouse=True)
 def built():
-    if isinstance(why := compiled(), NotBuilt):
-        pytest.skip(f"no compiled continuations: {why}")
+    code = compiled()
+    if isinstance(code, NotBuilt):
+        stop_without_kernels(code)
 
 
 def model_of(text: list[int]) -> Continuations:

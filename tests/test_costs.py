@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from toys.models import toy_model, toy_network, toy_target
+from toys.models import small_model, toy_model, toy_network, toy_target
 from toys.recorder import recorder
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
@@ -18,6 +18,7 @@ from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, m
 from longgraft.budget.cost_model import KEPT_CURVES, TABLES, Costs, LiveCosts
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.target_model.model import Target
+from longgraft.target_model.verifier import Verifier
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
 COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
@@ -242,3 +243,16 @@ def test_few_sizes_are_recorded_to_measure_costs():
 
 def test_prefixes_are_measured_as_far_as_positions_go():
     assert max(measure(toy_target(), toy_network(), [9999, 99999], 0.0).passes) == 512 - max(ROWS) - LEVELS - 1
+
+
+def test_measured_passes_have_tokens_of_the_whole_vocabulary(monkeypatch):
+    seen, real = [], Verifier.verify
+
+    def verify(self, tree, wants):
+        seen.append(tree.tokens)
+        return real(self, tree, wants)
+
+    monkeypatch.setattr(Verifier, "verify", verify)
+    measure(small_model(600), None, [64], 0.3)
+    largest = max(seen, key=len)
+    assert int(largest.max()) == (len(largest) - 1) * (600 // max(ROWS))

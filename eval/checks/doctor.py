@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,8 +16,10 @@ from longgraft.config.settings import HeadOverrides, Pair
 from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
-from longgraft.models.gguf_blocks import TensorTable
-from longgraft.models.places import place_of
+from longgraft.models.catalogue import Entry
+from longgraft.models.gguf_tensors import TensorTable
+from longgraft.models.places import not_here, place_of
+from longgraft.models.store import ROOM, models_folder
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
@@ -60,6 +63,8 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         ValueError: the target cannot be decoded here, or the head belongs to another target.
     """
     programs = resident() if device.type == "cpu" else 0      # before a GGUF file is described, which leaves memory
+    if (entry := not_here(pair.model)) is not None:
+        return before_download(entry, context, device, programs)
     place = place_of(pair.model)
     name, config = place.name, cast(Any, read_config(place.path, place.name))
     dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
@@ -93,6 +98,31 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         both, room = memory(shares, fixed | {name: packed}, context, left, programs)
         needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
     return FitReport([*lines, *needed], fits and enough)
+
+
+def before_download(entry: Entry, context: int, device: torch.device, programs: int) -> FitReport:
+    """Tells if a model of the catalogue that is not on this machine would fit, from what the catalogue says of it.
+
+    programs: bytes that lie in memory already
+    """
+    lines = [*machine(device),
+             f"model {entry.name}: {entry.title}, {entry.licence}, {entry.positions:,} positions; not on this machine: "
+             f"{entry.megabytes:,} MB would be downloaded from {entry.hub or 'the package index'}"]
+    if entry.terms:
+        lines.append(f"terms of use: {entry.terms}")
+    fits = context <= entry.positions
+    if not fits:
+        lines.append(f"context {context:,}: too long, {entry.positions:,} positions are allowed")
+    folder = next(path for path in (models_folder(), *models_folder().parents) if path.exists())
+    room = shutil.disk_usage(folder).free
+    enough_disk = room >= ROOM * entry.size
+    lines.append(f"disk: {entry.size / GIB:,.2f} of {room / GIB:,.2f} GiB free: "
+                 f"{'fits' if enough_disk else 'does not fit'}")
+    if device.type != "cpu":
+        return FitReport([*lines, "memory: known for a CPU only, before the download"], fits and enough_disk)
+    target = Footprint(entry.weights, entry.cache)
+    needed, enough = memory({"target": target}, {}, context, free_bytes(device), programs)
+    return FitReport([*lines, *needed], fits and enough_disk and enough)
 
 
 def machine(device: torch.device) -> list[str]:

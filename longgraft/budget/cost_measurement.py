@@ -155,8 +155,12 @@ class _Rig:
         self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
 
     def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
+        # Tokens from the whole vocabulary: a mixture's price of a row depends on the experts that the rows wake, and
+        # the first tokens, which are special tokens and single bytes, may wake other numbers of them than a text.
+        apart = max(1, self.target.vocab_size // max(ROWS))
         for rows in self.rows:      # two chains side by side give a pass with a mask, like that of a tree
-            tree = ProposalTree.build(list(range(rows)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
+            tokens = [apart * n for n in range(rows)]
+            tree = ProposalTree.build(tokens, [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
                                       [ROOT] + [DRAFT] * (rows - 1))
             for length in self.lengths:
                 yield ("passes", length, rows), partial(self._verify, tree, length)

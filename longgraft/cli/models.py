@@ -20,12 +20,14 @@ def list_models(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     wide = max(map(len, CATALOGUE)) + 2
-    print(f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>6}  {'licence':<12}{'head':<7}{'here':<6}"
-          "what it is")
+    print(f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>7}{'GB 8K':>7}{'32K':>6}  {'licence':<12}"
+          f"{'head':<7}{'here':<6}what it is")
     for name, entry in CATALOGUE.items():
         head, found = ("ships" if shipped_head(name) else "none"), ("yes" if here(entry) else "no")
-        print(f"{name:<{wide}}{entry.parameters:>9}M{entry.positions:>11,}{entry.megabytes:>6}  {entry.licence:<12}"
-              f"{head:<7}{found:<6}{entry.title}")
+        short, long = (f"{entry.gigabytes(context):.1f}" if context <= entry.positions else "-"
+                       for context in (8192, 32768))
+        print(f"{name:<{wide}}{entry.parameters:>9}M{entry.positions:>11,}{entry.megabytes:>7}"
+              f"{short:>7}{long:>6}  {entry.licence:<12}{head:<7}{found:<6}{entry.title}")
 
 
 @models.command("get", epilog="Example: longgraft models get qwen2.5-coder-0.5b")

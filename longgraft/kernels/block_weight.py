@@ -78,5 +78,6 @@ def put_weight(module: nn.Module, weight: BlockWeight) -> None:
 def block_weights(model: nn.Module) -> Iterator[tuple[str, BlockWeight]]:
     """(name, weight) of each weight in blocks, named as its parameter was."""
     for name, module in model.named_modules():
-        if isinstance(weight := module.__dict__.get("weight"), BlockWeight):
-            yield f"{name}.weight", weight
+        for attribute, value in module.__dict__.items():
+            if isinstance(value, BlockWeight):
+                yield f"{name}.{attribute}", value

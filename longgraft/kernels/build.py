@@ -58,6 +58,9 @@ LEVELS = {
 }
 
 
+COMPILERS = "c++", "g++", "clang++"     # the first that is there compiles
+
+
 class NotBuilt(Exception):
     """Why nothing is compiled, in one clause."""
 
@@ -120,11 +123,11 @@ def library(source: Path = KERNELS, level: Level | None = None) -> Path:
 
 
 def _compiler() -> str:
-    names = ("c++", "g++", "clang++")
-    found = next((found for name in names if (found := shutil.which(name))), None)
-    if found is None:
-        raise NotBuilt(f"no C++ compiler was found ({', '.join(names)})")
-    return found
+    for name in COMPILERS:
+        path = shutil.which(name)
+        if path:
+            return path
+    raise NotBuilt(f"no C++ compiler was found ({', '.join(COMPILERS)})")
 
 
 @cache

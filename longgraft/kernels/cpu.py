@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from longgraft.attention.backends import split
 from longgraft.attention.layout import Layout
 from longgraft.kernels.build import NotBuilt, loaded, with_memory
+from longgraft.kernels.expert_weights import DescribedExperts, StackedWeight
 from longgraft.kernels.integers import IntegerWeight, linear_weights
 from longgraft.kernels.packed_weight import INT8, SPAN, BlockType, LinearWeight, PackedWeight
 from longgraft.runtime.byte_rows import BYTES, numbers_of, packed_size
@@ -99,7 +100,8 @@ class CpuKernels:
     def __init__(self, library: Path | None = None) -> None:
         """NotBuilt if this machine cannot build or load them.  library: another one than that for this machine"""
         compiled = loaded() if library is None else ctypes.CDLL(str(library))
-        sizes, ours = (ctypes.c_int64 * 4)(), [ctypes.sizeof(kind) for kind in (LinearWeight, _Norm, _Layer, _Part)]
+        mirrors = (LinearWeight, _Norm, _Layer, _Part, DescribedExperts)
+        sizes, ours = (ctypes.c_int64 * len(mirrors))(), [ctypes.sizeof(kind) for kind in mirrors]
         compiled.longgraft_sizes(sizes)
         assert list(sizes) == ours, f"structures of {list(sizes)} bytes are mirrored by ones of {ours}"
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -112,8 +114,10 @@ class CpuKernels:
         self._pack_blocks, self._integer_rows = compiled.longgraft_pack_blocks, compiled.longgraft_integer_rows
         self._pack_blocks.argtypes = [pointer, pointer, number, number, ctypes.c_int]
         self._integer_rows.argtypes = [pointer, pointer, number, pointer]
+        self._experts = compiled.longgraft_experts
+        self._experts.argtypes = [pointer] * 5 + [number] * 2 + [ctypes.c_int] * 2
         for function in (self._product, self._attention, self._norm, self._layer, self._pack_blocks,
-                         self._integer_rows):
+                         self._integer_rows, self._experts):
             function.restype, function.errcheck = ctypes.c_int, with_memory
         self._sizes = ctypes.c_int64 * 13
         compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
@@ -188,6 +192,29 @@ class CpuKernels:
                               torch.get_num_threads())
             first += len(raw)
         return packed
+
+    def pack_experts(self, stack: StackedWeight, slabs: Iterable[Tensor]) -> None:
+        """Fills the matrices of a mixture's experts from a GGUF file.
+
+        slabs: the rows of each expert, as bytes [rows, bytes of a row]
+        """
+        for expert, raw in enumerate(slabs):
+            part = stack.packed.from_row(stack.first_row(expert))
+            self._pack_blocks(ctypes.byref(part), raw.data_ptr(), len(raw), raw.shape[1], torch.get_num_threads())
+
+    def mixture(self, experts: DescribedExperts, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """Runs x [n, hidden] through a mixture's experts; a row has the same bits beside any other rows.
+
+        Args:
+            experts: in float32 or bfloat16, as x is.
+            chosen: [n, k] int64, the experts of each row.
+            shares: [n, k], of each row's sum.
+        """
+        x, chosen, shares = x.contiguous(), chosen.contiguous(), shares.float().contiguous()
+        y = torch.empty_like(x)
+        self._experts(ctypes.byref(experts), x.data_ptr(), chosen.data_ptr(), shares.data_ptr(), y.data_ptr(), len(x),
+                      chosen.shape[1], x.dtype == torch.bfloat16, torch.get_num_threads())
+        return y
 
     def integer_rows(self, weight: PackedWeight, ids: Tensor) -> Tensor:
         """`PackedWeight.rows`: ids [n] -> [n, inputs] float32."""

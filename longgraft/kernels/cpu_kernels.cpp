@@ -7,60 +7,15 @@
 #include <initializer_list>
 #include <utility>
 
-#include "integer_products.h"
+#include "experts.h"
+#include "gates.h"
 #include "parallel.h"
+#include "products.h"
 #include "tiled_attention.h"
 #include "tiles.h"
 #include "vectors.h"
 
 namespace {
-
-template <class T>
-void product(const T* x, const uint32_t* packed, const T* bias, T* y, int64_t n, int64_t in, int64_t out, int threads) {
-    constexpr int64_t A_STEP = 4 / sizeof(T);       // inputs
-    const int64_t steps = (in + A_STEP - 1) / A_STEP, blocks = (n + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t most = (n + blocks - 1) / blocks;             // rows of a block, evenly
-    uint32_t* const turned = reinterpret_cast<uint32_t*>(scratch(n * steps));   // block by block [steps, rows]
-    for (int64_t r = 0; r < n; ++r) {
-        const int64_t first = r / most * most, rows = std::min(most, n - first);
-        uint32_t* const to = turned + first * steps + (r - first);
-        for (int64_t i = 0; i < steps; ++i) {
-            T both[A_STEP] = {};
-            for (int64_t k = 0; k < A_STEP && i * A_STEP + k < in; ++k) both[k] = x[r * in + i * A_STEP + k];
-            __builtin_memcpy(to + i * rows, both, sizeof both);
-        }
-    }
-    parallel::loop((out + OUTPUTS - 1) / OUTPUTS, threads, [&](int64_t tile) {
-        const int64_t o = tile * OUTPUTS;
-        for (int64_t first = 0; first < n; first += most) {
-            Sums sums[MOST_ROWS * VECTORS];
-            const int64_t rows = std::min(most, n - first);
-            // The processor itself reads ahead of one or two rows of floats.
-            const bool fetch = n > 2 || sizeof(T) < 4;
-            const uint32_t* const weights = packed + o * steps;
-            tile_of<T>(rows, std::make_integer_sequence<int, MOST_ROWS>())(
-                turned + first * steps, weights, steps, {fetch ? weights + AHEAD / 8 : nullptr, nullptr}, sums);
-            for (int64_t r = 0; r < rows; ++r)
-                for (int64_t v = 0; v < VECTORS; ++v)
-                    store_row(sums[r * VECTORS + v], bias, y + (first + r) * out, o + v * LANES, out);
-        }
-    });
-}
-
-// y_i [n, out_i] = x [n, in] w_i^T + bias_i, of several weights.
-template <class T>
-void products(const T* x, int64_t n, std::initializer_list<std::pair<const Weight*, T*>> all, int threads) {
-    RoundedRows rows{};
-    for (const auto& [w, y] : all) {
-        if (w->type == FLOATS) {
-            product(x, static_cast<const uint32_t*>(w->data), static_cast<const T*>(w->bias), y, n, w->in, w->out,
-                    threads);
-            continue;
-        }
-        if (!rows.codes) rows = rounded_rows(x, n, w->in);
-        integer_product(rows, *w, y, threads);
-    }
-}
 
 // A root-mean-square norm.  weight: of the dtype of rows, null for no norm; plus: added to the weight; rounds: a normed
 // number is rounded to that dtype before it is multiplied with the weight.
@@ -102,33 +57,6 @@ struct Layer {
     int64_t heads, kv_heads, size, tanh;        // tanh: the gate's activation is gelu by tanh, else silu
     float scale;
 };
-
-// e^-x for x >= 0
-inline Sums decayed(Sums x) { return power_of_two(x * -LOG2_E); }
-inline Sums silu(Sums x) {
-    const Sums e = decayed(absolute(x));
-    return x * (x < 0.0f ? e : Sums{} + 1.0f) / (1.0f + e);
-}
-inline Sums gelu(Sums x) {
-    const Sums inner = 0.7978845608028654f * (x + 0.044715f * x * x * x), e = decayed(2.0f * absolute(inner));
-    const Sums tanh = (1.0f - e) / (1.0f + e);
-    return 0.5f * x * (1.0f + (inner < 0.0f ? -tanh : tanh));
-}
-
-// gate = activation(gate) * up, over [count]
-template <class T> void gated(T* gate, const T* up, int64_t count, bool tanh, int threads) {
-    parallel::loop((count + LANES - 1) / LANES, count >= 1 << 16 ? threads : 1, [&](int64_t vector) {
-        const int64_t i = vector * LANES, some = std::min(LANES, count - i);
-        T padded[2][LANES] = {};
-        const T *own = gate + i, *other = up + i;
-        if (some < LANES) {
-            own = std::copy_n(own, some, padded[0]) - some;
-            other = std::copy_n(other, some, padded[1]) - some;
-        }
-        const Sums x = lanes(own);
-        store_row<T>((tanh ? gelu(x) : silu(x)) * lanes(other), nullptr, gate, i, count);
-    });
-}
 
 // x [n, heads, size], rotated by halves in place.
 template <class T> void rotate(T* x, const T* cos, const T* sin, int64_t n, int64_t heads, int64_t size) {
@@ -191,7 +119,7 @@ void layer(const Layer& w, const void* given, void* result, const void* cos, con
     add(x, w.after_attention);
     normed(y, w.before_gate, states, n, hidden, threads);
     products<T>(states, n, {{&w.gate, gate}, {&w.up, up}}, threads);
-    gated(gate, up, n * w.gate.out, w.tanh, threads);
+    gated(gate, up, n * w.gate.out, Gate{w.tanh ? TANH : SILU, 0.0f, 0.0f}, threads);
     products<T>(gate, n, {{&w.down, states}}, threads);
     add(y, w.after_gate);
 }
@@ -226,6 +154,7 @@ void longgraft_sizes(int64_t* sizes) {
     sizes[1] = sizeof(Norm);
     sizes[2] = sizeof(Layer);
     sizes[3] = sizeof(Part);
+    sizes[4] = sizeof(Experts);
 }
 
 int64_t longgraft_lanes() { return LANES; }
@@ -249,6 +178,17 @@ int longgraft_pack_blocks(const Weight* weight, const uint8_t* raw, int64_t rows
 // y [n, in]: rows `ids` [n] of a weight in integers, as floats.
 int longgraft_integer_rows(const Weight* weight, const int64_t* ids, int64_t n, float* y) {
     return tried([&] { integer_rows(*weight, ids, n, y); });
+}
+
+// y [n, hidden]: what a mixture's experts make of x [n, hidden].  ids, shares [n, chosen]: each row's experts, and their
+// shares of its sum; half: x, y and biases are bfloat16.
+int longgraft_experts(const Experts* of, const void* x, const int64_t* ids, const float* shares, void* y, int64_t n,
+                      int64_t chosen, int half, int threads) {
+    return tried([&] {
+        const Choices choices{ids, shares, n, chosen};
+        if (half) mixture(*of, static_cast<const uint16_t*>(x), choices, static_cast<uint16_t*>(y), threads);
+        else mixture(*of, static_cast<const float*>(x), choices, static_cast<float*>(y), threads);
+    });
 }
 
 // y [n, size] = (weight + plus) [size] * x / sqrt(mean(x^2) + epsilon), row by row; all contiguous.

@@ -57,7 +57,8 @@ template <int64_t BITS> inline Pairs pairs(Steps codes, const int8_t* row) {
 }
 
 template <int64_t BITS, int64_t STEPS> inline Integers group_sum(const Steps* codes, const int8_t* row, int32_t start) {
-    constexpr int64_t HELD = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;     // steps whose sums 16 bits hold
+    constexpr int64_t MOST = BITS == 4 ? 8 : BITS == 5 ? 4 : BITS == 6 ? 2 : 1;     // steps whose sums 16 bits hold
+    constexpr int64_t HELD = std::min(MOST, STEPS);
     Integers sum = Integers{} + start;
     for (int64_t first = 0; first < STEPS; first += HELD) {
         Pairs held = pairs<BITS>(codes[first], row + first * 4);
@@ -180,7 +181,7 @@ template <int64_t TYPE, int R> void integer_tile(const RowBlock& block, const We
             const int64_t g = b * FORM.groups + i;
             Steps weight[STEPS];
             prefetch<CODE_BYTES>(codes, AHEAD);
-            unpack_group<FORM.group, FORM.bits>(codes, weight);
+            unpack_group<TYPE>(codes, weight);
             codes += FORM.group * FORM.bits / 32;
             const Sums scale = scales.scale(i), low = scales.low(i);
             __asm__ volatile("" ::: "memory");      // or GCC sums two groups at once, and their codes spill
@@ -190,7 +191,7 @@ template <int64_t TYPE, int R> void integer_tile(const RowBlock& block, const We
 #pragma GCC unroll 12
 #endif
             for (int64_t r = 0; r < rows; ++r) {
-                const Integers sum = group_sum<FORM.bits, STEPS>(weight, row + r * SPAN, starts[r]);
+                const Integers sum = group_sum<FORM.width(), STEPS>(weight, row + r * SPAN, starts[r]);
                 own[r] = fused(__builtin_convertvector(sum, Sums), scale * row_scales[r], own[r]);
                 if constexpr (FORM.lows) own[r] = fused(-low, all_lanes(totals[r]), own[r]);
             }
@@ -221,7 +222,7 @@ constexpr int64_t MOST_BLOCK = INTEGER_ROWS;
 template <class T> void integer_product(const RoundedRows& x, const Weight& w, T* y, int threads) {
     const Form form = form_of(w.type);
     const int64_t parts = SPAN / form.group, groups = x.spans * parts;
-    const int32_t start = static_cast<int32_t>((form.bits == 8 ? CENTRE : 0) - form.zero);
+    const int32_t start = static_cast<int32_t>((form.width() == 8 ? CENTRE : 0) - form.zero);
     int32_t* const starts = reinterpret_cast<int32_t*>(scratch<5>(2 * x.n * groups));
     float* const totals = reinterpret_cast<float*>(starts + x.n * groups);
     x.blocks([&](int64_t first, int64_t rows) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -14,6 +15,8 @@ from longgraft.runtime.weight_state import sample
 if TYPE_CHECKING:
     from longgraft.kernels.cpu import CpuKernels
 
+Zeros = Callable[..., Tensor]
+"""Allocates a tensor of zeros, with the arguments of `torch.zeros`."""
 SPAN = 32               # inputs that the kernels take at once: a matrix is padded to a multiple of them
 
 
@@ -24,8 +27,9 @@ class BlockType(NamedTuple):
         number: ggml's number of the type, by which the kernels know it.
         inputs: inputs of a block.
         group: inputs that share a scale.
-        bits: bits of a code.
+        bits: bits of a code, as it is kept.
         lows: whether groups have a low: weight = scale * (code - zero) - low.
+        scales: dtype of a block's scale, as it is kept.
     """
 
     number: int
@@ -33,6 +37,7 @@ class BlockType(NamedTuple):
     group: int
     bits: int
     lows: bool = False
+    scales: torch.dtype = torch.float16
 
     @property
     def kinds(self) -> int:
@@ -49,9 +54,12 @@ BLOCK_TYPES = {
     "Q4_0": BlockType(2, 32, 32, 4), "Q4_1": BlockType(3, 32, 32, 4, lows=True),
     "Q5_0": BlockType(6, 32, 32, 5), "Q5_1": BlockType(7, 32, 32, 5, lows=True),
     "Q8_0": BlockType(8, 32, 32, 8), "Q4_K": BlockType(12, 256, 32, 4, lows=True),
-    "Q5_K": BlockType(13, 256, 32, 5, lows=True), "Q6_K": BlockType(14, 256, 16, 6)}
+    "Q5_K": BlockType(13, 256, 32, 5, lows=True), "Q6_K": BlockType(14, 256, 16, 6),
+    "Q2_K": BlockType(10, 256, 16, 2, lows=True), "Q3_K": BlockType(11, 256, 16, 4),
+    "IQ4_NL": BlockType(20, 32, 32, 4), "IQ4_XS": BlockType(23, 256, 32, 4),
+    "MXFP4": BlockType(39, 32, 32, 4, scales=torch.bfloat16)}
 """The types of GGUF blocks that the kernels multiply with."""
-INT8 = BlockType(24, 32, 32, 8)
+INT8 = BlockType(24, 32, 32, 8, scales=torch.float32)
 
 
 class LinearWeight(ctypes.Structure):
@@ -73,9 +81,9 @@ class PackedWeight(BlockWeight):
         of: its type.
         shape: rows and inputs.
         dtype: of the model's activations.
-        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: codes of 8 bits as they are, four a step; of fewer
-            bits the lower nibbles, two steps in one, and then the upper bits of all steps.
-        scales: [tiles, blocks, kinds, lanes] float16, float32 for INT8: of a block, the second for lows.
+        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: codes of 8 bits as they are, four a step; of 2 bits
+            four steps in one; of others the lower nibbles, two steps in one, and then the upper bits of all steps.
+        scales: [tiles, blocks, kinds, lanes] of the type's dtype: of a block, the second for lows.
         shares: [tiles, blocks, kinds, groups of a block, lanes] uint8: a group's scale is its share of the block's;
             None where a block is one group.
     """
@@ -90,12 +98,13 @@ class PackedWeight(BlockWeight):
             self.described.shares = shares.data_ptr()
 
     @classmethod
-    def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype) -> PackedWeight:
-        """Blocks of a GGUF file's type without content; inputs: a multiple of the type's block."""
+    def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype,
+              zeros: Zeros = torch.zeros) -> PackedWeight:
+        """Blocks of a GGUF file's type without content; inputs: a multiple of the type's block.  zeros: allocates"""
         tiles, blocks, groups = -(-shape[0] // kernels.lanes), shape[1] // of.inputs, of.inputs // of.group
-        codes = torch.zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
-        scales = torch.zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=torch.float16)
-        shares = None if groups == 1 else torch.zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)
+        codes = zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
+        scales = zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=of.scales)
+        shares = None if groups == 1 else zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)
         return cls(kernels, of, shape, dtype, codes=codes, scales=scales, shares=shares)
 
     def from_row(self, first: int) -> LinearWeight:
@@ -116,3 +125,26 @@ class PackedWeight(BlockWeight):
     @property
     def sample(self) -> Tensor:
         return sample(self.codes)
+
+
+class ReorderedWeight(BlockWeight):
+    """A matrix in blocks whose columns are in another order than the model's.
+
+    Args:
+        packed: The matrix.
+        columns: [inputs] int64, the model's number of each of its columns.
+    """
+
+    def __init__(self, packed: PackedWeight, columns: Tensor) -> None:
+        super().__init__((packed.shape[0], packed.shape[1]), packed.dtype)
+        self.packed, self.kind, self._columns = packed, packed.kind, columns
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        return self.packed.product(x[..., self._columns], bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.packed.rows(ids)[:, self._columns.argsort()]
+
+    @property
+    def sample(self) -> Tensor:
+        return self.packed.sample

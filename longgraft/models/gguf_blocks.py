@@ -5,9 +5,9 @@ transformers tells which tensor belongs where, and how it must be changed (`mode
 
 from __future__ import annotations
 
-import json
+import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,102 +16,25 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
-from longgraft.kernels.block_weight import BlockWeight, NeedsFloats, put_weight
+from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
-from longgraft.kernels.packed_weight import BLOCK_TYPES
+from longgraft.kernels.expert_weights import StackedWeight
+from longgraft.kernels.mapped_memory import MappedMemory
+from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight, ReorderedWeight, Zeros
+from longgraft.models.gguf_architectures import ARCHITECTURES, Processor
+from longgraft.models.gguf_names import EXPERTS, parameters_of
+from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
+from longgraft.runtime.device_memory import free_bytes
+from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
-TENSORS = "tensors.json"        # the table of tensors, in the folder that describes a file
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
-EMBEDDING = "token_embd.weight"
-UNUSED = ("rope_freqs.weight",)     # tensors whose content goes into the configuration
+FULL = 0.9                      # share of the free memory that weights may take; the rest is for the cache and passes
+BOTH = "gate_up"                # gates and ups of all experts in one tensor
+LATENTS = ("keys", "values")    # parts of a matrix that expands latents
 
 
 class NoBlocks(ValueError):
     """The model cannot be decoded in its file's blocks; the message is the reason, in one clause."""
-
-
-@dataclass(frozen=True)
-class FileTensor:
-    """A tensor's place in a GGUF file.  type: ggml's name; shape: as in torch; row: bytes of a row."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    offset: int
-    row: int
-
-    @property
-    def rows(self) -> int:
-        return int(np.prod(self.shape[:-1], dtype=int))
-
-    @property
-    def packed_bytes(self) -> int:
-        """Memory that it takes: packed for the kernels if it is in blocks, otherwise as float32."""
-        numbers = int(np.prod(self.shape, dtype=int))
-        if self.type not in BLOCK_TYPES:
-            return numbers * 4
-        return BLOCK_TYPES[self.type].packed_bytes(numbers)
-
-    def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
-        """Returns rows as bytes [count, row]."""
-        count = self.rows - first if count is None else count
-        return np.fromfile(file, np.uint8, count * self.row, offset=self.offset + first * self.row).reshape(count, -1)
-
-
-@dataclass(frozen=True)
-class TensorTable:
-    """The tensors of a file.  architecture: name by which transformers knows how to change them."""
-
-    architecture: str
-    tensors: tuple[FileTensor, ...]
-
-    @classmethod
-    def of(cls, reader: Any) -> TensorTable:
-        """Returns the table of an open file."""
-        return cls(reader.fields["general.architecture"].contents(), tuple(
-            FileTensor(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.data_offset),
-                       int(t.n_bytes) * int(t.shape[0]) // int(t.n_elements)) for t in reader.tensors))
-
-    @classmethod
-    def read(cls, folder: Path) -> TensorTable:
-        """Reads what `write` wrote."""
-        kept = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
-        return cls(kept["architecture"], tuple(
-            FileTensor(name, type_, tuple(shape), offset, row) for name, type_, shape, offset, row in kept["tensors"]))
-
-    @property
-    def in_blocks(self) -> bool:
-        """True if a matrix other than the embedding is in blocks that the kernels multiply with."""
-        return any(tensor.type in BLOCK_TYPES for tensor in self.tensors if tensor.name != EMBEDDING)
-
-    @property
-    def packed_bytes(self) -> int:
-        """Memory of a model with these tensors, if all matrices but the embedding are packed for the kernels."""
-        return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
-
-    def write(self, folder: Path) -> None:
-        (folder / TENSORS).write_text(json.dumps({
-            "architecture": self.architecture, "tensors": [list(vars(t).values()) for t in self.tensors]}),
-            encoding="utf-8")
-
-
-class FileRows(BlockWeight):
-    """An embedding in a file's blocks; a lookup reads only the rows that it needs."""
-
-    def __init__(self, file: Path, tensor: FileTensor, dtype: torch.dtype) -> None:
-        super().__init__((tensor.shape[0], tensor.shape[1]), dtype)
-        self.tensor = tensor
-        self._raw = np.memmap(file, np.uint8, "r", tensor.offset, (tensor.rows, tensor.row))
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return _floats(self.tensor.type, self._raw[ids.numpy()])
-
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        raise NeedsFloats("a product with the embedding")
-
-    @property
-    def sample(self) -> Tensor:
-        return torch.tensor(self._raw[:: max(1, len(self) // 32), 0])
 
 
 def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfig, dtype: torch.dtype,
@@ -131,17 +54,24 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         ValueError: a tensor is missing or has another shape.
     """
     from accelerate import init_empty_weights
-    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+    from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
     with init_empty_weights(include_buffers=False):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
     table = TensorTable.read(folder)
-    processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
-    names = _parameters(model, table) or get_gguf_hf_weights_map(model, processor)
+    if table.architecture in ARCHITECTURES:
+        processor: Any = Processor(ARCHITECTURES[table.architecture], config.to_dict())
+    else:
+        processor = TENSOR_PROCESSORS.get(table.architecture, TensorProcessor)(config.to_dict())
+    names = parameters_of(model, table, processor)
     filler = _Filler(file, model, dtype, kernels, processor)
+    if table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
+        filler.zeros = _on_disk(table, folder.parent, name).zeros
     for tensor in table.tensors:
         if parameter := names.get(tensor.name):
             filler.fill(parameter, tensor)
+    filler.fill_experts()
+    filler.fill_latents()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if config.tie_word_embeddings and isinstance(embedding.weight, FileRows):
         filler.fill_product(head, embedding.weight.tensor)
@@ -154,22 +84,19 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
     return model.eval()
 
 
-def _parameters(model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
-    """Returns the model's parameter for each tensor of the file; {} if some tensor has none by its full name.
+def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
+    """Returns memory in a file for the experts of a model that is larger than the memory.
 
-    transformers' own function also tries parts of names, and for that makes the package's table 300 times.
+    Raises:
+        ValueError: the disk is too small as well.
     """
-    import gguf
-
-    kinds = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}
-    if table.architecture not in kinds:
-        return {}
-    stems = gguf.get_tensor_name_map(kinds[table.architecture], model.config.num_hidden_layers)
-    found = {}
-    for parameter in model.state_dict():
-        stem, _, suffix = parameter.rpartition(".")
-        found[f"{stems.get_name(stem)}.{suffix}"] = parameter
-    return found if all(tensor.name in found or tensor.name in UNUSED for tensor in table.tensors) else {}
+    size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
+    room = shutil.disk_usage(folder).free
+    if size > room:
+        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, and the "
+                         f"disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make room, or set "
+                         "LONGGRAFT_CACHE to a folder on a larger disk.")
+    return MappedMemory(folder)
 
 
 @dataclass
@@ -181,19 +108,36 @@ class _Filler:
     dtype: torch.dtype
     kernels: CpuKernels
     processor: Any
+    experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> part and suffix -> tensor
+    latents: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> keys or values -> tensor
+    zeros: Zeros = torch.zeros      # allocates the experts
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
+        """Sets a parameter, or keeps a tensor of experts for `fill_experts`."""
         path, _, last = parameter.rpartition(".")
+        module_path, _, part = path.rpartition(".")
+        if part in (*EXPERTS, BOTH) and hasattr(self.model.get_submodule(module_path), "down_proj"):
+            self.experts.setdefault(module_path, {})[f"{part}.{last}"] = tensor
+            return
         module = self.model.get_submodule(path)
+        if last in LATENTS:
+            self.latents.setdefault(path, {})[last] = tensor
+            return
         matrix = last == "weight" and isinstance(module, nn.Linear | nn.Embedding)
-        if tensor.type in BLOCK_TYPES and not matrix:
+        if tensor.type in BLOCK_TYPES and not matrix and not is_router(module):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
-        if tensor.type not in BLOCK_TYPES:
-            floats = _floats(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+        if tensor.type not in BLOCK_TYPES or is_router(module):
+            floats = floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+            if (columns := self._columns(tensor)) is not None:
+                floats = floats[:, torch.from_numpy(np.argsort(columns))]
             changed = self.processor.process(floats.numpy(), tensor.name)
             if changed.name != tensor.name or changed.weights.shape != getattr(module, last).shape:
                 raise NoBlocks(f"transformers changes {tensor.name}")
-            setattr(module, last, nn.Parameter(torch.tensor(changed.weights, dtype=self.dtype), requires_grad=False))
+            if last in module._buffers:
+                module._buffers[last] = torch.tensor(changed.weights)
+            else:
+                setattr(module, last, nn.Parameter(torch.tensor(changed.weights, dtype=self.dtype),
+                                                   requires_grad=False))
         elif tensor.shape != tuple(module.weight.shape):
             raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {list(module.weight.shape)} in the model")
         elif isinstance(module, nn.Embedding):
@@ -206,9 +150,62 @@ class _Filler:
         slabs = self._slabs(tensor, self._order(tensor))
         rows, inputs = tensor.shape
         packed = self.kernels.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
-        if not packed.scales.isfinite().all():
-            raise ValueError(f"{tensor.name} holds NaN or infinite numbers. Download the file again.")
-        put_weight(module, packed)
+        _check_scales(packed, tensor)
+        columns = self._columns(tensor)
+        put_weight(module, packed if columns is None else ReorderedWeight(packed, torch.from_numpy(columns)))
+
+    def _columns(self, tensor: FileTensor) -> np.ndarray | None:
+        """Returns the model's number of each column of a file's matrix; None if they are alike."""
+        return self.processor.columns(tensor.name) if isinstance(self.processor, Processor) else None
+
+    def fill_experts(self) -> None:
+        """Puts experts in blocks in the place of the model's own."""
+        for path, tensors in self.experts.items():
+            parent, _, name = path.rpartition(".")
+            own: Any = self.model.get_submodule(path)
+            gate = gate_of_experts(own)
+            if gate is None:
+                raise NoBlocks(f"the experts of {type(own).__name__} join their gates in a way that is not known")
+            weights = {part: self._stack(tensors, part, own.num_experts) for part in EXPERTS}
+            inner, hidden = weights["gate"].shape[1:]
+            if weights["up"].shape[1:] != (inner, hidden) or weights["down"].shape[1:] != (hidden, inner):
+                raise NoBlocks(f"the matrices of {path} do not fit each other")
+            biases = {part: floats_of(of.type, of.bytes_of(self.file)).view(of.shape).to(self.dtype)
+                      for part in EXPERTS if (of := tensors.get(f"{part}.bias")) is not None}
+            setattr(self.model.get_submodule(parent), name, BlockExperts(self.kernels, weights, biases, gate))
+
+    def fill_latents(self) -> None:
+        """Joins the matrices that expand latents to keys and to values, which a file has apart.
+
+        A file has keys [heads, latents, numbers] transposed, which blocks cannot follow: they become floats.
+        """
+        for path, tensors in self.latents.items():
+            keys, values = (floats_of(of.type, of.bytes_of(self.file)).view(of.shape) for of in
+                            (tensors[kind] for kind in LATENTS))
+            weight = torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1).to(self.dtype)
+            self.model.get_submodule(path).weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+
+    def _stack(self, tensors: dict[str, FileTensor], part: str, experts: int) -> StackedWeight:
+        """Returns one of the matrices of all experts."""
+        tensor = tensors.get(f"{part}.weight")
+        first = 0
+        if tensor is None and part != "down" and (tensor := tensors.get(f"{BOTH}.weight")) is not None:
+            half = tensor.shape[1] // 2
+            first = half if part == "up" else 0
+            tensor = replace(tensor, shape=(tensor.shape[0], half, tensor.shape[2]))
+        if tensor is None:
+            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. Download it again.")
+        if tensor.type not in BLOCK_TYPES:
+            raise NoBlocks(f"{tensor.name} is {tensor.type}")
+        if tensor.shape[0] != experts:
+            raise NoBlocks(f"{tensor.name} has {tensor.shape[0]} experts, and the model {experts}")
+        _, rows, inputs = tensor.shape
+        step = 2 * rows if f"{part}.weight" not in tensors else rows
+        slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * step + first, rows)) for expert in range(experts))
+        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, self.zeros)
+        self.kernels.pack_experts(stack, slabs)
+        _check_scales(stack.packed, tensor)
+        return stack
 
     def _order(self, tensor: FileTensor) -> np.ndarray:
         """Returns for each row of the model's matrix the number of the file's row; raises NoBlocks if there is none."""
@@ -229,8 +226,7 @@ class _Filler:
             yield torch.from_numpy(tensor.bytes_of(self.file, first, min(step, tensor.rows - first)))
 
 
-def _floats(type_: str, raw: Any) -> Tensor:
-    """Dequantizes rows of bytes [n, bytes] to [n, inputs] float32."""
-    import gguf
-
-    return torch.from_numpy(np.array(gguf.dequantize(raw, gguf.GGMLQuantizationType[type_]), np.float32))
+def _check_scales(packed: PackedWeight, tensor: FileTensor) -> None:
+    """Raises ValueError if a block's scale is no number."""
+    if not packed.scales.isfinite().all():
+        raise ValueError(f"{tensor.name} holds NaN or infinite numbers. Download the file again.")

@@ -19,8 +19,18 @@ import torch
 from safetensors.torch import save_file
 from transformers import GenerationConfig
 
-from longgraft.models.gguf_blocks import TENSORS, TensorTable
-from longgraft.models.gguf_header import check_packages, is_gguf, open_gguf, restore_rope, without_absent_tokens
+from longgraft.models.gguf_architectures import ARCHITECTURES
+from longgraft.models.gguf_configurations import configuration_of, read_as_known, restore_entries
+from longgraft.models.gguf_header import (
+    ORIGINAL,
+    check_packages,
+    is_gguf,
+    metadata_of,
+    open_gguf,
+    restore_rope,
+    without_absent_tokens,
+)
+from longgraft.models.gguf_tensors import TENSORS, TensorTable
 from longgraft.models.gguf_tokenizer import end_ids, gguf_tokenizer
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
@@ -30,7 +40,7 @@ from longgraft.target_model.weights import read_config, read_model
 KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats
 NAMED = 6           # files that an error message names
 ROOM = 50_000_000   # most bytes of a description
-VERSION = 2         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
+VERSION = 3         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
 
 
 def gguf_of(model: str) -> Path | None:
@@ -76,6 +86,11 @@ class GgufFile:
     def _described(self) -> Path:
         return models_folder() / f"{self.sha256[:32]}.{VERSION}"
 
+    @property
+    def is_described(self) -> bool:
+        """True if the folder that describes the file exists."""
+        return self._described.exists()
+
     def described(self) -> Path:
         """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
 
@@ -110,6 +125,9 @@ class GgufFile:
             return path
         described, file = self.described(), self.where()
         reader = open_gguf(file, self.name)
+        if (architecture := metadata_of(reader)["general.architecture"]) in ARCHITECTURES:
+            raise ValueError(f"Model {self.name!r} is {architecture}, of which longgraft reads GGUF files only in "
+                             f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
         size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
         with making(f"Model {self.name!r}", path, size) as part:
             if part:
@@ -168,10 +186,19 @@ def _parsed_once(reader: Any) -> Iterator[None]:
 
 def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
     """Writes configuration, tokenizer and end tokens as transformers' own files, and the table of tensors."""
+    metadata = metadata_of(reader)
+    architecture = metadata["general.architecture"]
+    ours = ARCHITECTURES.get(architecture)
     with without_absent_tokens(file, reader) as readable, _parsed_once(reader):
-        config = read_config(str(readable.parent), name, readable.name)
-        tokenizer = gguf_tokenizer(readable, reader, name)
-    restore_rope(config, reader, name)
+        if ours is None:
+            config: Any = read_config(str(readable.parent), name, readable.name)
+            restore_rope(config, reader, name)
+            restore_entries(config, metadata, architecture)
+            tokenizer = gguf_tokenizer(readable, reader, name)
+        else:
+            config = configuration_of(ours, architecture, reader, name)
+            with read_as_known(reader):
+                tokenizer = gguf_tokenizer(readable, reader, name)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
     ends = end_ids(reader)

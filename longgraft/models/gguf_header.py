@@ -48,7 +48,7 @@ def open_gguf(file: Path, name: str) -> Any:
     _check_version(file)
     try:
         reader = FastGGUFReader(file)
-        metadata = {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
+        metadata = metadata_of(reader)
         arch = metadata["general.architecture"]
     except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums
         raise ValueError(f"GGUF file {file} is cut or damaged ({reason(error)}). Download it again.") from error
@@ -57,6 +57,11 @@ def open_gguf(file: Path, name: str) -> Any:
     if scaling:
         raise _unread_rope(name, scaling)
     return reader
+
+
+def metadata_of(reader: Any) -> dict[str, Any]:
+    """Returns the metadata of an open file, without its arrays."""
+    return {key: field.contents() for key, field in reader.fields.items() if len(field.types) == 1}
 
 
 def _check_version(file: Path) -> None:

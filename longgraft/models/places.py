@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from longgraft.models.catalogue import CATALOGUE, shipped
-from longgraft.models.fetch import get
+from longgraft.models.catalogue import CATALOGUE, Entry, shipped
+from longgraft.models.fetch import get, here
 from longgraft.models.gguf_files import GgufFile, gguf_of
 from longgraft.models.store import sha256_of
 
@@ -61,6 +61,14 @@ def place_of(model: str | Path | None) -> Place:
     if gguf:
         return Place(name, str(gguf.described()), gguf)
     return Place(name, str(embedded("target")) if name == EMBEDDED else name)
+
+
+def not_here(model: str | Path | None) -> Entry | None:
+    """Returns the entry of a model of the catalogue that would have to be downloaded to know more of it; else None."""
+    entry = CATALOGUE.get(str(model))
+    if entry is None or here(entry) or GgufFile(entry.name, entry.sha256, lambda: Path()).is_described:
+        return None
+    return entry
 
 
 def _similar(name: str) -> list[str]:

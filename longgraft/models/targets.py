@@ -13,12 +13,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from longgraft.config.settings import Settings
-from longgraft.kernels.block_weight import put_weight
+from longgraft.kernels.block_weight import block_weights, put_weight
 from longgraft.kernels.build import NotBuilt
 from longgraft.kernels.cpu import DTYPES, CpuKernels, cpu_kernels, packed_bytes
+from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
-from longgraft.models.gguf_blocks import NoBlocks, TensorTable, model_in_blocks
+from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
+from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
@@ -29,6 +31,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
 CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": BYTES}        # by `--kv-dtype`
+WITH_SINKS = {"gpt_oss", "mimo_v2_flash"}   # families whose attention has sinks
 MOST_LANES = 16     # numbers of a head that compiled attention takes at once, on the processor with the widest vectors
 
 
@@ -137,7 +140,10 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
         if settings.weights == "gguf":
             raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why
         return None, (f"weights are dequantised to floats: {why}",)
-    return model, ("weights are the file's own blocks (--weights float dequantises them)",)
+    notes = ["weights are the file's own blocks (--weights float dequantises them)"]
+    if any(isinstance(weight, StackedWeight) and weight.on_disk for _, weight in block_weights(model)):
+        notes.append("the model is larger than the free memory: its experts are read from the disk as they are needed")
+    return model, tuple(notes)
 
 
 def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
@@ -175,8 +181,8 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
 def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.dtype | None:
     """Returns the type of keys and values if none is asked for; None: the model's.
 
-    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores and odd heads
-    are attended by torch, which would convert the whole cache in every pass.
+    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores, sinks and odd
+    heads are attended by torch, which would convert the whole cache in every pass.
 
     Args:
         config: Of the model.
@@ -185,7 +191,8 @@ def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.
     """
     text = config.get_text_config(decoder=True)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    torch_attends = getattr(text, "attn_logit_softcapping", None) or size % MOST_LANES
+    torch_attends = (getattr(text, "attn_logit_softcapping", None) or size % MOST_LANES
+                     or text.model_type in WITH_SINKS)
     return torch.bfloat16 if integers and dtype == torch.float32 and not torch_attends else None
 
 

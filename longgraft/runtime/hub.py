@@ -31,19 +31,20 @@ def offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def cached_by_client(name: str) -> Path | None:
+def cached_by_client(name: str, revision: str) -> Path | None:
     """Returns the path of a file in the cache of the hub's client, or None.
 
     Args:
         name: OWNER/REPOSITORY/FILE.
+        revision: Of the repository.
     """
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(*_repository_and_file(name))
+    found = try_to_load_from_cache(*_repository_and_file(name), revision=revision)
     return Path(found) if isinstance(found, str) else None
 
 
-def download(name: str, path: Path, size: int, sha256: str) -> None:
+def download(name: str, path: Path, size: int, sha256: str, revision: str = "main") -> None:
     """Downloads a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
 
     `hf_hub_download` is not used: as of huggingface_hub 2.4 it removes what an interrupted download has written.
@@ -53,6 +54,7 @@ def download(name: str, path: Path, size: int, sha256: str) -> None:
         path: The file's beginning, from an earlier call that was interrupted; it may be missing.
         size: Bytes of the whole file.
         sha256: SHA-256 of the whole file. The hub states it for large files; the caller checks the bytes.
+        revision: Of the repository.
 
     Raises:
         ValueError: The hub has a file of another size or SHA-256.
@@ -62,7 +64,7 @@ def download(name: str, path: Path, size: int, sha256: str) -> None:
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    url = hf_hub_url(*_repository_and_file(name))
+    url = hf_hub_url(*_repository_and_file(name), revision=revision)
     found = get_hf_file_metadata(url)
     stated = found.etag if found.etag and len(found.etag) == len(sha256) else sha256
     if (found.size, stated) != (size, sha256):

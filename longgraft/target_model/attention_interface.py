@@ -26,6 +26,8 @@ IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_kee
 HOST = torch.device("cpu")
 ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)   # rows at which masks are probed
 BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)     # distances to the columns that are probed first
+# The window of a mask that hides everything from every row: some families make one that no layer uses.
+NOTHING = -1
 OWN_RULE = "The model masks by more than a window, which a tree would break. This model cannot be used."
 
 
@@ -76,13 +78,15 @@ def mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
 
 @lru_cache(maxsize=8)     # hits only for masks that are not closures, such as the plain causal mask
 def window_of(mask_function: Callable[..., Tensor]) -> int:
-    """Returns how many columns each row sees, including its own; 0 if it sees all before it.
+    """Returns how many columns each row sees, including its own; 0 if it sees all before it, NOTHING if it sees none.
 
     mask_function: (batch, head, row, column) -> bool, as in transformers' masking_utils
     """
     seen = _seen(mask_function, BACK)
     if seen.all():
         return 0
+    if not seen.any():
+        return NOTHING
     last, first_hidden = BACK[seen][-1:], BACK[~seen][:1]
     return int(last + _seen(mask_function, torch.arange(int(last), int(first_hidden), device=HOST)).sum())
 
@@ -98,7 +102,7 @@ def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
         ahead = torch.as_tensor(mask_function(0, 0, ROWS, ROWS + 1))
     except IndexError as error:
         raise ValueError(OWN_RULE) from error       # the mask looks up tokens: blocks for images or packed texts
-    if ahead.any() or not (seen == seen[0]).all() or not bool(seen[0, 0]) or (seen[0, 1:] > seen[0, :-1]).any():
+    if ahead.any() or not (seen == seen[0]).all() or (seen[0, 1:] > seen[0, :-1]).any():
         raise ValueError(OWN_RULE)
     return seen[0]
 
@@ -124,7 +128,8 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     if attention_mask is None or attention_mask.shape != (1, 1, 1, 1) or attention_mask.dtype != torch.int64:
         raise ValueError(f"{type(module).__name__} makes an attention mask of its own, which a tree would break. "
                          "This model cannot be used.")
-    window = int(attention_mask) or None
+    if (window := int(attention_mask) or None) == NOTHING:
+        raise ValueError(OWN_RULE)
     if sliding_window and sliding_window != window:
         raise ValueError(f"{type(module).__name__} masks by a window of {window} and passes {sliding_window} to its "
                          "attention, so its outputs depend on the kernel. This model cannot be used.")

@@ -22,7 +22,8 @@ from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
 from longgraft.runtime.weight_state import address_and_version
-from longgraft.target_model.attention_interface import IDLE, RUNNING, PassContext, running
+from longgraft.target_model.attention_interface import IDLE, NOTHING, RUNNING, PassContext, running
+from longgraft.target_model.experts import is_router, router_forward
 from longgraft.target_model.module_forms import cache_name, gate_of, norm_of, numbers
 
 SANDWICH = {"before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
@@ -132,6 +133,8 @@ class CompiledModules:
         ordinary = type(module).forward
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, own["weight"], own["bias"])
+        if is_router(module):
+            return router_forward(module, self.kernels)
         if (form := common_form(module)) is not None and form.size % self.kernels.lanes == 0:
             self._layers.append(_Layer(module, form, self.kernels, cache_name(self._model.forward)))
             return self._layers[-1].forward
@@ -224,7 +227,7 @@ class _Layer:
     def _takes(self, x: Tensor, mask: Any, cache: Any, tables: Any) -> bool:
         return (isinstance(cache, KVCache | PackedCache) and cache.rows is None and x.ndim == 3 and len(x) == 1
                 and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
-                and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64
+                and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64 and int(mask) != NOTHING
                 and fits(x, *tables, dtype=self._dtype)
                 and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
 

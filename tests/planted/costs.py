@@ -9,4 +9,5 @@ MUTATIONS = (
     Mutation("a timed pass moves only the rows below", "LiveCosts.timed", "own[right] += OWN * moved * share", "pass", "test_costs.py::test_costs_follow_timed_passes_and_mostly_change_together"),
     Mutation("nothing is learnt for all rows together", "LiveCosts.timed", "self._machine += SHARED * moved", "pass", "test_costs.py::test_live_costs_are_measured_anew_at_a_prefix_far_beyond_the_measured_ones"),
     Mutation("every size is recorded to measure costs", "_Rig.__init__", "RECORDED_ROWS if regions.fixed else ROWS", "ROWS", "test_costs.py::test_few_sizes_are_recorded_to_measure_costs"),
+    Mutation("measured passes have the vocabulary's first tokens", "_Rig._passes", "apart = max(1, self.target.vocab_size // max(ROWS))", "apart = 1", "test_costs.py::test_measured_passes_have_tokens_of_the_whole_vocabulary"),
 )

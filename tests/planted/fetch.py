@@ -20,4 +20,6 @@ MUTATIONS = (
     Mutation("the partial file of an interrupted fetch is not removed", "fetch:remove", "cached(entry), _partial(entry), ", "cached(entry), ", "test_fetch.py::test_the_commands_list_fetch_and_remove"),
     Mutation("an installed wheel with terms is used", "fetch:here", " and not entry.terms", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
     Mutation("an installed wheel is not checked", "fetch:here", " and sha256_of(path) == entry.sha256", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
+    Mutation("a model without wheels is not asked of the hub", "fetch:_fetch", "not (entry.wheels and all(map(installed, entry.wheels)))", "not all(map(installed, entry.wheels))", "test_fetch.py::test_a_model_without_wheels_comes_from_a_revision_of_the_hub_or_not_at_all"),
+    Mutation("the hub is asked for its newest file", "download", "hf_hub_url(*_repository_and_file(name), revision=revision)", "hf_hub_url(*_repository_and_file(name))", "test_fetch.py::test_a_model_without_wheels_comes_from_a_revision_of_the_hub_or_not_at_all"),
 )

@@ -7,4 +7,5 @@ MUTATIONS = (
     Mutation("YaRN lengthens nothing", "Target.max_positions", "most_positions(self.config)", "self.config.max_position_embeddings", "test_target.py::test_a_target_takes_the_lengthened_context"),
     Mutation("Llama 3's factor always lengthens", "lengthened", 'if kind == "llama3" and stated != original:', "if False:", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
     Mutation("Gemma 3's context is lengthened twice", "most_positions", "if text.model_type not in LENGTHENED", "if text.model_type", "test_target.py::test_a_rotary_scaling_lengthens_the_context"),
+    Mutation("a mask that hides everything is read as none", "attention_interface:attention", "if (window := int(attention_mask) or None) == NOTHING:", "if (window := int(attention_mask) or None) is NOTHING + 1:", "test_target.py::test_a_mask_that_hides_everything_is_refused_only_in_a_layer_that_uses_it"),
 )

@@ -22,6 +22,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot|>")
 MERGES = ("Ġ t", "h e", "Ġt he")
 TOKENS = (*SPECIAL, *BYTES, *(merge.replace(" ", "") for merge in MERGES))
 END, TURN = 2, 3
+VOCABULARY = {"tokenizer__ggml__pre": "smollm", "tokenizer__ggml__bos_token_id": 1,
+              "tokenizer__ggml__eos_token_id": END, "tokenizer__ggml__eot_token_id": TURN}
 TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
@@ -51,16 +53,8 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(len(TOKENS))
-    writer.add_tokenizer_model("gpt2")
-    entries = {"tokenizer__ggml__pre": "smollm", "tokenizer__ggml__bos_token_id": 1,
-               "tokenizer__ggml__eos_token_id": END, "tokenizer__ggml__eot_token_id": TURN} | entries
-    writer.add_token_list(TOKENS)
-    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
-    writer.add_token_merges(MERGES)
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(TEMPLATE)
-    _add(writer, entries)
+    add_vocabulary(writer)
+    add_entries(writer, VOCABULARY | entries)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for key, tensor in model.state_dict().items():
@@ -83,6 +77,17 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     return model
 
 
+def add_vocabulary(writer: gguf.GGUFWriter) -> None:
+    """Adds a byte-level tokenizer; `VOCABULARY` has the rest of its metadata."""
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(TOKENS)
+    writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
+    writer.add_token_merges(MERGES)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(TEMPLATE)
+
+
 def write_vocabulary(path: Path, tokens: Sequence[str], **entries) -> None:
     """Writes a GGUF file that has a configuration and a vocabulary, and no weights.
 
@@ -94,14 +99,14 @@ def write_vocabulary(path: Path, tokens: Sequence[str], **entries) -> None:
         add(8)
     writer.add_token_list(["<unk>", "<s>", *tokens])
     writer.add_token_types([3, 3, *(6 if token.startswith("<0x") else 1 for token in tokens)])
-    _add(writer, {"tokenizer__ggml__bos_token_id": 1, "tokenizer__ggml__unknown_token_id": 0} | entries)
+    add_entries(writer, {"tokenizer__ggml__bos_token_id": 1, "tokenizer__ggml__unknown_token_id": 0} | entries)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add(writer: gguf.GGUFWriter, entries: dict) -> None:
+def add_entries(writer: gguf.GGUFWriter, entries: dict) -> None:
     """Adds metadata; an entry of None is left out."""
     add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
            list: writer.add_array}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import shutil
+from typing import NoReturn
 
 import pytest
 
@@ -34,6 +36,14 @@ _TILED: list[build.Level | None] = [None, STAND_IN] if {"amx_int8", "amx_bf16"} 
 TILED = pytest.mark.parametrize("kernels", _TILED, indirect=True,
                                 ids=[level.name if level else "local" for level in _TILED])
 """Runs a test with kernels that use tiles: the stand-in's, and a processor's own where it has them."""
+
+
+def stop_without_kernels(why: build.NotBuilt) -> NoReturn:
+    """Skips a test where there is no compiler.  Where there is one, code that is not built fails the test."""
+    if any(map(shutil.which, build.COMPILERS)):
+        pytest.fail(f"The kernels were not built: {why}")
+    pytest.skip(f"no compiled kernels: {why}")
+
 
 LOCAL = kernels if isinstance(kernels := cpu_kernels(), CpuKernels) else None
 """This machine's kernels; None without a compiler, where torch computes."""

@@ -1,0 +1,109 @@
+"""The tensors of a GGUF file: where they are, and how their bytes are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longgraft.kernels.block_weight import BlockWeight, NeedsFloats
+from longgraft.kernels.packed_weight import BLOCK_TYPES
+
+TENSORS = "tensors.json"        # the table of tensors, in the folder that describes a file
+EMBEDDING = "token_embd.weight"
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor's place in a GGUF file.  type: ggml's name; shape: as in torch; row: bytes of a row."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    row: int
+
+    @property
+    def rows(self) -> int:
+        return int(np.prod(self.shape[:-1], dtype=int))
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory that it takes: packed for the kernels if it is in blocks, otherwise as float32."""
+        numbers = int(np.prod(self.shape, dtype=int))
+        if self.type not in BLOCK_TYPES:
+            return numbers * 4
+        return BLOCK_TYPES[self.type].packed_bytes(numbers)
+
+    def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
+        """Returns rows as bytes [count, row]."""
+        count = self.rows - first if count is None else count
+        return np.fromfile(file, np.uint8, count * self.row, offset=self.offset + first * self.row).reshape(count, -1)
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """The tensors of a file.  architecture: name by which transformers knows how to change them."""
+
+    architecture: str
+    tensors: tuple[FileTensor, ...]
+
+    @classmethod
+    def of(cls, reader: Any) -> TensorTable:
+        """Returns the table of an open file."""
+        return cls(reader.fields["general.architecture"].contents(), tuple(
+            FileTensor(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.data_offset),
+                       int(t.n_bytes) * int(t.shape[0]) // int(t.n_elements)) for t in reader.tensors))
+
+    @classmethod
+    def read(cls, folder: Path) -> TensorTable:
+        """Reads what `write` wrote."""
+        kept = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
+        return cls(kept["architecture"], tuple(
+            FileTensor(name, type_, tuple(shape), offset, row) for name, type_, shape, offset, row in kept["tensors"]))
+
+    @property
+    def in_blocks(self) -> bool:
+        """True if a matrix other than the embedding is in blocks that the kernels multiply with."""
+        return any(tensor.type in BLOCK_TYPES for tensor in self.tensors if tensor.name != EMBEDDING)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Memory of a model with these tensors, if all matrices but the embedding are packed for the kernels."""
+        return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
+
+    def write(self, folder: Path) -> None:
+        (folder / TENSORS).write_text(json.dumps({
+            "architecture": self.architecture, "tensors": [list(vars(t).values()) for t in self.tensors]}),
+            encoding="utf-8")
+
+
+class FileRows(BlockWeight):
+    """An embedding in a file's blocks; a lookup reads only the rows that it needs."""
+
+    def __init__(self, file: Path, tensor: FileTensor, dtype: torch.dtype) -> None:
+        super().__init__((tensor.shape[0], tensor.shape[1]), dtype)
+        self.tensor = tensor
+        self._raw = np.memmap(file, np.uint8, "r", tensor.offset, (tensor.rows, tensor.row))
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return floats_of(self.tensor.type, self._raw[ids.numpy()])
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        raise NeedsFloats("a product with the embedding")
+
+    @property
+    def sample(self) -> Tensor:
+        return torch.tensor(self._raw[:: max(1, len(self) // 32), 0])
+
+
+def floats_of(type_: str, raw: Any) -> Tensor:
+    """Dequantizes rows of bytes [n, bytes] to [n, inputs] float32."""
+    import gguf
+
+    return torch.from_numpy(np.array(gguf.dequantize(raw, gguf.GGMLQuantizationType[type_]), np.float32))
