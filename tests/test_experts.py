@@ -24,6 +24,8 @@ def stack(kernels: CpuKernels, rows: int, inputs: int) -> StackedWeight:
     raw = gguf.quants.quantize(torch.randn(COUNT, rows, inputs).numpy(), gguf.GGMLQuantizationType.Q8_0)
     made = StackedWeight(kernels, BLOCK_TYPES["Q8_0"], (COUNT, rows, inputs), torch.float32)
     kernels.pack_experts(made, map(torch.from_numpy, raw))
+    floats = torch.from_numpy(gguf.dequantize(raw, gguf.GGMLQuantizationType.Q8_0))
+    assert all(torch.equal(made[expert], floats[expert]) for expert in range(COUNT))
     return made
 
 
