@@ -26,7 +26,7 @@ KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
 SOURCES = (KERNELS, KERNELS.parents[1] / "memories" / "continuations.cpp")
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # any loop rounds alike
 BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())     # a compiler may lack either
-TIMEOUT = 60        # seconds; ten times that for a level, for which nobody waits at a prompt
+TIMEOUT = 180       # seconds, for a busy machine; ten times that for a level, for which nobody waits at a prompt
 
 
 @dataclass(frozen=True)
