@@ -122,8 +122,7 @@ class Loaded:
         """Describes the thresholds, and how this session differs from the one that they were calibrated for."""
         shape, calibration = self.parts.shape, self.parts.calibration
         differs = calibration.differs(made_for(nodes, shape.levels, shape.top_k, shape.window))
-        follow = "" if shape.online is None else ", then following the last steps"
-        return calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "") + follow
+        return calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "")
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
@@ -198,7 +197,7 @@ def assemble(plan: LoadPlan) -> Loaded:
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
     shape = DraftShape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
-                  settings.retrieved_width, settings.online, settings.persist)
+                  settings.retrieved_width, settings.persist)
     calibration = _calibration(target, tokenizer, network, settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
     return Loaded(target, tokenizer, method, parts, notes, settings)

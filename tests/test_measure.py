@@ -71,17 +71,6 @@ def test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modu
     assert all(tokens == plain(family, len(PROMPT), 9, greedy) for tokens in found)
 
 
-def test_adaptive_thresholds_start_anew_in_every_decoding():
-    own = {"thresholds": dict.fromkeys((0, 1, 5), 0.03)}
-    state = prefilled(["graft", "graft+online=2"], own=own)
-    following, fixed = Variant.parse("graft+online=2"), Variant.parse("graft")
-    stages = [state.decode(variant, Sampling(replay=REPLAY * 2), 2 * NEW)[1].stages for variant in (
-        following, fixed, following)]
-    assert stages[0] == stages[2] != stages[1]
-    assert stages[0] == answered(toy_session("graft", online=2.0, **own), PROMPT, 2 * NEW,
-                                 Sampling(replay=REPLAY * 2)).stats.stages
-
-
 def test_a_margin_after_a_shared_prefill_is_that_of_the_whole_text():
     state, target = prefilled(["ar"]), toy_parts().target
     for tokens in ([], REPLAY[:7]):

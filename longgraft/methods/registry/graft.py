@@ -64,7 +64,7 @@ METHODS: tuple[Method, ...] = (
            lambda p: p.retriever(), takes=LOOKS_UP),
     Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT, graft, (HEAD,),
-           takes=DRAFTS | LOOKS_UP | {"thresholds", "online"}, fallback="retrieval", choices=GraftChoices()),
+           takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval", choices=GraftChoices()),
     Method("graft-hb", "for many requests at once: drafts all levels, prunes afterwards, and all requests share one "
            "matrix", GRAFT, high_batch, (HEAD,), takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval"),
 )

@@ -1,7 +1,4 @@
-"""Projects measured acceptance onto a model or machine that cannot run here, by the paper's Equation 1.
-
-Every result says that it is a projection.
-"""
+"""Takes the costs of passes, draft levels and feeds from the rows of a sweep."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from longgraft.eval.reports.cells import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
 from longgraft.eval.runs.variants import PEERS, Variant
-from longgraft.eval.statistics import Mean
 from longgraft.methods.find import find
 from longgraft.methods.needs import HEAD
 
@@ -41,13 +37,6 @@ class StepShape:
         drafts = HEAD in find(variant.method).needs
         return cls(variant.budget(config.get("budget")), variant.numbers.get("levels", levels) if drafts else 0,
                    variant.numbers.get("top_k", width))
-
-    def levels_of(self, row: Row) -> float:
-        """Returns the levels drafted per step on average: a tree stopped at gate d took d + 1, a whole one all."""
-        if not (steps := sum(row.stages.values())):
-            return float(self.levels)
-        return sum(n * (min(self.levels, int(stage[1:]) + 1) if stage[1:].isdigit() else self.levels)
-                   for stage, n in row.stages.items()) / steps
 
 
 def costs_of_run(run: Run) -> Costs:
@@ -106,55 +95,3 @@ def _per_step(rows: Sequence[Row]) -> Counter[str]:
     for row in rows:
         seconds.update(row.seconds_by_part)
     return Counter({part: spent / steps for part, spent in seconds.items()})
-
-
-def speedup(row: Row, costs: Costs, shape: StepShape) -> float:
-    """Returns Equation 1: (MAT + 1) T_ar / (T_draft + T_verify), with what the host adds to a step.
-
-    The first level of a draft is read when observed tokens are fed; the other levels feed drafted tokens.
-    """
-    prefix = row.prompt_tokens
-    if shape.nodes == 1:
-        return 1.0
-    step = costs.verify(shape.nodes, prefix) + costs.host
-    if shape.levels:
-        step += costs.feed(round(row.mat) + 1, prefix) + (
-            shape.levels_of(row) - 1) * costs.level(shape.width, prefix)
-    return (row.mat + 1.0) * costs.verify(1, prefix) / step
-
-
-def project(run: Run, costs: Costs) -> str:
-    """Returns the projection of a run as a table."""
-    return table(run.rows, costs, run.config)
-
-
-def table(rows: Sequence[Result], costs: Costs, config: Mapping[str, Any]) -> str:
-    """Returns Markdown: projected speedup by length, mean over prompts and 95 % bootstrap interval.
-
-    Methods that verify more nodes than the costs cover, or that draft without known costs, are left out by name.
-    """
-    good = [row for row in measured(rows) if row.key.repeat == 0 and row.key.method not in PEERS]
-    lengths, most = sorted({row.key.bucket for row in good}), max(n for line in costs.passes.values() for n in line)
-    shapes = {name: StepShape.of(name, config) for name in dict.fromkeys(row.key.method for row in good)}
-    out = [f"# PROJECTION to {', '.join(f'{name} {value}' for name, value in costs.key.items())}: not a measurement of "
-           "it\n", f"Acceptance measured here, costs from: {costs.source}. Speedup = (MAT + 1) T_plain / (T_draft + "
-           "T_verify + T_host) (Graft, Eq. 1).\n"]
-    if beyond := [n for n in lengths if n and not min(costs.passes) <= n <= max(costs.passes)]:
-        out.append(f"Costs are of prefixes of {', '.join(f'{n:,}' for n in sorted(costs.passes))} tokens; for "
-                   f"{', '.join(f'{n:,}' for n in beyond)} they are extrapolated.")
-    other = {name: f"{name} ({shape.nodes})" for name, shape in shapes.items() if shape.nodes > most}
-    other |= {name: f"{name} (no levels)" for name, shape in shapes.items() if shape.levels and not costs.levels}
-    if other:
-        out.append(f"Left out, for the costs are of passes over up to {most} nodes"
-                   f"{'' if costs.levels else ' without a drafter'}: {', '.join(other.values())}.")
-    for mode in dict.fromkeys(row.key.mode for row in good):
-        out += [f"\n| projected speedup, {mode} | " + " | ".join(f"{n:,} tokens" if n else "whole" for n in lengths)
-                + " |", "|---|" + "---|" * len(lengths)]
-        for method in (name for name in shapes if name not in other):
-            parts = []
-            for length in lengths:
-                found = [speedup(row, costs, shapes[method]) for row in good
-                         if (row.key.mode, row.key.method, row.key.bucket) == (mode, method, length)]
-                parts.append(f"{Mean.of(found):.2f}" if found else "-")
-            out.append(f"| {method} | {' | '.join(parts)} |")
-    return "\n".join(out) + "\n"
