@@ -73,7 +73,7 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
     made = prepare("warmup", config, tmp_path, warmup)
     assert made.methods == ("graft+warm=none", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
     bench = Bench.open(made)
-    filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.stock.calibrations.values()
+    filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.engines.calibrations.values()
               if isinstance(c, Calibration) and c.snapshot is not None]
     assert 0 < filled[0] < filled[1]
     with pytest.raises(ValueError, match="Give --warmup-prompts FILE"):

@@ -18,7 +18,7 @@ from longgraft.eval.reports.report import write
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SHORT, SweepConfig
 from longgraft.eval.runs.folder import Run
-from longgraft.eval.runs.measure import Prefilled
+from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
@@ -240,7 +240,7 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
 def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp_path, monkeypatch):
     """A method that promises only the distribution is checked greedily; failures record the promise, too."""
     recorded = file(tmp_path / "recorded.jsonl", {"_id": "lone", "continuation": "return a + b + a + b"})
-    drawn, decode = [], Prefilled.decode
+    drawn, decode = [], PromptMeasurement.decode
 
     def decoded(self, variant, sampling, limit, *more):
         if variant.name == "odd" and limit == 4:        # check_tokens, so neither warm-up nor replay
@@ -248,7 +248,7 @@ def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp
             raise ValueError("seen")
         return decode(self, variant, sampling, limit, *more)
 
-    monkeypatch.setattr(Prefilled, "decode", decoded)
+    monkeypatch.setattr(PromptMeasurement, "decode", decoded)
     for promise in ("exact", "distribution"):
         monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise))
         found = sweep(config(questions, modes=("replay",), methods=("odd",), recorded=(str(recorded),)),
