@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from toys.commands import assert_before_loading, run
-from toys.sessions import toy_prompt
+from toys.sessions import METHODS, toy_prompt
 
 from longgraft.acceptance.rules import Sampled
 from longgraft.budget.cost_model import Costs
@@ -21,7 +21,7 @@ from longgraft.cli import generate
 from longgraft.cli.prompts import GivenPrompt, PromptOptions
 from longgraft.comparison import with_plain
 from longgraft.eval.runs.plan import Reader
-from longgraft.methods.find import METHODS
+from longgraft.methods.find import CORE
 from longgraft.methods.registry import PARTS
 from longgraft.models.fetch import NotFetched
 from longgraft.yarn_drafters.checkpoint import save_head
@@ -382,7 +382,7 @@ def with_another_seed(verifier):
      "identical answers (lossy: it promises nothing)")])
 def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch, promise, sampled, code, level,
                                                           compared):
-    monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
+    monkeypatch.setitem(CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise,
                                                 verifies=lambda parts: with_another_seed))
     draw = ["--method", "odd", "--temperature", int(sampled)]
     verified = cli("verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",

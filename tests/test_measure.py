@@ -7,7 +7,7 @@ import torch
 from toys.models import HYBRID, VOCAB
 from toys.oracle import plain
 from toys.recorder import recorder
-from toys.sessions import ABLATIONS, answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import ABLATIONS, METHODS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
@@ -20,7 +20,7 @@ from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 from longgraft.loading import Loaded
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import METHODS, find
+from longgraft.methods.find import find
 from longgraft.methods.parts import Parts
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions

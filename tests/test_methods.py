@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from toys.models import toy_model, toy_target
 from toys.oracle import plain
-from toys.sessions import TOYS, answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import METHODS, TOYS, answered, toy_parts, toy_prompt, toy_session
 from toys.sources import modules
 
 import longgraft
@@ -20,13 +20,13 @@ from longgraft.config.options import options
 from longgraft.config.settings import MethodSettings, Settings
 from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
-from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
+from longgraft.methods.find import Method, as_method, build, find, installed, known
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 
 SOURCE = '''
-from longgraft.methods.find import METHODS, Method
-from longgraft.retrievers.prompt_lookup import PromptLookup
+from longgraft.methods.find import Method
+from longgraft.methods.registry.pld import PromptLookup
 
 TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(parts.history(), length=2), budget=3)
 WRONG = 7
@@ -204,8 +204,8 @@ def test_a_method_name_may_end_in_a_plus(name, parts):
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
     """Checkpoint layouts, API fields and parts of a prompt may have the name of a method; benchmarks and the trainer
     may name the methods that they measure and train."""
-    allowed = ("longgraft.methods.registry", "longgraft.config.method_roles", "longgraft.yarn_drafters",
-               "longgraft.cli.train", "benchmarks")
+    allowed = ("longgraft.methods.registry", "longgraft.zoo", "longgraft.config.method_roles",
+               "longgraft.yarn_drafters", "longgraft.cli.train", "benchmarks")
     fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),
               ("longgraft.serve.formats.request_fields", "echo"), ("longgraft.completion.prompt.fim", "suffix")}
     for module, path in modules():

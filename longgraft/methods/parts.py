@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
@@ -22,7 +23,6 @@ from longgraft.methods.needs import HEAD, Need
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer, Retriever
 from longgraft.protocol.pruning import PruningPolicy
-from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model.model import Target

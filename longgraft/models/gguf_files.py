@@ -22,9 +22,9 @@ from transformers import GenerationConfig
 from longgraft.models.gguf_blocks import TENSORS, TensorTable
 from longgraft.models.gguf_header import check_packages, is_gguf, open_gguf, restore_rope, without_absent_tokens
 from longgraft.models.gguf_tokenizer import end_ids, gguf_tokenizer
+from longgraft.models.hub import hub_answers, offline
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
-from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.weights import read_config, read_model
 
 KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats
