@@ -127,6 +127,14 @@ def test_every_folder_of_the_package_is_installed():
     assert found == set(project["packages"])
 
 
+def test_every_module_of_a_checkout_has_the_path_of_its_name():
+    """So editors, type checkers and tests find them without an installation."""
+    for module, path in modules():
+        named = ROOT / module.replace(".", "/")
+        file = named / "__init__.py" if path.stem == "__init__" else named.with_suffix(".py")
+        assert file.samefile(path), module
+
+
 def test_importing_longgraft_loads_nothing_heavy():
     code = "import longgraft, sys; print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ class PromptReader(Protocol):
 
     @property
     def first_difference(self) -> int | None:
-        """As in `Stats`."""
+        """The first token that differs from earlier prompts, as in `Stats`."""
 
     @property
     def cell(self) -> int | None:
