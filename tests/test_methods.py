@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ from longgraft.config.options import options
 from longgraft.config.settings import MethodSettings, Settings
 from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
-from longgraft.methods.find import Method, as_method, build, find, installed, known
+from longgraft.methods.find import CORE, Method, as_method, build, find, installed, known, zoo
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 
@@ -79,9 +80,35 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
             installed.cache_clear()
             with pytest.raises(ValueError, match=said):
                 find("two")
-            assert find(PLAIN)      # built-in methods need no package
+            assert find(PLAIN) and find("triforce")     # those of this package need no other one
     finally:
         installed.cache_clear()
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Finds the zoo anew in a test, and once more after it."""
+    zoo.cache_clear()
+    yield
+    zoo.cache_clear()
+
+
+def test_the_zoo_of_a_checkout_needs_no_installation(anew, monkeypatch):
+    monkeypatch.setattr("longgraft.methods.find.entry_points", lambda group: ())
+    assert len(zoo()) > 20 and find("triforce").name == "triforce" and not set(zoo()) & set(CORE)
+
+
+def test_the_zoo_of_an_installed_package_is_found_by_its_entry_points(anew, tmp_path, monkeypatch):
+    info = tmp_path / "longgraft-9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longgraft\nVersion: 9.0\n")
+    (info / "entry_points.txt").write_text("[longgraft.methods]\nddd = longgraft.zoo.ddd:METHOD\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("longgraft.methods.find.PROJECT", tmp_path / "pyproject.toml")
+    assert set(zoo()) == {"ddd"} and "ddd" not in installed()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')      # a stray file of someone else
+    zoo.cache_clear()
+    assert set(zoo()) == {"ddd"}
 
 
 def test_a_missing_need_is_reported_and_a_default_falls_back():
