@@ -119,7 +119,7 @@ def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
     for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
         state = PromptMeasurement(made, [variant], ids, NEW)
         only = PromptMeasurement(alone, [variant], ids, NEW)
-        for run in ("x", "replay", "x", "replay"):
+        for run in ("replay", "x", "replay", "x"):
             sampling = SAMPLINGS["replay" if run == "replay" else "sampled"]
             ours = state.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
             if run == "replay":
