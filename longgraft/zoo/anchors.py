@@ -24,8 +24,6 @@ USUAL, OF_QWEN3 = 9 / 32, 29 / 36       # depth of the layer whose states are co
 
 
 LEAST, LONGEST = 2, 32      # shortest and longest match in a prediction, in tokens; it has no hidden states to compare
-
-
 MOST = 4096     # newest anchors of one token whose contexts are compared; this bounds a step's cost
 
 

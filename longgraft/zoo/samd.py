@@ -22,8 +22,6 @@ from longgraft.zoo.either import Either, matched
 from longgraft.zoo.token_recycling import recycling
 
 SAM = "SAM-Decoding (arXiv 2411.10666)"
-
-
 LINK = -1       # in the undo log in place of a token: a suffix link was changed
 
 

@@ -28,8 +28,6 @@ from longgraft.zoo.selection import Nearest
 from longgraft.zoo.triforce import TriForceChoices
 
 TOKENSWIFT = "TokenSwift (arXiv 2502.18890)"
-
-
 ORDER = 4       # tokens of an n-gram, as in the authors' code
 
 

@@ -16,11 +16,7 @@ from longgraft.zoo.dflash.files import load_blocks
 from longgraft.zoo.dflash.network import BLOCK, BlockNetwork
 
 PAPER = "DFlash (arXiv 2602.06036)"
-
-
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104), App. F"
-
-
 TAKES = BUDGETED | {"window"}
 
 

@@ -13,8 +13,6 @@ from longgraft.zoo.longspec.files import load_longspec
 from longgraft.zoo.longspec.network import LongSpecNetwork
 
 LONG = "LongSpec (arXiv 2502.17421)"
-
-
 BEAM = "the official code's tree_shape"
 
 
