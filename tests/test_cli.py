@@ -21,8 +21,7 @@ from longgraft.cli import generate
 from longgraft.cli.prompts import GivenPrompt, PromptOptions
 from longgraft.comparison import with_plain
 from longgraft.eval.runs.plan import Reader
-from longgraft.methods.find import CORE
-from longgraft.methods.registry import PARTS
+from longgraft.methods.find import CORE, zoo
 from longgraft.models.fetch import NotFetched
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -471,7 +470,9 @@ def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
 def test_methods_and_heads_are_listed(cli):
     listed, rows = cli("methods")[1], [*METHODS.values()]
     groups = listed.split("\n\n")[1:]
-    assert [len(group.splitlines()) - 1 for group in groups] == [len(part.METHODS) for part in PARTS if part.METHODS]
+    titles = [group.splitlines()[0] for group in groups]
+    assert titles == ["Core methods", "The zoo: methods to compare with"]
+    assert [len(group.splitlines()) - 1 for group in groups] == [len(CORE), len(zoo())]
     lines = [line for group in groups for line in group.splitlines()[1:]]
     for line, method in zip(lines, rows, strict=True):
         assert line.split()[:2] == [method.name, str(method.budget)] and method.clause in line
