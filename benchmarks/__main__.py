@@ -121,7 +121,7 @@ def _add_command(name: str, parts: Parts, help: str, alone: bool = False) -> Non
 for _name, _part in PARTS.items():
     _add_command(_name, {_name: _part}, (_part.__doc__ or "").splitlines()[0])
 _add_command("attention", {}, "Attention alone, by every backend that runs here.", alone=True)
-_add_command("parts", PARTS, "All parts, and files of costs for the controller and `longgraft project`.",
+_add_command("parts", PARTS, "All parts, and files of costs for the controller.",
              alone=True)
 
 

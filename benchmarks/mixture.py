@@ -53,6 +53,7 @@ def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a
         if key.startswith("tokenizer."):
             kind, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), kind, sub_type=sub)
+    add: Any
     for add, value in ((writer.add_context_length, 32768), (writer.add_embedding_length, HIDDEN),
                        (writer.add_block_count, LAYERS), (writer.add_feed_forward_length, INNER),
                        (writer.add_head_count, HEADS), (writer.add_head_count_kv, KV_HEADS),

@@ -251,7 +251,7 @@ PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
 
 
 def costs(bench: Bench, found: Sequence[Row], source: str) -> Costs | None:
-    """Returns this bench's costs for `longgraft project` and the controller, from its rows; None without passes.
+    """Returns this bench's costs for the controller, from its rows; None without passes.
 
     The host's costs are those of retrieval, merge and update, if they are among the rows.
     """

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import WIDTH, AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.kv_cache import KVCache

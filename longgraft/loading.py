@@ -75,19 +75,14 @@ class Loaded:
             prefix: Prefix files.
             corpus: Name of the corpus for requests that name none.
         """
-        method, nodes = self.method, self.method.usual_budget(budget)
-        adaptive = method.chooses(budget)
+        parts, adaptive = self._session_parts(budget), self.method.chooses(budget)
+        nodes = self.method.usual_budget(budget)
         if not adaptive and budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)
-        parts = replace(self.parts, shared={})
-        if adaptive:
-            costs = (parts.costs and parts.costs.copy()) or costs_for(self.target, parts.head, self.settings.costs,
-                                                                      parts.regions)
-            parts = replace(parts, costs=costs)
         engine = Engine(self._lane(parts, adaptive), nodes, chunk,
                         Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
                         lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive))
-        session = Session(engine, self.tokenizer, self._about(engine, adaptive), method.promise, str(method))
+        session = Session(engine, self.tokenizer, self._about(engine, adaptive), self.method.promise, str(self.method))
         said = session.defaults.described
         session.about += (said,) if said else ()
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
@@ -97,9 +92,33 @@ class Loaded:
             session.about += (f"corpus {corpus}: {len(session.corpus(corpus).tokens):,} tokens may be repeated",)
         return session
 
+    def joined_engine(self, budget: Budget) -> Engine:
+        """Makes an engine of one lane that uses the parts' own memories, shared objects, clock and regions.
+
+        Engines of several methods that are made from the same parts share their memories, so that a fork
+        (`longgraft.engine.fork`) reads a prompt once for all of them.
+
+        budget: as in `session`, but None stands for the method's own nodes on every device
+        """
+        adaptive = self.method.chooses(budget)
+        parts = self.parts
+        if adaptive and parts.costs is None:
+            parts = replace(parts, costs=costs_for(self.target, parts.head, self.settings.costs, parts.regions))
+        return Engine(self._lane_of(parts, adaptive), self.method.usual_budget(budget))
+
+    def _session_parts(self, budget: Budget) -> Parts:
+        parts = replace(self.parts, shared={})
+        if not self.method.chooses(budget):
+            return parts
+        costs = (parts.costs and parts.costs.copy()) or costs_for(self.target, parts.head, self.settings.costs,
+                                                                  parts.regions)
+        return replace(parts, costs=costs)
+
     def _lane(self, parts: Parts, adaptive: bool) -> Lane:
         """Makes a lane with memories and a clock of its own, because several lanes may share one target."""
-        parts = replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew())
+        return self._lane_of(replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew()), adaptive)
+
+    def _lane_of(self, parts: Parts, adaptive: bool) -> Lane:
         return Lane(self.target, build(self.method, parts, adaptive), parts.clock, parts.regions,
                     verifies(self.method, parts))
 
@@ -122,8 +141,7 @@ class Loaded:
         """Describes the thresholds, and how this session differs from the one that they were calibrated for."""
         shape, calibration = self.parts.shape, self.parts.calibration
         differs = calibration.differs(made_for(nodes, shape.levels, shape.top_k, shape.window))
-        follow = "" if shape.online is None else ", then following the last steps"
-        return calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "") + follow
+        return calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "")
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
@@ -198,7 +216,7 @@ def assemble(plan: LoadPlan) -> Loaded:
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
     shape = DraftShape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
-                  settings.retrieved_width, settings.online, settings.persist)
+                  settings.retrieved_width, settings.persist)
     calibration = _calibration(target, tokenizer, network, settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
     return Loaded(target, tokenizer, method, parts, notes, settings)

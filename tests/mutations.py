@@ -67,7 +67,7 @@ class Copy:
         self.destinations = {source: package.replace(".", "/") for package, source in project["package-dir"].items()}
         without = shutil.ignore_patterns("__pycache__")
         for source, package in {**self.destinations, "benchmarks": "benchmarks", "tests": "tests"}.items():
-            shutil.copytree(ROOT / source, self.root / package, ignore=without)
+            shutil.copytree(ROOT / source, self.root / package, ignore=without, dirs_exist_ok=True)
         shutil.copy(ROOT / "pyproject.toml", self.root)
         shutil.copytree(ROOT / "docs", self.root / "docs", ignore=shutil.ignore_patterns("results"))  # tests read them
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from toys.sessions import METHODS
 
 from longgraft.config.method_roles import GROUPS
 from longgraft.eval.runs.ablations import prepare
@@ -17,7 +18,7 @@ from longgraft.eval.runs.rows import ROWS, Failure
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.variants import Variant
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import METHODS
+from longgraft.methods.find import CORE
 from longgraft.methods.needs import HEAD, Missing, Need
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
     made = prepare("warmup", config, tmp_path, warmup)
     assert made.methods == ("graft+warm=none", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
     bench = Bench.open(made)
-    filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.stock.calibrations.values()
+    filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.engines.calibrations.values()
               if isinstance(c, Calibration) and c.snapshot is not None]
     assert 0 < filled[0] < filled[1]
     with pytest.raises(ValueError, match="Give --warmup-prompts FILE"):
@@ -84,8 +85,8 @@ def test_the_field_has_every_method_whose_needs_are_met_and_names_the_others(con
     def unknown(sources):
         raise Missing(f"none is known for {sources.target.name}.\nPass --with store=PATH.")
 
-    monkeypatch.setitem(METHODS, "wide", replace(METHODS["eagle3"], name="wide", budget=64))
-    monkeypatch.setitem(METHODS, "stored", replace(METHODS["pld"], name="stored",
+    monkeypatch.setitem(CORE, "wide", replace(METHODS["eagle3"], name="wide", budget=64))
+    monkeypatch.setitem(CORE, "stored", replace(METHODS["pld"], name="stored",
                                                    needs=(Need("store", "a store", unknown),)))
     found = prepare("field", config, tmp_path).methods
     bare = {name.partition("+budget=")[0] for name in found}

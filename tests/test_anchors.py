@@ -9,18 +9,18 @@ from toys.sessions import toy_parts, toy_prompt
 from toys.trees import begun, shape_of
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.hidden_states import HiddenStates
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build, find
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.adapld import AdaPld, Branches, Likeness
-from longgraft.retrievers.anchors import Anchors
-from longgraft.retrievers.pld_plus import PldPlus
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
+from longgraft.zoo.adapld import AdaPld, Branches, Likeness
+from longgraft.zoo.anchors import Anchors
+from longgraft.zoo.hidden_states import HiddenStates
+from longgraft.zoo.pld_plus import PldPlus
 
 V = 12
 CONTEXTS = torch.eye(4)     # states of four kinds of context

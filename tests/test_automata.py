@@ -18,14 +18,14 @@ from longgraft.corpora import Corpus
 from longgraft.loading import load_needs
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory
-from longgraft.methods.combinators import Either, expected, matched
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Sources
+from longgraft.methods.registry.suffix import Speculation, SuffixDecoding
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.rest import RestChoices, RestRetriever
-from longgraft.retrievers.sam_decoding import SamChain, SuffixAutomaton
-from longgraft.retrievers.suffix_decoding import Speculation, SuffixDecoding
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.either import Either, expected, matched
+from longgraft.zoo.rest import RestChoices, RestRetriever
+from longgraft.zoo.samd import SamChain, SuffixAutomaton
 
 IDENTITY = {"tokenizer": "mine"}
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from toys.sessions import METHODS
 
 from longgraft.eval.prompts.buckets import WHOLE, whole
 from longgraft.eval.prompts.suites import Example, load_suite
@@ -18,12 +19,12 @@ from longgraft.eval.reports.report import write
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SHORT, SweepConfig
 from longgraft.eval.runs.folder import Run
-from longgraft.eval.runs.measure import Prefilled
+from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.plan import check_plan
 from longgraft.eval.runs.rows import ROWS, Failure, Result, Row, as_json, read_rows
 from longgraft.eval.runs.sweep import lines_of_plan, sweep
 from longgraft.eval.runs.workers import Processes
-from longgraft.methods.find import METHODS
+from longgraft.methods.find import CORE
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TALK = {"_id": "talk", "turns": ["Name three prime numbers.", "And a fourth one?", "Why is it prime?"]}
@@ -166,7 +167,7 @@ def test_a_prompt_beyond_the_targets_positions_fails_and_so_do_its_turns(questio
 
 
 def test_a_method_that_fails_does_not_end_the_conversation(questions, tmp_path, monkeypatch):
-    from longgraft.retrievers.prompt_lookup import PromptLookup
+    from longgraft.methods.registry.pld import PromptLookup
 
     def broken(self, ask):
         raise RuntimeError("out of memory, as it were")
@@ -240,7 +241,7 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
 def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp_path, monkeypatch):
     """A method that promises only the distribution is checked greedily; failures record the promise, too."""
     recorded = file(tmp_path / "recorded.jsonl", {"_id": "lone", "continuation": "return a + b + a + b"})
-    drawn, decode = [], Prefilled.decode
+    drawn, decode = [], PromptMeasurement.decode
 
     def decoded(self, variant, sampling, limit, *more):
         if variant.name == "odd" and limit == 4:        # check_tokens, so neither warm-up nor replay
@@ -248,9 +249,9 @@ def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp
             raise ValueError("seen")
         return decode(self, variant, sampling, limit, *more)
 
-    monkeypatch.setattr(Prefilled, "decode", decoded)
+    monkeypatch.setattr(PromptMeasurement, "decode", decoded)
     for promise in ("exact", "distribution"):
-        monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise))
+        monkeypatch.setitem(CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise))
         found = sweep(config(questions, modes=("replay",), methods=("odd",), recorded=(str(recorded),)),
                       tmp_path / promise)
         assert [row.promise for row in found if isinstance(row, Failure)] == [promise]

@@ -9,24 +9,22 @@ import torch
 from toys.models import medusa_heads, small_model, toy_target
 from toys.observations import seen
 from toys.oracle import plain
-from toys.sessions import answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import METHODS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.acceptance.sampling import Sampling
-from longgraft.acceptance.typical import Typical, typical
-from longgraft.drafters.draft_model_chain import DraftLength, DraftModelChain
-from longgraft.drafters.medusa import LastHidden, Medusa, official
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
-from longgraft.memories.draft_model import DraftModelCache
-from longgraft.methods.find import METHODS, find
-from longgraft.methods.needs import SMALL
-from longgraft.methods.registry.chains import SpsChoices, chain
+from longgraft.methods.find import find
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.trees.tree import ROOT, ProposalTree
+from longgraft.zoo.medusa.drafter import LastHidden, Medusa, official
+from longgraft.zoo.medusa.typical import Typical, typical
+from longgraft.zoo.small_model import SMALL, DraftModelCache
+from longgraft.zoo.sps import DraftLength, DraftModelChain, SpsChoices, chain
 
 GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from toys.commands import assert_before_loading, run
-from toys.sessions import toy_prompt
+from toys.sessions import METHODS, toy_prompt
 
 from longgraft.acceptance.rules import Sampled
 from longgraft.budget.cost_model import Costs
@@ -21,8 +21,7 @@ from longgraft.cli import generate
 from longgraft.cli.prompts import GivenPrompt, PromptOptions
 from longgraft.comparison import with_plain
 from longgraft.eval.runs.plan import Reader
-from longgraft.methods.find import METHODS
-from longgraft.methods.registry import PARTS
+from longgraft.methods.find import CORE, zoo
 from longgraft.models.fetch import NotFetched
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -384,7 +383,7 @@ def with_another_seed(verifier):
      "identical answers (lossy: it promises nothing)")])
 def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch, promise, sampled, code, level,
                                                           compared):
-    monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise,
+    monkeypatch.setitem(CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise,
                                                 verifies=lambda parts: with_another_seed))
     draw = ["--method", "odd", "--temperature", int(sampled)]
     verified = cli("verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",
@@ -473,7 +472,9 @@ def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
 def test_methods_and_heads_are_listed(cli):
     listed, rows = cli("methods")[1], [*METHODS.values()]
     groups = listed.split("\n\n")[1:]
-    assert [len(group.splitlines()) - 1 for group in groups] == [len(part.METHODS) for part in PARTS if part.METHODS]
+    titles = [group.splitlines()[0] for group in groups]
+    assert titles == ["Core methods", "The zoo: methods to compare with"]
+    assert [len(group.splitlines()) - 1 for group in groups] == [len(CORE), len(zoo())]
     lines = [line for group in groups for line in group.splitlines()[1:]]
     for line, method in zip(lines, rows, strict=True):
         assert line.split()[:2] == [method.name, str(method.budget)] and method.clause in line
@@ -484,7 +485,6 @@ def test_methods_and_heads_are_listed(cli):
     assert "needs an EAGLE-3 drafter (--drafter PATH); budget 60; exact" in described and "pld  " in described
     assert "retrieval" not in described
     assert "YARN-64K" in cli("heads")[1]
-    assert "52 = 8 + 10 + 8 + 6 + 5 + 4 + 4 + 4 + 3" in cli("templates")[1]
     assert "THUDM/LongBench" in cli("suites")[1]
 
 

@@ -18,7 +18,7 @@ from toys.covering import covering, named
 from toys.models import toy_model
 from toys.oracle import draw
 from toys.served import Gate, asking, tokens_of, working
-from toys.sessions import toy_parts, toy_prompt, toy_session
+from toys.sessions import METHODS, toy_parts, toy_prompt, toy_session
 from toys.tokenizers import ascii_tokenizer
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
@@ -32,7 +32,7 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.engine.token_bytes import TokenBytes
-from longgraft.methods.find import METHODS, build
+from longgraft.methods.find import build
 from longgraft.runtime.clock import Clock
 from longgraft.serve.formats.logprobs import chat_logprobs
 from longgraft.serve.jobs import Job

@@ -12,9 +12,9 @@ from toys.levels import stop_without_kernels
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import KEPT, ORDERS, Continuations, NoContinuations, compiled, continuations
 from longgraft.memories.partial_matching import PartialMatching
-from longgraft.memories.rollouts import RollOuts
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.mtp import RollOuts
 
 
 @pytest.fixture(autouse=True)

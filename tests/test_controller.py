@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import METHODS, TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import (
@@ -28,7 +28,7 @@ from longgraft.budget.controller import LEAST, PROBED, REPRICED_EVERY, Controlle
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.engine.stats import Stats
 from longgraft.memories.eagle3_cache import ACCURACY_TOKENS
-from longgraft.methods.find import METHODS, build
+from longgraft.methods.find import build
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask, BatchLoad
 from longgraft.protocol.pruning import Level, PruningPolicy

@@ -14,16 +14,16 @@ from toys.sessions import toy_parts, toy_prompt
 from toys.trees import begun, shape_of
 
 from longgraft.acceptance.rules import Greedy, Sampled
-from longgraft.drafters.dflash import DFlashDrafter, sure
-from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Missing, Sources
-from longgraft.methods.registry.blocks import DFLASH
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED
-from longgraft.yarn_drafters.dflash import BLOCK, usual_layers
-from longgraft.yarn_drafters.dflash_files import load_blocks, save_blocks
 from longgraft.yarn_drafters.layouts import TargetShape
+from longgraft.zoo.dflash.cache import DFlashCache
+from longgraft.zoo.dflash.drafter import DFlashDrafter, sure
+from longgraft.zoo.dflash.files import load_blocks, save_blocks
+from longgraft.zoo.dflash.methods import DFLASH
+from longgraft.zoo.dflash.network import BLOCK, usual_layers
 
 GREEDY = Greedy()
 TARGET = TargetShape(layers=8, hidden=128, vocab=512)

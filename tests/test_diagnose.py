@@ -13,7 +13,6 @@ from toys.sessions import toy_prompt
 from toys.trees import begun
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.drafters.pruning import Dense
 from longgraft.eval.checks.chains import OWN, ROWS, TARGET, Depth, chains, summed
 from longgraft.eval.reports.diagnosis import draw, table
@@ -21,6 +20,7 @@ from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.needs import embedded
 from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.longspec.drafter import LongSpecCache, LongSpecDrafter
 
 TEXT, START, DEPTH = toy_prompt(70, seed=2), 50, 4
 

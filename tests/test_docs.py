@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from toys.models import VOCAB, toy_model
+from toys.sessions import METHODS
 from toys.sources import BLOCKS, CHOICES_FILE, IN_PYTHON, METHOD_FILE, ROOT, TEST_FILE
 
 import longgraft
@@ -18,7 +19,7 @@ from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.eval.checks.losslessness import assert_lossless
 from longgraft.eval.runs.rows import Row, read_rows
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods.find import METHODS, as_method, find, installed
+from longgraft.methods.find import as_method, find, installed
 from longgraft.trees.tree import ProposalTree
 
 ENTRY_POINTS = next(text for language, text in BLOCKS if language == "toml")

@@ -9,16 +9,16 @@ from toys.models import toy_target
 from toys.observations import seen
 from toys.sessions import TOYS, answered, toy_parts, toy_prompt, toy_session
 
-from longgraft.drafters.streaming_llm import StreamingDrafter
-from longgraft.drafters.token_swift import FrequentNgrams
-from longgraft.memories.draft_model import DraftModelCache
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
-from longgraft.methods.needs import MEDUSA, SMALL
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, RETRIEVED, ProposalTree
+from longgraft.zoo.medusa.methods import MEDUSA
+from longgraft.zoo.small_model import SMALL, DraftModelCache
+from longgraft.zoo.tokenswift import FrequentNgrams
+from longgraft.zoo.triforce import StreamingDrafter
 
 
 def streaming(window: int = 20, length: int = 3) -> StreamingDrafter:

@@ -12,13 +12,15 @@ from toys.trees import same, scored, trees
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.drafters.pruning import DDDPolicy, Dense, EntropyPolicy
-from longgraft.drafters.talon import TalonDrafter
+from longgraft.drafters.pruning import Dense
 from longgraft.methods.find import build, find
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
+from longgraft.zoo.ddd import DDDPolicy
+from longgraft.zoo.svip import EntropyPolicy
+from longgraft.zoo.talon import TalonDrafter
 
 POOL = 1 + 10 + 8 * 100     # all nodes that nine levels score
 

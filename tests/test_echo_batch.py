@@ -14,7 +14,6 @@ from toys.sessions import beside, repeatable, toy_parts, toy_prompt
 from toys.trees import same, trees
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.drafters.echo import EchoPlan, EchoPlanner
 from longgraft.drafters.pruning import Filled, Gates
 from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
@@ -29,6 +28,7 @@ from longgraft.target_model.passes import Segment
 from longgraft.target_model.planned_together import PlannedTogether
 from longgraft.target_model.together import together
 from longgraft.trees.tree import UNPRUNED, ProposalTree
+from longgraft.zoo.echo import EchoPlan, EchoPlanner
 
 GATES = Gates({1: 0.0033, 3: 1.8e-5, 5: 1e-9})     # the first two stop some drafts of the toy head
 METHOD = "echo+depths=1/3/5+taus=0.0033/1.8e-5/1e-9"

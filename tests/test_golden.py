@@ -13,6 +13,7 @@ from toys.trees import begun, golden_shape, shape_of
 from longgraft.acceptance.rules import Greedy
 from longgraft.config.settings import HeadOverrides
 from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
@@ -20,7 +21,6 @@ from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier

@@ -10,14 +10,15 @@ from toys.sessions import toy_parts
 from toys.trees import same, trees
 
 from longgraft.drafters.eagle3 import Eagle3Drafter
+from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Dense, Gates, Split, kept_nodes
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.combinators import Graft, TailGraft
+from longgraft.methods.combinators import Graft
 from longgraft.methods.find import build, find
+from longgraft.methods.registry.graft import TailGraft
 from longgraft.protocol.pruning import Level, Verdict
-from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 AT_ROOT, AT_TAIL = "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20"

@@ -10,13 +10,21 @@ from pathlib import Path
 
 from toys.sources import MAPPED, ROOT, modules
 
-FLOORS = [      # from the lowest; a room is named by the longest dotted name that fits
-    ["runtime", "config"], ["trees", "attention", "corpora"], ["acceptance", "kernels"], ["protocol"], ["target_model"],
-    ["prefill", "yarn_drafters", "models"], ["memories", "engine"], ["drafters", "retrievers"], ["budget"],
-    ["methods", "yarn_drafters.training"], ["loading"], ["comparison", "transformers_generate"],
-    ["eval.scores", "eval.statistics"], ["eval.prompts", "eval.runs.rows"], ["eval", "completion.repository"],
-    ["completion.snippets"], ["completion.retrieval", "completion.prompt"], ["completion"],
-    ["serve"], ["serve.routes"], ["serve.app"], ["serve.replicas"], ["__init__"], ["cli"], ["benchmarks"]]
+# From the lowest; a room is named by the longest dotted name that fits, and may use the rooms left of it on its floor.
+FLOORS = [
+    ["runtime", "config"],
+    ["trees", "attention", "corpora"],
+    ["acceptance", "kernels", "protocol"],
+    ["target_model"],
+    ["prefill", "models", "yarn_drafters"],
+    ["memories", "engine"],
+    ["drafters", "budget"],
+    ["methods", "yarn_drafters.training"],
+    ["ray_cluster", "loading", "comparison", "transformers_generate"],
+    ["zoo", "eval", "completion"],
+    ["serve", "__init__"],
+    ["cli", "benchmarks"]]
+CORE_FLOORS = 9     # the library itself: it never imports the zoo, measurements, the server or commands
 # Modules that answer requests import nothing that measures.
 NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.root", "cli.commands", "cli.complete", "cli.corpus",
                "cli.generate", "cli.models", "cli.prefill", "cli.prompts", "cli.serve")
@@ -31,6 +39,12 @@ def room(module: str) -> str:
 
 def floor(module: str) -> int:
     return next(level for level, rooms in enumerate(FLOORS) if room(module) in rooms)
+
+
+def place(module: str) -> tuple[int, int]:
+    """Returns a module's floor, and the place of its room on that floor."""
+    level = floor(module)
+    return level, FLOORS[level].index(room(module))
 
 
 def imports(path: Path):
@@ -50,11 +64,25 @@ def test_files_import_only_from_lower_floors():
             if imported.split(".")[0] not in ("longgraft", "benchmarks"):
                 continue
             seen += 1
-            ours, theirs = floor(module), floor(imported)
-            same_room = room(module) == room(imported)
-            assert theirs < ours or same_room, (
-                f"{module} (floor {ours}) imports {imported} (floor {theirs})")
+            assert place(imported) <= place(module), (
+                f"{module} (floor {floor(module)}) imports {imported} (floor {floor(imported)})")
     assert seen > 100
+
+
+def test_the_core_names_no_module_of_the_zoo():
+    """Its methods are found by entry points, as those of other packages."""
+    for module, path in modules():
+        if floor(module) < CORE_FLOORS:
+            assert "longgraft.zoo." not in path.read_text(), module
+
+
+def test_every_method_of_the_zoo_is_registered_by_an_entry_point():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    registered = set(project["entry-points"]["longgraft.methods"].values())
+    made = {f"{module}:{node.targets[0].id}" for module, path in modules() if room(module) == "zoo"
+            for node in ast.parse(path.read_text()).body
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Method(")}
+    assert made == registered and len(made) > 20
 
 
 def test_tests_import_from_toys_and_not_from_one_another():
@@ -97,6 +125,14 @@ def test_every_folder_of_the_package_is_installed():
     found = {module if path.name == "__init__.py" else module.rsplit(".", 1)[0] for module, path in modules()
              if not module.startswith("benchmarks")}
     assert found == set(project["packages"])
+
+
+def test_every_module_of_a_checkout_has_the_path_of_its_name():
+    """So editors, type checkers and tests find them without an installation."""
+    for module, path in modules():
+        named = ROOT / module.replace(".", "/")
+        file = named / "__init__.py" if path.stem == "__init__" else named.with_suffix(".py")
+        assert file.samefile(path), module
 
 
 def test_importing_longgraft_loads_nothing_heavy():

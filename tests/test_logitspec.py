@@ -16,8 +16,8 @@ from toys.trees import shape_of
 from longgraft.memories.token_history import TokenHistory
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import WIDTH, LastTopK, LogitSpec, Rounds, longest
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.logitspec import WIDTH, LastTopK, LogitSpec, Rounds, longest
 
 VOCAB = 512
 

@@ -16,17 +16,17 @@ from toys.training import counting
 from transformers.cache_utils import DynamicCache
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.drafters.longspec import LongSpecCache, LongSpecDrafter
 from longgraft.methods.needs import Missing, Sources
-from longgraft.methods.registry.long_context import LONGSPEC
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import UNPRUNED, ProposalTree
-from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, SharedParts
-from longgraft.yarn_drafters.longspec_files import load_longspec, save_longspec
-from longgraft.yarn_drafters.training.longspec import LongSpecTrainer, attend_in_window, attend_with_gaps
+from longgraft.zoo.longspec.drafter import LongSpecCache, LongSpecDrafter
+from longgraft.zoo.longspec.files import load_longspec, save_longspec
+from longgraft.zoo.longspec.methods import LONGSPEC
+from longgraft.zoo.longspec.network import LongSpecConfig, LongSpecNetwork, SharedParts
+from longgraft.zoo.longspec.training import LongSpecTrainer, attend_in_window, attend_with_gaps
 
 WINDOW = 12
 

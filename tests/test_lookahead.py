@@ -10,8 +10,8 @@ from toys.trees import shape_of
 
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.lookahead import Lookahead, Trajectories
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.lookahead import Lookahead, Trajectories
 
 SIZES = [(5, 7, 7), (3, 2, 4), (4, 5, 1)]        # n-gram, width, guesses
 

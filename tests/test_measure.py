@@ -7,18 +7,21 @@ import torch
 from toys.models import HYBRID, VOCAB
 from toys.oracle import plain
 from toys.recorder import recorder
-from toys.sessions import ABLATIONS, answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import ABLATIONS, METHODS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PLAIN
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.engine.stats import Stats
 from longgraft.eval.checks.losslessness import margin
-from longgraft.eval.runs.measure import Learned, Prefilled, Stock
+from longgraft.eval.runs.measure import PromptMeasurement
+from longgraft.eval.runs.variant_engines import VariantEngines
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
+from longgraft.loading import Loaded
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import METHODS
+from longgraft.methods.find import find
+from longgraft.methods.parts import Parts
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions
 
@@ -29,10 +32,15 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=3),
 NAMES = [*METHODS, *ABLATIONS]
 
 
-def prefilled(names, calibrations=None, own=None, **more) -> Prefilled:
-    parts = toy_parts(**(own or {}))
-    return Prefilled(Stock({"": parts} | more, calibrations or {}),
-                     [Variant.parse(name) for name in names], PROMPT, NEW + 90)
+def engines(parts: Parts, calibrations=None, runs=(), **heads) -> VariantEngines:
+    """Returns the maker of engines on toy parts; heads: the parts of further heads."""
+    loaded = Loaded(parts.target, None, find(PLAIN), parts)
+    return VariantEngines(loaded, {"": parts} | heads, calibrations or {}, runs=runs)
+
+
+def prefilled(names, calibrations=None, own=None, **more) -> PromptMeasurement:
+    made = engines(toy_parts(**(own or {})), calibrations, **more)
+    return PromptMeasurement(made, [Variant.parse(name) for name in names], PROMPT, NEW + 90)
 
 
 def alone(name: str, sampling: Sampling, new: int = NEW, **parts) -> tuple[list[int], Stats]:
@@ -71,17 +79,6 @@ def test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modu
     assert all(tokens == plain(family, len(PROMPT), 9, greedy) for tokens in found)
 
 
-def test_adaptive_thresholds_start_anew_in_every_decoding():
-    own = {"thresholds": dict.fromkeys((0, 1, 5), 0.03)}
-    state = prefilled(["graft", "graft+online=2"], own=own)
-    following, fixed = Variant.parse("graft+online=2"), Variant.parse("graft")
-    stages = [state.decode(variant, Sampling(replay=REPLAY * 2), 2 * NEW)[1].stages for variant in (
-        following, fixed, following)]
-    assert stages[0] == stages[2] != stages[1]
-    assert stages[0] == answered(toy_session("graft", online=2.0, **own), PROMPT, 2 * NEW,
-                                 Sampling(replay=REPLAY * 2)).stats.stages
-
-
 def test_a_margin_after_a_shared_prefill_is_that_of_the_whole_text():
     state, target = prefilled(["ar"]), toy_parts().target
     for tokens in ([], REPLAY[:7]):
@@ -92,7 +89,7 @@ def test_a_margin_after_a_shared_prefill_is_that_of_the_whole_text():
 def test_heads_do_not_share_their_caches():
     other = toy_parts(seed=7)
     state = prefilled(["eagle3", "eagle3@other"], other=other)
-    lone = Prefilled(Stock({"": other}), [Variant.parse("eagle3")], PROMPT, NEW + 90)
+    lone = PromptMeasurement(engines(other), [Variant.parse("eagle3")], PROMPT, NEW + 90)
     found = [s.decode(Variant.parse(name), SAMPLINGS["replay"], NEW)[1].accepted_per_step
              for s, name in ((state, "eagle3"), (state, "eagle3@other"), (lone, "eagle3"))]
     assert found[0] != found[1] == found[2]
@@ -100,11 +97,11 @@ def test_heads_do_not_share_their_caches():
 
 def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
     """Token Recycling keeps its matrix between prompts; a repeat starts from where the prompt started."""
-    parts, learned = toy_parts(), Learned(["replay", "x"])
+    made = engines(toy_parts(), runs=("replay", "x"))
     session, variant = toy_session("token-recycling"), Variant.parse("token-recycling")
     for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
         expected = answered(session, ids, NEW, SAMPLINGS["replay"]).stats
-        state = Prefilled(Stock({"": parts}), [variant], ids, NEW, learned)
+        state = PromptMeasurement(made, [variant], ids, NEW)
         assert state.learned_from(variant, "replay") == n and state.learned_from(Variant.plain(), "replay") is None
         for _ in range(2):
             _, stats = state.decode(variant, SAMPLINGS["replay"], NEW, run="replay")
@@ -117,17 +114,17 @@ def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
 
 def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
     """Two runs learn apart from one another, though they share a prefill; a repeat teaches nothing."""
-    parts, learned, variant = toy_parts(), Learned(["replay", "x"]), Variant.parse("token-recycling")
-    alone = Learned(["replay"])
+    made, variant = engines(toy_parts(), runs=("replay", "x")), Variant.parse("token-recycling")
+    alone = engines(toy_parts(), runs=("replay",))
     for n, ids in enumerate([PROMPT, toy_prompt(70, seed=4), PROMPT]):
-        state = Prefilled(Stock({"": parts}), [variant], ids, NEW, learned)
-        only = Prefilled(Stock({"": parts}), [variant], ids, NEW, alone)
-        for run in ("x", "replay", "x", "replay"):
+        state = PromptMeasurement(made, [variant], ids, NEW)
+        only = PromptMeasurement(alone, [variant], ids, NEW)
+        for run in ("replay", "x", "replay", "x"):
             sampling = SAMPLINGS["replay" if run == "replay" else "sampled"]
             ours = state.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
             if run == "replay":
                 assert ours == only.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
-        assert learned.prompts(variant.name, "x") == learned.prompts(variant.name, "replay") == n + 1
+        assert made.prompts[variant.name, "x"] == made.prompts[variant.name, "replay"] == n + 1
         assert state.learned_from(variant, "x") == n
 
 
@@ -203,7 +200,7 @@ def test_recording_is_in_no_method_s_time(monkeypatch):
 
     parts = toy_parts(regions=Regions(slowly))
     variants = [Variant.parse("ar"), Variant.parse("eagle3")]
-    state = Prefilled(Stock({"": parts}), variants, PROMPT, NEW + 90)
+    state = PromptMeasurement(engines(parts), variants, PROMPT, NEW + 90)
     for name in ("ar", "eagle3"):
         tokens, stats = state.decode(Variant.parse(name), Sampling(), 6)
         assert tokens == alone(name, Sampling())[0][:6] and stats.decode_seconds == 0.0
@@ -211,8 +208,8 @@ def test_recording_is_in_no_method_s_time(monkeypatch):
 
 
 def test_a_matrix_that_requests_share_begins_empty_with_each_prompt():
-    variant, stock = Variant.parse("graft-hb"), Stock({"": toy_parts()})
-    Prefilled(stock, [variant], toy_prompt(90, seed=7), NEW).decode(variant, Sampling(), NEW)
-    after, fresh = (untimed(Prefilled(one, [variant], PROMPT[:20], NEW).decode(variant, Sampling(), NEW))
-                    for one in (stock, Stock({"": toy_parts()})))
+    variant, made = Variant.parse("graft-hb"), engines(toy_parts())
+    PromptMeasurement(made, [variant], toy_prompt(90, seed=7), NEW).decode(variant, Sampling(), NEW)
+    after, fresh = (untimed(PromptMeasurement(one, [variant], PROMPT[:20], NEW).decode(variant, Sampling(), NEW))
+                    for one in (made, engines(toy_parts())))
     assert after == fresh

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from toys.models import toy_model, toy_target
 from toys.oracle import plain
-from toys.sessions import TOYS, answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import METHODS, TOYS, answered, toy_parts, toy_prompt, toy_session
 from toys.sources import modules
 
 import longgraft
@@ -20,13 +21,13 @@ from longgraft.config.options import options
 from longgraft.config.settings import MethodSettings, Settings
 from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
-from longgraft.methods.find import METHODS, Method, as_method, build, find, installed, known
+from longgraft.methods.find import CORE, Method, as_method, build, find, installed, known, zoo
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 
 SOURCE = '''
-from longgraft.methods.find import METHODS, Method
-from longgraft.retrievers.prompt_lookup import PromptLookup
+from longgraft.methods.find import Method
+from longgraft.methods.registry.pld import PromptLookup
 
 TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(parts.history(), length=2), budget=3)
 WRONG = 7
@@ -79,9 +80,35 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
             installed.cache_clear()
             with pytest.raises(ValueError, match=said):
                 find("two")
-            assert find(PLAIN)      # built-in methods need no package
+            assert find(PLAIN) and find("triforce")     # those of this package need no other one
     finally:
         installed.cache_clear()
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Finds the zoo anew in a test, and once more after it."""
+    zoo.cache_clear()
+    yield
+    zoo.cache_clear()
+
+
+def test_the_zoo_of_a_checkout_needs_no_installation(anew, monkeypatch):
+    monkeypatch.setattr("longgraft.methods.find.entry_points", lambda group: ())
+    assert len(zoo()) > 20 and find("triforce").name == "triforce" and not set(zoo()) & set(CORE)
+
+
+def test_the_zoo_of_an_installed_package_is_found_by_its_entry_points(anew, tmp_path, monkeypatch):
+    info = tmp_path / "longgraft-9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longgraft\nVersion: 9.0\n")
+    (info / "entry_points.txt").write_text("[longgraft.methods]\nddd = longgraft.zoo.ddd:METHOD\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("longgraft.methods.find.PROJECT", tmp_path / "pyproject.toml")
+    assert set(zoo()) == {"ddd"} and "ddd" not in installed()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')      # a stray file of someone else
+    zoo.cache_clear()
+    assert set(zoo()) == {"ddd"}
 
 
 def test_a_missing_need_is_reported_and_a_default_falls_back():
@@ -204,8 +231,8 @@ def test_a_method_name_may_end_in_a_plus(name, parts):
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
     """Checkpoint layouts, API fields and parts of a prompt may have the name of a method; benchmarks and the trainer
     may name the methods that they measure and train."""
-    allowed = ("longgraft.methods.registry", "longgraft.config.method_roles", "longgraft.yarn_drafters",
-               "longgraft.cli.train", "benchmarks")
+    allowed = ("longgraft.methods.registry", "longgraft.zoo", "longgraft.config.method_roles",
+               "longgraft.yarn_drafters", "longgraft.cli.train", "benchmarks")
     fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),
               ("longgraft.serve.formats.request_fields", "echo"), ("longgraft.completion.prompt.fim", "suffix")}
     for module, path in modules():

@@ -18,13 +18,13 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import sweep
 from longgraft.loading import assemble
 from longgraft.methods.load_plan import LoadPlan
-from longgraft.methods.needs import SMALL
 from longgraft.models import fetch, gguf_files
 from longgraft.models.catalogue import CATALOGUE
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe
 from longgraft.yarn_drafters.training.frozen import Frozen
+from longgraft.zoo.small_model import SMALL
 
 IDS = torch.tensor([[1, 40, 50, 60, 70]])
 

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longgraft.acceptance.rules import walk
 from longgraft.attention.layout import words
+from longgraft.drafters.matrix import _live
 from longgraft.memories.adjacency_memory import _worst_first
-from longgraft.retrievers.token_recycling import _live
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.padded_template import Pattern, filled
 from longgraft.trees.templates import envelope

@@ -9,13 +9,11 @@ from toys.covering import covering, named
 from toys.memories import Run, assert_rewinds
 from toys.models import toy_target
 from toys.oracle import plain
+from toys.sessions import METHODS as METHODS_OF
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
-from longgraft.attention.selection import Attended, Chunks, Nearest, Quest, Recent
-from longgraft.memories.partial_kv import PartialKVCache
-from longgraft.methods.find import METHODS as METHODS_OF
 from longgraft.methods.find import build, verifies
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Wants
@@ -24,6 +22,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
+from longgraft.zoo.partial_kv import PartialKVCache
+from longgraft.zoo.selection import Attended, Chunks, Nearest, Quest, Recent
 
 TREE = ProposalTree.build([5, 7, 9, 11], [-1, 0, 0, 1], [0.0] * 4, [ROOT, 2, 2, 2])
 SMALL = [Attended(40, 8), Recent(24), Nearest(24, 4), Nearest(24, 4, 8), Chunks(32), Chunks(32, 12), Quest(1, 2, 1),

@@ -18,14 +18,14 @@ from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
+from longgraft.methods.registry.pld import lookup
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.logitspec import LastTopK, LogitSpec, continuation
-from longgraft.retrievers.prompt_lookup import lookup
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.logitspec import LastTopK, LogitSpec, continuation
 
 COPYING = ["pld", "pld+", "adapld+branches=0", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
 BEFORE = {"pld": 2, "pld+": 1, "adapld+branches=0": 1, "rest": 1}      # tokens that must match before the root

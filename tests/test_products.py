@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from longgraft.drafters.dflash import products
+from longgraft.zoo.dflash.drafter import products
 
 ROOT = 9
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from toys.models import toy_model
-from toys.sessions import repeatable, toy_prompt, toy_session
+from toys.sessions import METHODS, repeatable, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.side_by_side import generate_all
-from longgraft.methods.find import METHODS
 from longgraft.prefill.prefixes import Prefixes
 
 PROMPT = toy_prompt(60)

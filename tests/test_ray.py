@@ -20,7 +20,7 @@ from longgraft.eval.runs.ray_workers import actors
 from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import ATTEMPTS, spread
-from longgraft.runtime.ray_cluster import NodeShare
+from longgraft.ray_cluster import NodeShare
 
 
 @pytest.fixture(scope="module")

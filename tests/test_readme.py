@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 from toys.commands import run
+from toys.sessions import METHODS
 
 import longgraft
-from longgraft.methods.find import METHODS
 from longgraft.models.catalogue import CATALOGUE
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

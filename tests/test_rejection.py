@@ -17,11 +17,11 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session, answer
-from longgraft.methods.needs import SMALL
-from longgraft.methods.registry.chains import SpsChoices, chain
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.small_model import SMALL
+from longgraft.zoo.sps import SpsChoices, chain
 
 MANY, SIGNIFICANT = 60_000, 1e-4
 LAWS = [Sampled(seed=3), Sampled(0.7, top_k=4, seed=4), Sampled(1.4, top_p=0.8, min_p=0.05, seed=5)]

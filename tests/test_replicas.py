@@ -21,7 +21,7 @@ from toys.served import serving, until
 
 from longgraft.config.settings import Pair, Settings
 from longgraft.engine.decoder import Step
-from longgraft.runtime.ray_cluster import NodeShare
+from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas.deployment import Opened, bound, replicas
 from longgraft.serve.replicas.front import ATTEMPTS, Reply, make_front

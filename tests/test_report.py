@@ -1,4 +1,4 @@
-"""Tables, plots, comparisons and projections of rows made by hand, so that every figure can be checked."""
+"""Tables, plots, comparisons and costs of rows made by hand, so that every figure can be checked."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from longgraft.budget.cost_model import Costs
 from longgraft.comparison.levels import Check, level, step_of
 from longgraft.eval.reports.cells import acceptance_by_depth, cells
 from longgraft.eval.reports.compare import lines
@@ -17,12 +16,11 @@ from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.field_of_methods import field
 from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.plots import checked_suffix, draw
-from longgraft.eval.reports.projection import costs_of, costs_of_run, table
 from longgraft.eval.reports.report import summary, write
+from longgraft.eval.reports.run_costs import costs_of, costs_of_run
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Row, as_json
-from longgraft.eval.runs.variants import PEERS
 from longgraft.eval.statistics import Mean, bootstrap
 
 CONFIG = {"max_new_tokens": 8, "repeats": 2, "seed": 0, "temperature": 1.0}
@@ -448,35 +446,6 @@ def test_comparing_runs_without_a_common_row_is_refused():
     with pytest.raises(ValueError, match=r"no measured row in common(?s:.)*suites lcc; lengths 4K, 8K; methods ar, "
                                          r"graft; modes replay; 1 of 8 rows failed\.\n.*suites qmsum; lengths whole;"):
         lines(ROWS, [row(suite="qmsum", bucket=0)])
-
-
-PASSES = {4096: {1: 0.010, 60: 0.012}}
-COSTS = Costs({"model": "X", "device": "Y"}, "made up", PASSES, {4096: {10: 0.001}}, {4096: {1: 0.002}}, 0.003)
-
-
-def test_a_projection_follows_equation_one_and_says_that_it_is_a_projection():
-    rows = [row(), row("eagle3", 1, (3, 3), stages={"none": 2}), row("graft", 1, (3, 3), stages={"d0": 1, "d5": 1})]
-    text = table([*rows, *(row(name) for name in PEERS)], COSTS, {})        # their costs are unknown
-    assert not any(f"| {name} |" in text for name in PEERS)
-    assert text.startswith("# PROJECTION to model X, device Y: not a measurement") and "costs from: made up" in text
-    assert f"| eagle3 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text
-    assert f"| graft | {4 * 10 / (2 + 5 / 2 + 12 + 3):.2f} " in text
-    assert "| ar | 1.00 " in text and "Left out" not in text and "extrapolated" not in text
-
-
-def test_a_projection_takes_every_budget_that_its_costs_reach_and_names_the_others():
-    none = {"none": 2}
-    settings = [row(name, 1, (3, 3), stages=none) for name in (
-        "graft+budget=30", "eagle3@2k+levels=4", "token-recycling", "graft+budget=60")]
-    text = table([*settings, row("pld", 1, (3, 3)), row(accepted=(), prompt="ended")], COSTS, {"draft_levels": 9})
-    assert "Left out, for the costs are of passes over up to 60 nodes: token-recycling (81)." in text
-    assert "| token-recycling |" not in text
-    assert f"| graft+budget=60 | {4 * 10 / (2 + 8 + 12 + 3):.2f} " in text
-    assert f"| graft+budget=30 | {4 * 10 / (2 + 8 + 10 + 2 * 29 / 59 + 3):.2f} " in text
-    assert f"| eagle3@2k+levels=4 | {4 * 10 / (2 + 3 + 12 + 3):.2f} " in text
-    assert f"| pld | {4 * 10 / (10 + 2 * 10 / 59 + 3):.2f} " in text
-    text = table(settings, replace(COSTS, levels={}, feeds={}), {"budget": 16})
-    assert "without a drafter: graft+budget=30 (no levels), " in text and "| token-recycling | " in text
 
 
 def test_the_costs_of_a_sweep_are_those_of_its_steps():

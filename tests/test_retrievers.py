@@ -9,13 +9,13 @@ import pytest
 import torch
 from toys.observations import prompt_chunk
 
+from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.registry.pld import PromptLookup, lookup
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
-from longgraft.retrievers.prompt_lookup import PromptLookup, lookup
-from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.trees.templates import envelope, for_slots, token_recycling
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from longgraft.memories.rollouts import RollOuts
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
+from longgraft.zoo.mtp import RollOuts
 
 PROMPT = [1, 2, 3, 4]
 

@@ -12,9 +12,10 @@ from toys.observations import seen
 from toys.sessions import toy_prompt
 
 from longgraft.memories.draft_cache import MOST_WAITING
-from longgraft.memories.draft_model import DraftModelCache
-from longgraft.methods.needs import MEDUSA, SMALL, Missing, Sources, embedded
-from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads, load_medusa, save_medusa
+from longgraft.methods.needs import Missing, Sources, embedded
+from longgraft.zoo.medusa.heads import MedusaConfig, MedusaHeads, load_medusa, save_medusa
+from longgraft.zoo.medusa.methods import MEDUSA
+from longgraft.zoo.small_model import SMALL, DraftModelCache
 
 
 def memory(vocab: int = VOCAB) -> DraftModelCache:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from toys.oracle import plain
-from toys.sessions import TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
+from toys.sessions import METHODS, TOY_COSTS, answered, toy_parts, toy_prompt, toy_session
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
@@ -17,7 +17,7 @@ from longgraft.engine.stats import Stats
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.combinators import PlainDecoding, WithinBudget
-from longgraft.methods.find import METHODS, Method, build, find
+from longgraft.methods.find import CORE, Method, build, find
 from longgraft.methods.needs import HEAD
 from longgraft.methods.registry.graft_x import GraftXChoices, controlled, ranked
 from longgraft.protocol.proposer import Ask
@@ -152,7 +152,7 @@ def test_graft_x_needs_what_its_source_needs():
 
 @pytest.mark.parametrize("promise", ["lossy", "distribution"])
 def test_a_method_with_its_own_acceptance_rule_cannot_be_a_source(monkeypatch, promise):
-    monkeypatch.setitem(METHODS, "odd", replace(METHODS["pld"], name="odd", promise=promise))
+    monkeypatch.setitem(CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise))
     with pytest.raises(ValueError, match="cannot be over 'odd'"):
         find("graft-x+source=odd")
     with pytest.raises(ValueError, match="'nothing' is unknown"):

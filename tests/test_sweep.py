@@ -81,7 +81,7 @@ def test_a_resumed_sweep_must_be_the_same_and_a_fresh_one_must_not_overwrite(row
 
 
 def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
-    from longgraft.retrievers.prompt_lookup import PromptLookup
+    from longgraft.methods.registry.pld import PromptLookup
 
     def broken(self, ask):
         raise RuntimeError("out of memory, as it were")

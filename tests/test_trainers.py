@@ -22,12 +22,12 @@ from longgraft.protocol.observation import Wants
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
-from longgraft.yarn_drafters.training.blocks import BlockTrainer
 from longgraft.yarn_drafters.training.drafter import DrafterTrainer, resumed_head
 from longgraft.yarn_drafters.training.frozen import as_decoded, observed
-from longgraft.yarn_drafters.training.longspec import LongSpecTrainer
-from longgraft.yarn_drafters.training.medusa import MedusaTrainer
 from longgraft.yarn_drafters.training.recipe import Stage
+from longgraft.zoo.dflash.training import BlockTrainer
+from longgraft.zoo.longspec.training import LongSpecTrainer
+from longgraft.zoo.medusa.training import MedusaTrainer
 
 TRAINERS = {
     "drafter": (DRAFTER, DrafterTrainer), "medusa": (MEDUSA, MedusaTrainer),

@@ -13,15 +13,15 @@ from toys.sessions import toy_prompt
 from toys.training import BLOCKS, files_of_a_toy_run
 
 from longgraft.acceptance.rules import Greedy
-from longgraft.memories.dflash_cache import DFlashCache
 from longgraft.prefill.chunked import read_prompt
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.verifier import Verifier
-from longgraft.yarn_drafters.dflash_files import load_blocks
 from longgraft.yarn_drafters.layouts import TargetShape
-from longgraft.yarn_drafters.training.block_objective import _BlockFlash, block_attention, block_states, compared
-from longgraft.yarn_drafters.training.blocks import BlockTrainer
 from longgraft.yarn_drafters.training.frozen import observed
+from longgraft.zoo.dflash.cache import DFlashCache
+from longgraft.zoo.dflash.files import load_blocks
+from longgraft.zoo.dflash.objective import _BlockFlash, block_attention, block_states, compared
+from longgraft.zoo.dflash.training import BlockTrainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

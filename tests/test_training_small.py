@@ -13,9 +13,7 @@ from toys.models import toy_target
 from toys.training import MEDUSA, STAGES, files_of_a_toy_run
 
 from longgraft.target_model.model import Target
-from longgraft.yarn_drafters.medusa import load_medusa
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
-from longgraft.yarn_drafters.training.medusa import MedusaTrainer
 from longgraft.yarn_drafters.training.target import (
     TargetRecipe,
     TargetTrainer,
@@ -23,6 +21,8 @@ from longgraft.yarn_drafters.training.target import (
     teacher_logits,
     train_target,
 )
+from longgraft.zoo.medusa.heads import load_medusa
+from longgraft.zoo.medusa.training import MedusaTrainer
 
 SMALL = TargetRecipe(vocab_size=300, layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24,
                      max_positions=512, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,

@@ -41,8 +41,8 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Report, Segment
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ROOT, ProposalTree
-from longgraft.yarn_drafters.longspec import LongSpecNetwork, SharedParts
 from longgraft.yarn_drafters.network import Eagle3Network
+from longgraft.zoo.longspec.network import LongSpecNetwork, SharedParts
 
 Right = dict[str, Tensor]
 """condition -> [S, D] bool: True if the first choice was right, at each depth of each start"""

@@ -16,7 +16,7 @@ from longgraft.eval.runs.config import Diagnosis
 from longgraft.loading import Loaded, assemble
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Need, Sources
-from longgraft.methods.registry.long_context import LONGSPEC
+from longgraft.zoo.longspec.methods import LONGSPEC
 
 KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # kinds of drafters that `chains` can follow
 

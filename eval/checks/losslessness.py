@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.comparison.levels import EPSILON, Check, first_divergence, level, may_differ
 from longgraft.comparison.with_plain import plain_session
 from longgraft.config.settings import Settings
+from longgraft.engine.fork import Fork
 from longgraft.engine.session import Session, answer
 from longgraft.loading import assemble
 from longgraft.methods.find import Method
@@ -36,21 +38,29 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
     Returns for each prompt the first divergence and, for greedy answers, the margin of plain decoding's logits there;
     and the level that was reached, which is the promise if the method may have other tokens.
     """
-    rows, sampled = [], sampling.temperature > 0
+    sampled = sampling.temperature > 0
     plain = plain_session(session)
-    for ids in prompts:
-        ours, theirs = (answer(one.open(list(ids), max_new_tokens, sampling)).token_ids for one in (session, plain))
-        at = first_divergence(ours, theirs)
-        near = at is not None and not sampled     # of draws a margin says nothing
-        text, target = [*ids, *theirs[:at]], session.target
-        gap, largest = margin(target, target.cache(len(text)), text) if near else (None, None)
-        rows.append({"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at, "margin": gap,
-                     "at": largest})
+    rows = [_compared(session, plain, list(ids), sampling, max_new_tokens) for ids in prompts]
     dtype = str(session.target.dtype)[6:]
     parted, why = sum(row["first_divergence"] is not None for row in rows), may_differ(session.promise, sampled)
     reached = f"{session.promise} ({why}; {parted} of {len(rows)} diverge)" if why else _level(rows, dtype)
     return {"level": reached, "promise": session.promise, "dtype": dtype, "rows": rows, "epsilon": EPSILON,
             "weights": session.target.weights, "temperature": sampling.temperature}
+
+
+def _compared(session: Session, plain: Session, ids: list[int], sampling: Sampling, limit: int) -> dict[str, Any]:
+    """Compares the answers to one prompt, which is read once if the session reads it as a whole."""
+    sessions = session, plain
+    with ExitStack() as stack:
+        if session.engine.prefixes is None and session.default_corpus is None:
+            session.engine.check(len(ids), limit)
+            stack.enter_context(Fork([one.engine for one in sessions], ids, limit))
+        ours, theirs = (answer(one.open(ids, limit, sampling)).token_ids for one in sessions)
+    at = first_divergence(ours, theirs)
+    near = at is not None and sampling.temperature == 0     # of draws a margin says nothing
+    text, target = [*ids, *theirs[:at]], session.target
+    gap, largest = margin(target, target.cache(len(text)), text) if near else (None, None)
+    return {"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at, "margin": gap, "at": largest}
 
 
 def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,

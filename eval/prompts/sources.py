@@ -11,7 +11,7 @@ from typing import Any
 from longgraft.config.data_files import checked_object
 from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.catalogue import SUITES, Suite
-from longgraft.runtime.hub import hub_answers, offline
+from longgraft.models.hub import hub_answers, offline
 
 Row = dict[str, Any]
 

@@ -20,13 +20,11 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Reader, check_plan, planned
 from longgraft.eval.runs.variants import COLD
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import BUDGET, METHODS, find
-from longgraft.methods.needs import HEAD, Missing, Sources
-from longgraft.methods.registry import lookup, retrieval
+from longgraft.methods.find import BUDGET, CORE, find, zoo
+from longgraft.methods.needs import Missing, Sources
 
 ROUNDS = (1, 3, 5, 10, 25, 50)      # numbers of warm-up prompts, as in Table 4
-FIELD = "field"     # every method of the registry whose needs are available
-LOOKS_UP = {method.name for part in (lookup, retrieval) for method in part.METHODS if HEAD not in method.needs}
+FIELD = "field"     # every method of the core and the zoo whose needs are available
 
 
 def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None,
@@ -58,17 +56,18 @@ def _field(config: SweepConfig) -> Iterator[str]:
     loaded = Bench.open(replace(config, methods=())).loaded
     sources = Sources(loaded.target, None if config.drafter == COLD else config.drafter, given=config.given,
                       tokenizer=loaded.tokenizer)
+    methods = [*CORE.values(), *zoo().values()]
     lacking: dict[str, str] = {}
-    for need in {need.name: need for method in METHODS.values() for need in method.needs}.values():
+    for need in {need.name: need for method in methods for need in method.needs}.values():
         try:
             need.load(sources)
         except Missing as error:
             lacking[need.name] = f"needs {need.clause}: {error}"
-    for method in METHODS.values():
+    for method in methods:
         if reasons := [lacking[need.name] for need in method.needs if need.name in lacking]:
             print(f"longgraft: {method.name} is left out: it {reasons[0]}", file=sys.stderr)
             continue
-        also = method.adaptive is not None or (method.name in LOOKS_UP and method.budget != BUDGET)
+        also = method.adaptive is not None or (method.looks_up and method.budget != BUDGET)
         if also or method.budget <= BUDGET:
             yield method.name
         if "budget" in method.takes and (also or method.budget > BUDGET):

@@ -22,9 +22,10 @@ from longgraft.eval.prompts.buckets import Fitted, as_it_is
 from longgraft.eval.prompts.suites import Example
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
-from longgraft.eval.runs.measure import Learned, Prefilled, Stock
+from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.quiet import OtherLoad
 from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
+from longgraft.eval.runs.variant_engines import VariantEngines
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.scores import score
 from longgraft.loading import Loaded, assemble
@@ -38,15 +39,14 @@ FAILURES = (ValueError, RuntimeError, MemoryError)      # errors of one prompt o
 
 @dataclass(frozen=True)
 class Bench:
-    """The loaded objects that a sweep runs on: one target model, its tokenizer, and the parts of its variants.
+    """The loaded objects that a sweep runs on: one target model, its tokenizer, and the engines of its variants.
 
     missing: variant -> why it cannot be measured on this target
     """
 
     loaded: Loaded
     session: Session
-    stock: Stock
-    learned: Learned
+    engines: VariantEngines
     missing: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -78,18 +78,18 @@ class Bench:
         if any(variant.adaptive(config.budget) for variant in config.variants):
             heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions))
                      for name, one in heads.items()}
-        stock = Stock(heads, {name: Calibration.load(Path(path), loaded.identity, target.device)
-                              for name, path in config.calibrations.items()}, config.budget, config.profile)
+        calibrations = {name: Calibration.load(Path(path), loaded.identity, target.device)
+                        for name, path in config.calibrations.items()}
+        engines = VariantEngines(loaded, heads, calibrations, config.budget, config.profile, config.modes)
         missing = {}
         for variant in (variant for variant in config.variants if variant.ours):
             try:
-                build(variant.method, stock.parts(variant), variant.adaptive(config.budget))
+                build(variant.method, engines.parts(variant), variant.adaptive(config.budget))
             except Missing as error:
                 if not config.allow_missing:        # then it is an error before anything runs
                     raise
                 missing[variant.name] = str(error).splitlines()[0]
-        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), stock, Learned(config.modes),
-                   missing)
+        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), engines, missing)
 
     def able(self, variants: Iterable[Variant]) -> list[Variant]:
         """Returns the variants whose needs are available."""
@@ -146,19 +146,18 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     variants = bench.able(v for v in config.variants if any(v.name == key.method for key in wanted))
     # Replays are checked against plain decoding, also if a resumed run already has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
-    state = Prefilled(bench.stock, variants, fitted.ids, max(limit, config.check_tokens or 0), bench.learned)
-    checks = _Checks(config, state)
-    for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
-        draw = draw_of(config, bench, example, mode)
-        checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
-        with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
-            state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
-        for repeat in range(config.repeats):
-            for variant in interleaved(variants, example.id, repeat):
-                key = job.key(fitted, mode, variant.name, repeat)
-                if key in wanted:
-                    yield _measure(bench, checks, variant, draw, key, fitted)
-    state.release()
+    with PromptMeasurement(bench.engines, variants, fitted.ids, max(limit, config.check_tokens or 0)) as state:
+        checks = _Checks(config, state)
+        for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
+            draw = draw_of(config, bench, example, mode)
+            checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
+            with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
+                state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
+            for repeat in range(config.repeats):
+                for variant in interleaved(variants, example.id, repeat):
+                    key = job.key(fitted, mode, variant.name, repeat)
+                    if key in wanted:
+                        yield _measure(bench, checks, variant, draw, key, fitted)
     for key in sorted(key for key in wanted if key.method in bench.missing):
         promise = Variant.parse(key.method).promise
         yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise,
@@ -226,7 +225,7 @@ def _limit(config: SweepConfig, example: Example) -> int:
 class _Checks:
     """Compares a variant's tokens with plain decoding's on one prompt.  plain: plain decoding's tokens by mode."""
 
-    def __init__(self, config: SweepConfig, state: Prefilled) -> None:
+    def __init__(self, config: SweepConfig, state: PromptMeasurement) -> None:
         self._config, self.state = config, state
         self.plain: dict[str, list[int]] = {}
         self._drawn: dict[str, Check | None] = {}
@@ -267,7 +266,7 @@ class _Checks:
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     """Runs a few untimed steps of every method on a short prompt: kernels are chosen, memory is allocated."""
     variants = bench.able(config.variants)
-    state = Prefilled(bench.stock, variants, fitted.ids[-256:], 8)
-    for variant in variants:
-        with suppress(*FAILURES):       # the method's own rows will have the error
-            state.decode(variant, Sampling(), 8)
+    with PromptMeasurement(bench.engines, variants, fitted.ids[-256:], 8, learning=False) as state:
+        for variant in variants:
+            with suppress(*FAILURES):       # the method's own rows will have the error
+                state.decode(variant, Sampling(), 8)

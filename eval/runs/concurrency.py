@@ -49,7 +49,7 @@ def batch(config: SweepConfig, bench: Bench, plan: Plan, key: BatchKey, done: Do
 
 def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
     """Returns a session with the budget that the variant has alone."""
-    parts = replace(bench.stock.parts(variant), kept={})
+    parts = replace(bench.engines.parts(variant), kept={})
     budget = variant.numbers.get("budget", config.budget)
     return replace(bench.loaded, method=find(variant.method), parts=parts).session(
         budget if variant.adaptive(config.budget) else variant.budget(config.budget))

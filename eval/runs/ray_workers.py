@@ -15,7 +15,7 @@ from typing import Any
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job
 from longgraft.eval.runs.workers import REFUSALS, Replica
-from longgraft.runtime.ray_cluster import NodeShare, absolute, connected, nodes_of
+from longgraft.ray_cluster import NodeShare, absolute, connected, nodes_of
 
 PATIENCE = 30.0     # seconds without news after which the cluster is asked if it can still hold a worker
 

@@ -16,7 +16,7 @@ from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
 from longgraft.eval.runs.concurrency import batch, missing_batches
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, count_missing, jobs_of, turns_of
-from longgraft.eval.runs.measure import Prefilled
+from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.plan import Reader, Suites, check_plan, planned
 from longgraft.eval.runs.progress import Progress
 from longgraft.eval.runs.provenance import argv, environment
@@ -162,12 +162,11 @@ def _seconds_of(config: SweepConfig, bench: Bench, fitted: Sequence[Fitted], dec
     warm_up(config, bench, fitted[0])
     at, reading, decoding = [], [], []
     for tokens in sorted({min(tokens, len(ids)) for tokens in TRIED}):
-        state = Prefilled(bench.stock, variants, ids[-tokens:], 16)
-        spent = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
+        with PromptMeasurement(bench.engines, variants, ids[-tokens:], 16, learning=False) as state:
+            spent = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
+            reading.append(state.prefill_seconds / tokens)
         at.append(tokens)
-        reading.append(state.prefill_seconds / tokens)
         decoding.append(spent / (16 * len(variants)))
-        state.release()
     for prompt in fitted:
         count = len(prompt.ids)
         yield (count * _line(at, reading, count)

@@ -28,18 +28,18 @@ Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 @looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
 def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
         metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full.")] = None) -> None:
-    """List the methods, also those of installed packages; or describe one: its needs and settings."""
-    from longgraft.methods.find import find, installed
-    from longgraft.methods.registry import PARTS
+    """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and settings."""
+    from longgraft.methods.find import CORE, find, installed, zoo
 
     if names:
         print("\n".join(_described(name, find(name)) for name in names))
         return
-    groups = {(part.__doc__ or "").splitlines()[0].rstrip("."): part.METHODS for part in PARTS}
+    groups = {"Core methods": CORE, "The zoo: methods to compare with": zoo(),
+              "Methods of installed packages": installed()}
     print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
-    for title, group in (groups | {"Methods of installed packages": tuple(installed().values())}).items():
+    for title, group in groups.items():
         if group:
-            print("\n".join(["", title, *map(_listed, group)]))
+            print("\n".join(["", title, *map(_listed, group.values())]))
 
 
 def _listed(method: Method) -> str:

@@ -209,21 +209,10 @@ def _measured(pair: Pair, timing: Timing) -> Costs:
 
 
 def _swept(folder: Path) -> Costs:
-    from longgraft.eval.reports.projection import costs_of_run
+    from longgraft.eval.reports.run_costs import costs_of_run
     from longgraft.eval.runs.folder import Run
 
     return costs_of_run(Run.read(folder))
-
-
-@measuring.command("project", rich_help_panel=PANEL, epilog="Example: longgraft project run --costs llama8b-h100.json")
-def project(folder: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
-            costs: Annotated[Path, typer.Option(help="JSON of `longgraft costs`, measured or given.")]) -> None:
-    """Project measured acceptance onto another model's or machine's costs (Graft, Equation 1)."""
-    from longgraft.budget.cost_model import Costs
-    from longgraft.eval.reports.projection import project as projected
-    from longgraft.eval.runs.folder import Run
-
-    print(projected(Run.read(folder), Costs.load(costs)), end="")
 
 
 @measuring.command("recordings", rich_help_panel=PANEL,
@@ -249,15 +238,6 @@ def suites() -> None:
     for name, suite in SUITES.items():
         place = f"hub {', '.join(part for part in suite.hub if part)}" if suite.hub else suite.source
         print(f"{name:<27} {suite.clause}\n{'':<27} {place}; files: {', '.join(files_of(name))}")
-
-
-@measuring.command("templates", epilog="Example: longgraft templates", rich_help_panel=PANEL)
-def templates() -> None:
-    """List the retrieved trees: nodes, and nodes per depth (Graft, Table 7)."""
-    from longgraft.trees.templates import graft_templates, token_recycling
-
-    for name, template in {**graft_templates(), "recycling": token_recycling()}.items():
-        print(f"{name:<20} {len(template):>3} = {' + '.join(map(str, template.counts))}")
 
 
 def _pair(text: str) -> tuple[str, str]:

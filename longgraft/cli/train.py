@@ -60,7 +60,7 @@ def _distilling(name: str, module: str, trainer: str, help: str, example: str = 
                 tokens: Tokens = None, minutes: Minutes = None, learning_rate: Rate = None, device: Device = None,
                 dtype: Dtype = None) -> None:
         until = _until(minutes)
-        kind = getattr(import_module(f"longgraft.yarn_drafters.training.{module}"), trainer)
+        kind = getattr(import_module(module), trainer)
         made = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
         print(kind.train(made, model or EMBEDDED, _found(data), _found(valid or []), out, _dtype(dtype, device), until))
 
@@ -68,11 +68,12 @@ def _distilling(name: str, module: str, trainer: str, help: str, example: str = 
                                           "--out run")(command)
 
 
-_distilling("drafter", "drafter", "DrafterTrainer",
+_distilling("drafter", "longgraft.yarn_drafters.training.drafter", "DrafterTrainer",
             "Train an EAGLE-3 drafter for any supported target, by training-time test.")
-_distilling("medusa", "medusa", "MedusaTrainer", "Train Medusa heads for any supported target.")
-_distilling("dflash", "blocks", "BlockTrainer", "Train a DFlash block drafter for any supported target.")
-_distilling("longspec", "longspec", "LongSpecTrainer",
+_distilling("medusa", "longgraft.zoo.medusa.training", "MedusaTrainer", "Train Medusa heads for any supported target.")
+_distilling("dflash", "longgraft.zoo.dflash.training", "BlockTrainer",
+            "Train a DFlash block drafter for any supported target.")
+_distilling("longspec", "longgraft.zoo.longspec.training", "LongSpecTrainer",
             "Train a LongSpec drafter, which reads the target's own keys and values.", "books.jsonl")
 
 

@@ -96,9 +96,6 @@ class Settings(Checked):
                                 "graft-x-text read it", none="none")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
-    online: float | None = option(None, "Let thresholds follow the last 64 steps; the number is the cost of a "
-                                        "drafted level as a share of a verification", low=0, high=100,
-                                  none="thresholds stay", source="0.06: embedded pair, 60 nodes, one CPU core")
     costs: str | None = option(None, "File of `longgraft costs`, which makes decoding's choices reproducible",
                                none="measured at load, and followed")
     given: dict[str, str] = option({}, "What a method needs besides a head, by its name in `longgraft methods`: a hub "
@@ -220,5 +217,4 @@ class MethodSettings(Checked):
     depth: int | None = like(Settings, "retrieved_depth")
     width: int | None = like(Settings, "retrieved_width")
     thresholds: str = option("", "Thresholds of this calibration")
-    online: float | None = like(Settings, "online")
     warm: str = option("", "The matrix begins with this calibration's rows")

@@ -1,1 +1,1 @@
-"""Drafters: proposers that run a network, and the policies that prune EAGLE-3 trees."""
+"""Proposers that several methods share: EAGLE-3's drafter, the policies that prune its trees, and the matrix."""

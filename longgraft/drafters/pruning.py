@@ -132,36 +132,3 @@ class BeamMassPolicy:
 
     def __call__(self, level: Level) -> Verdict:
         return Verdict(expand=level.last or mass(level, self.beam) >= self.least)
-
-
-@dataclass(frozen=True)
-class DDDPolicy:
-    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, drafting goes on only if the beam is probable
-    enough.
-
-    threshold: lowest logarithm of the beam's probability, a log-sum of its paths' scores
-    checks:    expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted
-    beam:      nodes that a level feeds
-    """
-
-    threshold: float
-    checks: tuple[int, ...] = (5, 7)
-    beam: int = 10
-
-    def __call__(self, level: Level) -> Verdict:
-        stops = level.index in self.checks and not level.last
-        return Verdict(expand=not (stops and mass(level, self.beam) < math.exp(self.threshold)))
-
-
-@dataclass(frozen=True)
-class EntropyPolicy:
-    """SVIP (arXiv 2411.18462): drafting stops after a token whose distribution's square root of entropy is above a
-    threshold.
-
-    The token is kept.  In a tree the best candidate's distribution counts.
-    """
-
-    threshold: float = 0.3
-
-    def __call__(self, level: Level) -> Verdict:
-        return Verdict(expand=level.last or math.sqrt(level.entropy.item()) <= self.threshold)

@@ -14,7 +14,7 @@ from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
-from longgraft.engine.request import Request
+from longgraft.engine.request import PromptReader, Request
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
@@ -116,9 +116,14 @@ class Engine:
         goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop, frozenset(asked.stop_token_ids))
         if (recorded := asked.sampling.replay) is not None:
             goal = replace(goal, limit=min(goal.limit, len(recorded)), eos=frozenset())
-        self.check(len(asked.ids), goal.limit)
         place, corpora = lane or self.lanes[0], list(corpora)
         predictions = [torch.tensor(tokens) for tokens in asked.predictions]
+        rows = self.rows(len(asked.ids), goal.limit)
+        if place.snapshot is None:
+            self.check(len(asked.ids), goal.limit)
+        else:
+            needs_prompt = shaping is not None and shaping.reads_prompt
+            place.snapshot.check(asked.ids, rows, bool(predictions or corpora or needs_prompt))
 
         def tell(memory: Memory) -> None:
             for corpus in corpora:
@@ -126,8 +131,7 @@ class Engine:
             for tokens in predictions:
                 memory.observe_prediction(tokens)
 
-        return place.begin(self.rows(len(asked.ids), goal.limit), tell,
-                           lambda: self._request(place, asked, goal, text, shaping, reads))
+        return place.begin(rows, tell, lambda: self._request(place, asked, goal, text, shaping, reads))
 
     def _request(self, lane: Lane, asked: GenerationRequest, goal: Goal, text: Detokenizer | None,
                  shaping: Shaping | None, reads: Reads | None) -> Request:
@@ -139,7 +143,9 @@ class Engine:
         nodes = self.budget if asked.budget is None else min(asked.budget, self.budget)
         if reads is None and self.prefixes is not None and self.target.attention_layers:
             reads = partial(PrefixReader, self.prefixes, weights=lane.weight_state)
-        reader = None if reads is None else reads(asked.ids, lane.cache, lane.proposer.memories)
+        reader: PromptReader | None = lane.snapshot
+        if reader is None and reads is not None:
+            reader = reads(asked.ids, lane.cache, lane.proposer.memories)
         chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
         return Request(Decoder(verifier, lane.proposer, nodes, goal, text, shaping), asked.ids, chunk,
                        lane.release, partial(peak_memory, self.target.device), reader)

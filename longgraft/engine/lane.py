@@ -9,6 +9,7 @@ from weakref import ref
 from torch import nn
 
 from longgraft.engine.request import Request
+from longgraft.engine.snapshot import Snapshot
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
@@ -34,12 +35,16 @@ class Lane:
         clock: Measures the parts of steps.
         regions: Record passes of fixed shape, or run them eagerly.
         verifies: Wraps a request's verifier.
+
+    Attributes:
+        snapshot: Where each request continues (`longgraft.engine.fork`); None: requests read their prompts.
     """
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, regions: Regions = EAGER,
                  verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier) -> None:
         self.target, self.proposer, self.clock, self.regions, self.verifies = target, proposer, clock, regions, verifies
         self.cache: KVCache = target.cache(0)
+        self.snapshot: Snapshot | None = None
         self._lock = threading.Lock()
         self._addresses: list[int] = []     # of all weights, when the last request began
         self._current: Callable[[], Request | None] = lambda: None
@@ -68,24 +73,21 @@ class Lane:
         return weight_state(self.networks)
 
     def begin(self, capacity: int, tell: Callable[[Memory], None], made: Callable[[], Request]) -> Request:
-        """Empties cache and memories for a request.
+        """Empties cache and memories for a request, or takes them back to the lane's snapshot.
 
         Args:
-            capacity: Rows of the target's cache that the request reserves.
+            capacity: Rows of the target's cache that the request reserves, if there is no snapshot.
             tell: Called with each memory after its reset.
             made: Makes the request.
         """
         with self._lock:
             if (current := self._current()) is not None:
                 current.supersede()
-            self._forget_changed()
-            if self.regions.fixed:
-                capacity = self._padded_capacity(capacity)
-            self.cache.clear()
             try:
-                self.cache.reserve(capacity)
-                for memory in self.proposer.memories:
-                    memory.reset(capacity)
+                if self.snapshot is None:
+                    self._empty(capacity)
+                else:
+                    self.snapshot.restore(self.proposer.memories)
                 self.clock.lap()
                 with self.clock.part("host"):
                     for memory in self.proposer.memories:
@@ -98,10 +100,36 @@ class Lane:
             self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
         return request
 
+    def _empty(self, capacity: int) -> None:
+        self._forget_changed()
+        if self.regions.fixed:
+            capacity = self._padded_capacity(capacity)
+        self.cache.clear()
+        self.cache.reserve(capacity)
+        for memory in self.proposer.memories:
+            memory.reset(capacity)
+
+    def continue_from(self, snapshot: Snapshot | None) -> None:
+        """Makes the following requests continue from a snapshot; None: they read their prompts again.
+
+        A request that is being answered is cancelled.
+        """
+        with self._lock:
+            if (current := self._current()) is not None:
+                current.supersede()
+            self.regions.forget()       # recordings use the caches' addresses
+            if self.snapshot is None:
+                self.cache.release()
+            if snapshot is None:
+                for memory in self.proposer.memories:
+                    memory.release()
+            self.snapshot = snapshot
+            self.cache = self.target.cache(0) if snapshot is None else snapshot.cache
+
     def release(self) -> None:
         """Frees the caches of a request that has ended."""
-        if self.regions.fixed:
-            return      # the next request uses the same buffers and recorded graphs
+        if self.regions.fixed or self.snapshot is not None:
+            return      # the next request uses the same buffers
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()

@@ -18,13 +18,11 @@ from longgraft.runtime.clock import Clock
 
 
 class PromptReader(Protocol):
-    """Recalls the beginning of one prompt, and keeps what is read of it.
+    """Recalls the beginning of one prompt, and keeps what is read of it."""
 
-    Attributes:
-        first_difference: As in `Stats`.
-    """
-
-    first_difference: int | None
+    @property
+    def first_difference(self) -> int | None:
+        """The first token that differs from earlier prompts, as in `Stats`."""
 
     @property
     def cell(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -52,22 +51,6 @@ class Graft:
             found, at=0, budget=budget))
 
 
-class Either:
-    """Uses one of two proposers in each step: the first if its tree is worth enough, otherwise the second.
-
-    worth: worth of a tree of the first proposer; least: the worth that it must have for this request
-    """
-
-    def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
-                 least: Callable[[Ask], float]) -> None:
-        self.first, self.second, self.worth, self.least = first, second, worth, least
-        self.memories = memories_of([first, second])
-
-    def propose(self, ask: Ask) -> Tree:
-        found = on_host(self.first.propose(ask))
-        return found if len(found) > 1 and self.worth(found) >= self.least(ask) else self.second.propose(ask)
-
-
 class WithinBudget:
     """Limits a proposer's budget to `budget` nodes."""
 
@@ -76,40 +59,3 @@ class WithinBudget:
 
     def propose(self, ask: Ask) -> Tree:
         return self.proposer.propose(replace(ask, budget=min(ask.budget, self.budget)))
-
-
-def matched(tree: ProposalTree) -> float:
-    """Returns the length of the longest match of any retrieved node, in tokens."""
-    return 0.0 if tree.match is None else float(tree.match.max())
-
-
-def expected(tree: ProposalTree) -> float:
-    """Returns the expected accepted tokens below the root, by the tree's own scores."""
-    return float(tree.scores[1:].exp().nansum())
-
-
-class TailGraft:
-    """The TAIL placement of the paper's Figure 2: chains below the drafted tree's best leaves.
-
-    leaves, length: 4 chains of 5 tokens; a smaller tree has shorter chains
-    """
-
-    def __init__(self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5,
-                 clock: Clock | None = None) -> None:
-        self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
-        self.leaves, self.length = leaves, length
-        self.memories = memories_of([drafter, retriever])
-
-    def propose(self, ask: Ask) -> ProposalTree:
-        tree = on_host(self.drafter.propose(ask))
-        inner = set(tree.parents.tolist())
-        ends = [node for node in range(len(tree)) if node not in inner]
-        scores = tree.scores.tolist()
-        for leaf in sorted(ends, key=lambda node: (-scores[node], node))[:self.leaves]:
-            slots = min(self.length, ask.budget - len(tree))
-            if slots < 1:
-                break
-            found = on_host(self.retriever.candidates(int(tree.tokens[leaf]), slots))
-            with self.clock.part("merge"):
-                tree = tree.merge(found, at=leaf, budget=len(tree) + slots)
-        return tree

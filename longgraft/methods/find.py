@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from longgraft.config.method_syntax import split
@@ -17,39 +18,65 @@ from longgraft.methods.combinators import WithinBudget
 from longgraft.methods.method import BUDGET, Method
 from longgraft.methods.needs import Missing
 from longgraft.methods.parts import Parts
-from longgraft.methods.registry import METHODS
+from longgraft.methods.registry import CORE
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
-__all__ = ["BUDGET", "METHODS", "Method", "build", "find", "installed", "known", "verifies"]
+__all__ = ["BUDGET", "CORE", "Method", "build", "find", "installed", "known", "verifies", "zoo"]
 
-ENTRY_POINTS = "longgraft.methods"      # the group under which installed packages register a `Method`
+ENTRY_POINTS = "longgraft.methods"      # the group under which packages register a `Method`
+PACKAGE = "longgraft"
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"      # in a checkout
 
 
-@cache
-def installed() -> dict[str, Method]:
-    """Returns the methods of installed packages, by name.
+def _registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
+    """Returns the entry points of (this package, other installed packages).
 
-    Raises:
-        ValueError: a method cannot be loaded, or has the name of another method.
+    Those of a checkout are read from its pyproject.toml, so that it need not be installed.
     """
+    points = list(entry_points(group=ENTRY_POINTS))
+    own = [point for point in points if point.dist is not None and point.dist.name == PACKAGE]
+    others = [point for point in points if point not in own]
+    project = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {}) if PROJECT.exists() else {}
+    if project.get("name") == PACKAGE:
+        own = [EntryPoint(name, value, ENTRY_POINTS) for name, value in project["entry-points"][ENTRY_POINTS].items()]
+    return own, others
+
+
+def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[str, Method]:
     found: dict[str, Method] = {}
-    for point in entry_points(group=ENTRY_POINTS):
+    for point in points:
         try:
             method = as_method(point.load(), point.name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
                              f"loaded: {error}. Fix or uninstall that package.") from error
-        if method.name in METHODS or method.name in found:
+        if method.name in before or method.name in found:
             raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which exists "
                              "already. Uninstall it, or give its method another name.")
         found[method.name] = method
     return found
 
 
+@cache
+def zoo() -> dict[str, Method]:
+    """Returns the methods to compare with, which this package registers by entry points, by name."""
+    return _loaded(_registered()[0], CORE)
+
+
+@cache
+def installed() -> dict[str, Method]:
+    """Returns the methods of other installed packages, by name.
+
+    Raises:
+        ValueError: a method cannot be loaded, or has the name of another method.
+    """
+    return _loaded(_registered()[1], CORE | zoo())
+
+
 def known() -> dict[str, Method]:
-    """Returns the registry's methods and those of installed packages."""
-    return METHODS | installed()
+    """Returns the core methods, those of the zoo and those of other installed packages."""
+    return CORE | zoo() | installed()
 
 
 def find(what: str | Method | Proposer) -> Method:
@@ -80,8 +107,10 @@ def _over(method: Method) -> Method:
 
 
 def _found(what: str) -> Method:
-    if what in METHODS:
-        return METHODS[what]
+    if what in CORE:
+        return CORE[what]
+    if what in zoo():
+        return zoo()[what]
     if ":" in what:
         return as_method(_named(what), what)
     methods = known()
@@ -132,7 +161,7 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise Missing(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
-                         f"given.\nMethods without one: {', '.join(m.name for m in METHODS.values() if not m.needs)}.")
+                         f"given.\nMethods without one: {', '.join(m.name for m in known().values() if not m.needs)}.")
     source = WithinBudget(build(method.source, parts), find(method.source).budget) if method.source else None
     parts = replace(parts, choices=method.choices, source=source)
     return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)

@@ -15,7 +15,7 @@ from longgraft.models.targets import ModelSource, resolve
 
 # Fields of `MethodSettings`, and the fields of `Settings` that they replace for one method.
 REPLACES = {"budget": "budget", "levels": "draft_levels", "top_k": "draft_top_k", "window": "draft_window",
-            "depth": "retrieved_depth", "width": "retrieved_width", "online": "online"}
+            "depth": "retrieved_depth", "width": "retrieved_width"}
 
 
 def own_settings(name: str) -> tuple[str, dict[str, Any]]:

@@ -51,6 +51,7 @@ class Method:
             `parts.source`, and its needs are this method's; "": no other method.
         verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes it.
         usual: Choices used when only the name is given; None: `choices`.
+        looks_up: True if all that it proposes is looked up, so that a larger tree costs no draft.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Method:
     over: Callable[[Any], str] | None = None
     verifies: Callable[[Parts], Callable[[Verifier], Verifier]] = unchanged
     usual: Any = None
+    looks_up: bool = False
 
     def __post_init__(self) -> None:
         if self.usual is None:      # set here, so that `dataclasses.replace` with other choices keeps it

@@ -7,15 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from longgraft.config.settings import HeadOverrides, Settings
+from longgraft.config.settings import HeadOverrides
 from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import EMBEDDED, embedded
-from longgraft.models.targets import load_target, resolve, round_weights
+from longgraft.models.targets import round_weights
 from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.checkpoint import load_head
 from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import TargetShape
-from longgraft.yarn_drafters.medusa import FOLDER, MedusaHeads, load_medusa
 from longgraft.yarn_drafters.network import Eagle3Network
 
 AUTO = "auto"       # take the head that is known for the target
@@ -122,37 +121,4 @@ def head_of(path: str | Path, target: Target, overrides: HeadOverrides) -> Eagle
     return network.eval()
 
 
-def _small(sources: Sources) -> Target:
-    """Loads a smaller model in the target's precision, on its device; raises ValueError for another vocabulary."""
-    target, name = sources.target, str(sources.path("small-model", "small"))
-    alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
-                     kernels="auto" if target.kernels else "none")
-    found = load_target(resolve(name), alike)
-    small = found.target
-    if sources.tokenizer is not None:
-        _check_vocabulary(sources, found.tokenizer, name)
-    if sources.tokenizer is None and small.vocab_size != target.vocab_size:
-        raise ValueError(f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
-                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of equal size.")
-    return small
-
-
-def _check_vocabulary(sources: Sources, theirs: Any, path: str) -> None:
-    """Raises ValueError if an id means another token in the small model's tokenizer; added tokens may differ."""
-    ours, added = sources.tokenizer.get_vocab(), sources.tokenizer.get_added_vocab()
-    vocabulary = theirs.get_vocab()
-    if differ := sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i):
-        raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: {len(differ):,} of "
-                         f"{len(ours):,} tokens differ, such as {differ[0]!r}. Give one of the target's family.")
-
-
-def _medusa(sources: Sources) -> MedusaHeads:
-    """Loads heads in the target's precision, on its device."""
-    target = sources.target
-    return load_medusa(sources.path("medusa-heads", FOLDER), target.config.hidden_size, target.vocab_size,
-                       target.dtype, target.device)
-
-
 HEAD: Need[Eagle3Network] = Need("head", "an EAGLE-3 drafter", _head, "--drafter PATH")
-SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer", _small)
-MEDUSA: Need[MedusaHeads] = Need("medusa-heads", "Medusa heads", _medusa)

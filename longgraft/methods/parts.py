@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from longgraft.budget.cost_model import LiveCosts
-from longgraft.drafters.adaptive_thresholds import AdaptiveDrafter, AdaptiveThresholds
 from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
@@ -23,7 +23,6 @@ from longgraft.methods.needs import HEAD, Need
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer, Retriever
 from longgraft.protocol.pruning import PruningPolicy
-from longgraft.retrievers.token_recycling import MatrixRetriever
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model.model import Target
@@ -44,7 +43,6 @@ class DraftShape:
         window: Tokens of its past that the drafter sees; None: as its checkpoint has it.
         depth: Retrieved tokens in a row; None: as in the paper's Table 7.
         width: Retrieved successors of one token; None: as in the paper's Table 7.
-        online: Cost of a drafted level in verifications, for thresholds that adapt; None: fixed thresholds.
         persist: True if the matrix outlives a request.
     """
 
@@ -53,7 +51,6 @@ class DraftShape:
     window: int | None = None
     depth: int | None = None
     width: int | None = None
-    online: float | None = None
     persist: bool = False
 
 
@@ -154,12 +151,7 @@ class Parts:
 
     def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
         """Returns a drafter with the calibration's gates; policy: makes the drafter's policy from the gates."""
-        thresholds, levels, cost = self.calibration.thresholds, self.shape.levels, self.shape.online
-        if cost is None:
-            return self.drafter(policy(Gates(thresholds)))
-        memory = self.one(("thresholds", *sorted(thresholds.items()), levels, cost),
-                          lambda: AdaptiveThresholds(dict(thresholds), levels, cost))
-        return AdaptiveDrafter(self.drafter(policy(Gates(memory.thresholds))), memory)
+        return self.drafter(policy(Gates(self.calibration.thresholds)))
 
     def retriever(self, template: Callable[[int], Template] = envelope, shared: bool = False) -> MatrixRetriever:
         """Returns Graft's retriever: the matrix is seeded by the prompt, slots are filled in the template's order.

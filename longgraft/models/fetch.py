@@ -12,9 +12,9 @@ from pathlib import Path
 
 from longgraft.config.file_errors import reason
 from longgraft.models.catalogue import Entry
+from longgraft.models.hub import cached_by_client, download, hub_answers
 from longgraft.models.store import check_room, hashed, locked, making, models_folder, sha256_of
 from longgraft.models.wheels import NotFetched, append_parts, installed
-from longgraft.runtime.hub import cached_by_client, download, hub_answers
 
 
 def cached(entry: Entry) -> Path:

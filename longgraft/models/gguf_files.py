@@ -32,9 +32,9 @@ from longgraft.models.gguf_header import (
 )
 from longgraft.models.gguf_tensors import TENSORS, TensorTable
 from longgraft.models.gguf_tokenizer import end_ids, gguf_tokenizer
+from longgraft.models.hub import hub_answers, offline
 from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
-from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.weights import read_config, read_model
 
 KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats

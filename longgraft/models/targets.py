@@ -21,11 +21,11 @@ from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
 from longgraft.models.gguf_tensors import TensorTable
+from longgraft.models.hub import hub_answers, offline
 from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
-from longgraft.runtime.hub import hub_answers, offline
 from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer

@@ -8,5 +8,5 @@ MUTATIONS = (
     Mutation("a beam ignores the scores of its parents", "LongSpecDrafter._draft", "(scores[:, None] + gains)", "gains", "test_longspec.py::test_a_level_has_the_best_of_all_children_of_the_level_before"),
     Mutation("the target's scratch rows are read", "LongSpecCache.expand", "rows[:, :, :self._rows]", "rows[:, :, :self._rows + 1]", "test_longspec.py::test_rows_after_the_committed_ones_are_not_read"),
     Mutation("a row is taught with a smaller gap", "attend_with_gaps", "(x[:, :-gap]", "(x[:, 1:]", "test_longspec.py::test_a_band_and_a_gap_equal_dense_attention_under_their_masks"),
-    Mutation("a null entry of a LongSpec drafter is refused", "longspec_files:_shape", 'not in ("silu", None)', '!= "silu"', "test_longspec.py::test_an_entry_that_is_null_counts_as_absent"),
+    Mutation("a null entry of a LongSpec drafter is refused", "files:_shape", 'not in ("silu", None)', '!= "silu"', "test_longspec.py::test_an_entry_that_is_null_counts_as_absent"),
 )

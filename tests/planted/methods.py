@@ -3,6 +3,9 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
+    Mutation("another project's file hides the zoo", "find:_registered", 'if project.get("name") == PACKAGE:', "if PROJECT.exists():", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
+    Mutation("the zoo counts as another package", "find:_registered", "point.dist is not None and point.dist.name == PACKAGE", "False", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
+    Mutation("a broken package hides the zoo", "find:_found", "    if what in zoo():\n        return zoo()[what]\n", "", "test_methods.py::test_an_installed_package_registers_methods"),
     Mutation("a method with changed choices falls back", "load_needs", " and method.choices == method.usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
     Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
 )

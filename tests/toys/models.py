@@ -11,11 +11,11 @@ from longgraft.kernels.cpu import CpuKernels
 from longgraft.protocol.observation import Wants
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Report, Segment
-from longgraft.yarn_drafters.dflash import BlockConfig, BlockNetwork
-from longgraft.yarn_drafters.longspec import LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
-from longgraft.yarn_drafters.medusa import MedusaConfig, MedusaHeads
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
+from longgraft.zoo.dflash.network import BlockConfig, BlockNetwork
+from longgraft.zoo.longspec.network import LongSpecConfig, LongSpecNetwork, head_dim, kv_heads
+from longgraft.zoo.medusa.heads import MedusaConfig, MedusaHeads
 
 VOCAB = 96
 SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,

@@ -20,16 +20,17 @@ from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session, answer
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import METHODS, build, find, verifies
-from longgraft.methods.needs import HEAD, MEDUSA
-from longgraft.methods.needs import SMALL as SMALL_MODEL
+from longgraft.methods.find import build, find, known, verifies
+from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import DraftShape, Parts
-from longgraft.methods.registry.blocks import DFLASH
-from longgraft.methods.registry.long_context import LONGSPEC
-from longgraft.methods.registry.retrieval import DATASTORE
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
+from longgraft.zoo.dflash.methods import DFLASH
+from longgraft.zoo.longspec.methods import LONGSPEC
+from longgraft.zoo.medusa.methods import MEDUSA
+from longgraft.zoo.rest import DATASTORE
+from longgraft.zoo.small_model import SMALL as SMALL_MODEL
 from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_longspec, toy_network, toy_target
 
 # Costs of a machine where a few rows take little longer than one and drafting is cheap, so that all choices occur.
@@ -40,6 +41,7 @@ ABLATIONS = ("eagle3+window=2048", "graft+pruning=none+retrieved=20", "graft+pru
              "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none", "graft-x+text=false",
              "graft-x+matrix=false+budget=60", "graft-x+probing=false", "graft-x+pruning=none+budget=60",
              "adapld+branches=0", "adapld+successors=false", "adapld+likeness=none", "graft-dflash+both=true+budget=24")
+METHODS = known()
 # Methods by their names for `build`: those of the registry and the ablations.
 EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in ABLATIONS)
                    if "window" not in name}

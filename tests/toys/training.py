@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from longgraft.yarn_drafters.rope import Rope
-from longgraft.yarn_drafters.training.blocks import BlockRecipe
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, train_tokenizer
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe, DrafterTrainer
 from longgraft.yarn_drafters.training.fresh import build_network
-from longgraft.yarn_drafters.training.longspec import LongSpecRecipe
-from longgraft.yarn_drafters.training.medusa import MedusaRecipe
 from longgraft.yarn_drafters.training.recipe import Stage
 from longgraft.yarn_drafters.training.target import TargetRecipe
+from longgraft.zoo.dflash.training import BlockRecipe
+from longgraft.zoo.longspec.training import LongSpecRecipe
+from longgraft.zoo.medusa.training import MedusaRecipe
 from toys.models import toy_target
 
 STEPS = 3

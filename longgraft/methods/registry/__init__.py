@@ -1,13 +1,14 @@
-"""The registry: every method of this library as one expression over proposers.
+"""The core methods, each as one expression over proposers.
 
-No code outside the registry refers to a method by name.
+All other methods register as those from outside do; `longgraft.zoo` by the entry points of this package.  No code
+outside the registry refers to a method by name.
 """
 
 from __future__ import annotations
 
 from longgraft.methods.method import Method
-from longgraft.methods.registry import blocks, chains, dynamic_trees, graft, graft_x, long_context, lookup, retrieval
+from longgraft.methods.registry import eagle3, graft, graft_x, plain, pld, suffix
 
-PARTS = (graft_x, graft, lookup, retrieval, dynamic_trees, chains, blocks, long_context)
+PARTS = (plain, graft_x, graft, eagle3, suffix, pld)
 
-METHODS: dict[str, Method] = {method.name: method for part in PARTS for method in part.METHODS}
+CORE: dict[str, Method] = {method.name: method for part in PARTS for method in part.METHODS}

@@ -5,18 +5,45 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.config.options import Checked, option
-from longgraft.drafters.pruning import Dense, Filled, Gates, Split, StoredGates
-from longgraft.methods.combinators import PlainDecoding, TailGraft
+from longgraft.drafters.pruning import Filled, Gates, Split, StoredGates
 from longgraft.methods.method import BUDGETED, DRAFTS, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
-from longgraft.protocol.proposer import Proposer
+from longgraft.protocol.proposer import Ask, Proposer, Retriever, memories_of
+from longgraft.runtime.clock import Clock
+from longgraft.trees.padded import on_host
 from longgraft.trees.templates import chain
+from longgraft.trees.tree import ProposalTree
 
 LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
-
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
-EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
+
+
+class TailGraft:
+    """The TAIL placement of the paper's Figure 2: chains below the drafted tree's best leaves.
+
+    leaves, length: 4 chains of 5 tokens; a smaller tree has shorter chains
+    """
+
+    def __init__(self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5,
+                 clock: Clock | None = None) -> None:
+        self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
+        self.leaves, self.length = leaves, length
+        self.memories = memories_of([drafter, retriever])
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        tree = on_host(self.drafter.propose(ask))
+        inner = set(tree.parents.tolist())
+        ends = [node for node in range(len(tree)) if node not in inner]
+        scores = tree.scores.tolist()
+        for leaf in sorted(ends, key=lambda node: (-scores[node], node))[:self.leaves]:
+            slots = min(self.length, ask.budget - len(tree))
+            if slots < 1:
+                break
+            found = on_host(self.retriever.candidates(int(tree.tokens[leaf]), slots))
+            with self.clock.part("merge"):
+                tree = tree.merge(found, at=leaf, budget=len(tree) + slots)
+        return tree
 
 
 @dataclass(frozen=True)
@@ -59,12 +86,10 @@ def high_batch(p: Parts) -> Proposer:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("ar", "plain decoding, one token a step", "-", lambda p: PlainDecoding(), budget=1, takes=frozenset()),
     Method("retrieval", "graft's matrix alone, seeded by the prompt; graft without a head", GRAFT,
            lambda p: p.retriever(), takes=LOOKS_UP),
-    Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT, graft, (HEAD,),
-           takes=DRAFTS | LOOKS_UP | {"thresholds", "online"}, fallback="retrieval", choices=GraftChoices()),
+           takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval", choices=GraftChoices()),
     Method("graft-hb", "for many requests at once: drafts all levels, prunes afterwards, and all requests share one "
            "matrix", GRAFT, high_batch, (HEAD,), takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval"),
 )

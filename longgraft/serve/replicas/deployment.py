@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longgraft.config.settings import Pair, Settings
-from longgraft.runtime.ray_cluster import NodeShare, absolute, connected, nodes_of
+from longgraft.ray_cluster import NodeShare, absolute, connected, nodes_of
 from longgraft.serve.http_server import GRACE_SECONDS
 from longgraft.serve.options import Replicas, Serving
 

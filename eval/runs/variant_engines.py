@@ -1,0 +1,128 @@
+"""Engines of the variants of a run: each method with its head and settings, on one target."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from longgraft.budget.cost_model import LiveCosts
+from longgraft.config.settings import Budget
+from longgraft.engine.engine import Engine
+from longgraft.eval.runs.variants import COLD, Variant
+from longgraft.loading import Loaded
+from longgraft.methods.calibration import Calibration
+from longgraft.methods.find import find
+from longgraft.methods.parts import Parts
+from longgraft.protocol.memory import Memory
+from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
+from longgraft.target_model.model import Target
+
+Engines = Mapping[tuple[str, str], Engine]      # by variant and run; run "" stands for no run
+
+
+@dataclass
+class VariantEngines:
+    """Makes the engines of variants, and keeps what lasting memories learn from prompt to prompt.
+
+    A run is one pass over all prompts in one mode.  It does not know what another one learnt.
+
+    Attributes:
+        loaded: The target.
+        heads: The parts of each head, by name; "": the default head.
+        calibrations: Calibrations by name.
+        budget: Nodes per verification; None: each method's own.
+        profile: As in `Clock`.
+        runs: Names of the runs, which are the modes' names.
+        clock: Measures the steps of all variants.
+        regions: Record the steps of all variants.
+        prompts: Number of prompts that a variant has answered in a run.
+    """
+
+    loaded: Loaded
+    heads: Mapping[str, Parts]
+    calibrations: Mapping[str, Calibration] = field(default_factory=dict)
+    budget: Budget = None
+    profile: bool = False
+    runs: Sequence[str] = ()
+    clock: Clock = field(init=False)
+    regions: Regions = field(init=False)
+    prompts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
+    _lasting: dict[tuple[str, str], dict[tuple, Memory]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(profile=self.profile)
+        if self.target.device.type == "cuda":
+            self.clock.wait = partial(torch.cuda.synchronize, self.target.device)
+        self.regions = next((parts.regions for parts in self.heads.values()), EAGER).anew()
+
+    @property
+    def target(self) -> Target:
+        return self.loaded.target
+
+    def of(self, variants: Iterable[Variant], learning: bool = True) -> Engines:
+        """Makes the engines for one prompt.  They share their memories, except that each run has its own lasting ones.
+
+        Args:
+            variants: Variants of our methods.
+            learning: False: there are no runs, so nothing is learnt from the prompt.
+
+        Raises:
+            ValueError: a head or calibration was not given, or runs cannot have memories of their own.
+        """
+        kept: dict[tuple, Memory] = {}
+        shared: dict[tuple, Any] = {}       # a prompt knows nothing of the prompts before it
+        # Each prompt begins with the costs that were measured at load.
+        costs = {head: parts.costs and parts.costs.copy() for head, parts in self.heads.items()}
+        made = {}
+        for variant in variants:
+            parts = replace(self._joined(variant, costs), kept=kept, shared=shared)
+            engine = made[variant.name, ""] = self._engine(variant, parts)
+            if learning and any(memory.lasting for memory in engine.proposer.memories):
+                made |= {(variant.name, run): self._learning(variant, parts, run, engine) for run in self.runs}
+        return made
+
+    def _joined(self, variant: Variant, costs: Mapping[str, LiveCosts | None]) -> Parts:
+        return replace(self.parts(variant), clock=self.clock, regions=self.regions, costs=costs[variant.head])
+
+    def _engine(self, variant: Variant, parts: Parts) -> Engine:
+        loaded = replace(self.loaded, method=find(variant.method), parts=parts)
+        return loaded.joined_engine(variant.numbers.get("budget", self.budget))
+
+    def _learning(self, variant: Variant, parts: Parts, run: str, other: Engine) -> Engine:
+        """Returns the engine of a run, whose lasting memories are those of the prompt before."""
+        key = variant.name, run
+        own = {key: memory for key, memory in parts.kept.items() if not memory.lasting} | self._lasting.get(key, {})
+        engine = self._engine(variant, replace(parts, kept=own))
+        if engine.proposer is other.proposer:
+            raise ValueError(f"{variant.name} is one object whose memory lasts, and every run needs one of its own. "
+                             "Give a longgraft.methods.Method whose build makes it.")
+        self._lasting[key] = {key: memory for key, memory in own.items() if memory.lasting}
+        return engine
+
+    def parts(self, variant: Variant) -> Parts:
+        """Returns a variant's parts; raises ValueError if a head or calibration was not given."""
+        parts = self._find(variant, variant.head, self.heads, "head", "head")
+        taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
+                 for key, name in variant.calibrations.items() if name != COLD}
+        numbers = {key: value for key, value in variant.numbers.items() if key != "budget"}
+        calibration, none = parts.calibration, Calibration()        # what COLD stands for
+        if "thresholds" in variant.calibrations:
+            made = taken.get("thresholds", none)
+            calibration = replace(calibration, thresholds=made.thresholds, split=made.split)
+        if "warm" in variant.calibrations:
+            calibration = replace(calibration, snapshot=taken.get("warm", none).snapshot)
+        return replace(parts, shape=replace(parts.shape, **numbers), calibration=calibration)
+
+    @staticmethod
+    def _find(variant: Variant, name: str, given: Mapping[str, Any], what: str, option: str) -> Any:
+        if name not in given:
+            known = ", ".join(key for key in given if key) or "none"
+            raise ValueError(f"{variant.name} names the {what} {name!r}, which was not given. Given: {known}. "
+                             f"Add --{option} NAME=PATH.")
+        return given[name]

@@ -1,0 +1,191 @@
+"""SuffixDecoding (arXiv 2411.04975): the most frequent continuations of the text's end, in this request and in earlier
+answers.
+
+The authors' suffix trees with counts are computed from the text itself: a node is the set of places where a string
+occurs, and all nodes up to the longest match are found by one comparison with the text and ever smaller gathers.
+Counts, and so drafts, are those of the authors' trees, except that no draft ends at a depth limit, and that long
+matches are distinguished at the newest COMPARED places only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+import numpy as np
+
+from longgraft.config.options import Checked, like, option
+from longgraft.memories.past_answers import PastAnswers
+from longgraft.memories.token_history import TokenHistory, unbroken
+from longgraft.methods.method import Method
+from longgraft.methods.parts import Parts
+from longgraft.protocol.memory import Memory
+from longgraft.protocol.proposer import Ask
+from longgraft.runtime.clock import Clock
+from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
+
+SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
+AUTHORS = "ArcticInference's default"
+SIFTED = 4      # tokens of a match that are compared one by one; the rest is compared at once, at the few places left
+COMPARED = 512  # newest places at which longer matches are compared; a repetitive text has thousands
+
+
+class Text(Protocol):
+    """A memory that holds tokens in order."""
+
+    def whole(self, root: int) -> np.ndarray:
+        """Returns [t + 1] int64, the root last; negative where there is no token."""
+
+
+@dataclass(frozen=True)
+class Speculation(Checked):
+    """Decides how many tokens are drafted after a match."""
+
+    depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
+    factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
+    offset: float = option(0.0, "Drafted tokens beyond those", low=-64, high=64, source=AUTHORS)
+    least: float = option(0.1, "Least probability of a drafted path", low=0, high=1, source=AUTHORS)
+
+    def tokens(self, match: int) -> int:
+        """Returns the most tokens that are drafted after a match of `match` tokens."""
+        return max(0, int(self.factor * match + self.offset + 1e-6))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """match: length of the context's match; tokens, parents, probabilities: those of the nodes below the root (index
+    0)."""
+
+    match: int
+    tokens: list[int]
+    parents: list[int]
+    probabilities: list[float]
+
+    @property
+    def score(self) -> float:
+        """Expected accepted tokens, if counts are taken as probabilities."""
+        return sum(self.probabilities)
+
+
+NOTHING = _Draft(0, [], [], [])
+
+
+class SuffixDecoding:
+    """Proposes the text's draft with the most expected tokens, the first of ties; scores are log shares of counts."""
+
+    def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
+        self.memories: tuple[Memory, ...] = texts       # type: ignore[assignment]
+        self._texts, self.rule, self.clock = texts, rule or Speculation(), clock or Clock()
+
+    def propose(self, ask: Ask) -> ProposalTree:
+        with self.clock.part("retrieve"):
+            best, context = NOTHING, self._texts[0].whole(ask.root)[-self.rule.depth:]
+            context = unbroken(context[::-1])[::-1]
+            for text in self._texts:
+                found = drafted(text.whole(ask.root), context, self.rule, ask.budget - 1)
+                best = max(best, found, key=lambda draft: draft.score)
+            n = len(best.tokens)
+            return ProposalTree.build([ask.root, *best.tokens], [-1, *best.parents],
+                                      [0.0, *map(math.log, best.probabilities)], [ROOT] + [RETRIEVED] * n,
+                                      match=[0] + [best.match] * n)
+
+
+def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int) -> _Draft:
+    """Returns the draft with the highest score over all matches of the context's end in the text.
+
+    It has at most `most` tokens; of ties the longest match wins.
+    """
+    places, matches = occurrences(text, context)
+    best = NOTHING
+    # Match lengths in between have the same places as the next longer one, which may draft more.
+    for match in np.unique(matches)[::-1].tolist():
+        tokens = min(most, rule.tokens(match))
+        if best.score >= tokens:        # no shorter match can score more
+            break
+        best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least), key=lambda d: d.score)
+    return best
+
+
+def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (indices in the text after each match of the context's end, ascending; length of each match).
+
+    The text's own end is included, because a node of a suffix tree counts it.
+    """
+    places = np.flatnonzero(text == context[-1]) + 1
+    matches, alive = np.ones(len(places), dtype=np.int64), np.arange(len(places))
+    for n in range(1, min(SIFTED, len(context))):
+        at = places[alive] - 1 - n
+        alive = alive[(text[np.maximum(at, 0)] == context[-1 - n]) & (at >= 0)]
+        matches[alive] = n + 1
+    alive = alive[-COMPARED:]
+    if len(alive) and len(context) > SIFTED:
+        at = places[alive, None] - 1 - np.arange(SIFTED, len(context))
+        same = (text[np.maximum(at, 0)] == context[-1 - SIFTED::-1]) & (at >= 0)
+        matches[alive] += np.logical_and.accumulate(same, axis=1).sum(axis=1)
+    return places, matches
+
+
+def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: float) -> _Draft:
+    """Drafts the best paths first; a path's probability is the product of the shares of its tokens."""
+    draft, entered = _Draft(match, [], [], []), 0
+    heap: list[tuple[float, int, int, int, np.ndarray]] = []       # -probability, order, parent, token, places after it
+    node, probability = 0, 1.0
+    while len(draft.tokens) < most:
+        for token, share, after in _children(text, places, least / probability):
+            entered += 1
+            heappush(heap, (-probability * share, entered, node, token, after))
+        if not heap:
+            break
+        negative, _, parent, token, places = heappop(heap)
+        draft.tokens.append(token)
+        draft.parents.append(parent)
+        draft.probabilities.append(-negative)
+        node, probability = len(draft.tokens), -negative
+    return draft
+
+
+def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[int, float, np.ndarray]]:
+    """Returns (token, its share of the places, the places after it) for tokens with at least the share `least`.
+
+    The most frequent token comes first, and the newest of ties.
+    """
+    inside = places[places < len(text)]
+    following = text[inside]
+    if not len(inside):
+        return []
+    if (following == following[0]).all():       # the usual case; the shortcut takes a tenth of the time
+        shares = [(int(following[0]), len(inside) / len(places), inside + 1)]
+    else:
+        tokens, newest, counts = np.unique(following[::-1], return_index=True, return_counts=True)
+        order = np.lexsort((newest, -counts))[:np.count_nonzero(counts >= least * len(places))]
+        shares = [(int(tokens[n]), counts[n] / len(places), inside[following == tokens[n]] + 1) for n in order]
+    return [child for child in shares if child[0] >= 0 and child[1] >= least]
+
+
+@dataclass(frozen=True)
+class SuffixChoices(Checked):
+    """Choices of `suffix`."""
+
+    depth: int = like(Speculation, "depth")
+    factor: float = like(Speculation, "factor")
+    offset: float = like(Speculation, "offset")
+    least: float = like(Speculation, "least")
+    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens", low=0,
+                          high=2 ** 26)
+
+
+def suffix(p: Parts) -> SuffixDecoding:
+    """Lookups in the history, and in earlier answers if any are remembered."""
+    c = p.choices
+    texts: tuple[TokenHistory | PastAnswers, ...] = (p.history(),)
+    if c.outputs:
+        texts += (p.one(("outputs", c.outputs), lambda: PastAnswers(c.outputs)),)
+    return SuffixDecoding(texts, Speculation(c.depth, c.factor, c.offset, c.least), p.clock)
+
+
+METHODS: tuple[Method, ...] = (
+    Method("suffix", "what most often followed the longest matches, here and in earlier answers", SUFFIX, suffix,
+           budget=17, choices=SuffixChoices(), looks_up=True),
+)

@@ -1,1 +1,0 @@
-"""Retrievers: proposers that run no network, but look tokens up in earlier text."""

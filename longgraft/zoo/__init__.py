@@ -1,0 +1,1 @@
+"""Methods to compare with: each registers through the entry points that methods from outside use."""

@@ -1,0 +1,46 @@
+"""Dynamic Depth Decoding (arXiv 2409.00142)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from longgraft.config.options import Checked, option
+from longgraft.drafters.pruning import mass
+from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.needs import HEAD
+from longgraft.protocol.pruning import Level, Verdict
+
+
+@dataclass(frozen=True)
+class DDDPolicy:
+    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, drafting goes on only if the beam is probable
+    enough.
+
+    threshold: lowest logarithm of the beam's probability, a log-sum of its paths' scores
+    checks:    expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted
+    beam:      nodes that a level feeds
+    """
+
+    threshold: float
+    checks: tuple[int, ...] = (5, 7)
+    beam: int = 10
+
+    def __call__(self, level: Level) -> Verdict:
+        stops = level.index in self.checks and not level.last
+        return Verdict(expand=not (stops and mass(level, self.beam) < math.exp(self.threshold)))
+
+
+@dataclass(frozen=True)
+class DDDChoices(Checked):
+    """Choices of `ddd`."""
+
+    threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
+                              low=-100, high=0, source="docs/choices.md, dynamic trees")
+
+
+METHOD = Method(
+    "ddd", "stops after 5 or 7 expansions where the beam carries too little probability",
+    "Dynamic Depth Decoding (arXiv 2409.00142)",
+    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.shape.top_k)), (HEAD,), takes=DRAFTS,
+    choices=DDDChoices())

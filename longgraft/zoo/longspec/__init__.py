@@ -1,0 +1,1 @@
+"""LongSpec (arXiv 2502.17421): a drafter with a constant cache."""

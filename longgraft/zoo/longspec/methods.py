@@ -1,0 +1,47 @@
+"""The entry of `longspec`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longgraft.config.options import Checked, option
+from longgraft.methods.method import Method
+from longgraft.methods.needs import Need, Sources
+from longgraft.methods.parts import Parts
+from longgraft.zoo.longspec.drafter import SHAPE, LongSpecCache, LongSpecDrafter
+from longgraft.zoo.longspec.files import load_longspec
+from longgraft.zoo.longspec.network import LongSpecNetwork
+
+LONG = "LongSpec (arXiv 2502.17421)"
+BEAM = "the official code's tree_shape"
+
+
+@dataclass(frozen=True)
+class LongSpecChoices(Checked):
+    """The beam's shape: `first` nodes under the root, then `width` nodes at each further level."""
+
+    first: int = option(SHAPE[0], "nodes under the root", low=1, high=256, source=BEAM)
+    width: int = option(SHAPE[1], "nodes of each further level", low=1, high=256, source=BEAM)
+    levels: int = option(len(SHAPE), "levels, each a draft forward", low=1, high=32, source=BEAM)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Nodes of each level."""
+        return self.first, *[self.width] * (self.levels - 1)
+
+
+def _load(sources: Sources) -> LongSpecNetwork:
+    return load_longspec(sources.path("longspec", "longspec"), sources.target)
+
+
+LONGSPEC: Need[LongSpecNetwork] = Need("longspec", "a LongSpec drafter", _load)
+
+
+def _longspec(p: Parts) -> LongSpecDrafter:
+    memory = p.one(("longspec",), lambda: LongSpecCache(p.the(LONGSPEC), p.target))
+    return LongSpecDrafter(memory, p.choices.shape, p.clock)
+
+
+METHOD = Method(
+    "longspec", "a beam drafted from 512 tokens and the target's last keys and values", LONG, _longspec,
+    (LONGSPEC,), budget=1 + sum(SHAPE), choices=LongSpecChoices())

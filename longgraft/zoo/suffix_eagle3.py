@@ -1,0 +1,31 @@
+"""SuffixDecoding where it expects as much as a draft can bring, else EAGLE-3's tree (arXiv 2411.04975)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from longgraft.config.options import option
+from longgraft.drafters.pruning import Dense
+from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
+from longgraft.methods.registry.suffix import SUFFIX, SuffixChoices, suffix
+from longgraft.zoo.either import Either, expected
+
+
+@dataclass(frozen=True)
+class SuffixRouteChoices(SuffixChoices):
+    """Choices of `suffix-eagle3`."""
+
+    threshold: float | None = option(None, "Expected tokens from which no tree is drafted", low=0, high=4096,
+                                     none="as many as the drafter has levels")
+
+
+def _suffix_or_drafts(p: Parts) -> Either:
+    least = p.shape.levels if p.choices.threshold is None else p.choices.threshold
+    return Either(suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
+
+
+METHOD = Method(
+    "suffix-eagle3", "suffix where it expects as much as a draft can bring, else eagle3's tree", SUFFIX,
+    _suffix_or_drafts, (HEAD,), takes=DRAFTS, choices=SuffixRouteChoices())
