@@ -101,6 +101,14 @@ def test_a_warm_up_request_answers_nothing_and_is_not_read_again():
     assert answer["content"] == cold.json()["content"]
 
 
+def test_the_pieces_of_the_last_prompt_keep_their_places():
+    first, second = [{"filename": f"{name}.py", "text": f"def {name}(): ...\n"} for name in ("one", "two")]
+    body = {"input_prefix": BEFORE, "input_suffix": "\n", "n_predict": 1}
+    prompts = [response.json()["prompt"] for response in filled(
+        body | {"input_extra": [first, second]}, body | {"input_extra": [second, first]})]
+    assert prompts[0] == prompts[1] and prompts[0].index("def one") < prompts[0].index("def two")
+
+
 def test_text_that_does_not_fit_is_reported_and_becomes_a_prediction():
     session = text_session(method="graft-x-text")
     extra = [{"filename": "old.py", "text": "x = 1\n" * 40}, {"filename": "new.py", "text": "y = 2\n" * 20}]

@@ -116,6 +116,50 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_one():
+    texts = [Document("x" * 500 + "\n"), Document("y" * 500 + "\n")]
+    always, never = replace(SAMPLING, follow_up=1.0), replace(SAMPLING, follow_up=0.0)
+    both = Sources(texts, texts, magpie=True)
+    for chat in islice(requests_of(both, always), 12):
+        assert (chat.requests[1:] == [None]) == (chat.source != "given")
+    assert all(len(chat.requests) == 1 for chat in islice(requests_of(both, never), 12))
+
+
+def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
+    texts = [Document(f"What is {i}?") for i in range(9)]
+    orders = [[chat.requests[0] for chat in requests_of(Sources(texts), replace(SAMPLING, seed=seed))]
+              for seed in (0, 1)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(text.text for text in texts)
+    assert orders[0] != orders[1] and orders[0] != [text.text for text in texts]
+
+
+def test_kinds_of_sources_alternate_and_given_chats_run_out():
+    texts = [Document("x" * 500 + "\n")]
+    kinds = [chat.source for chat in islice(requests_of(Sources(texts, texts, magpie=True), SAMPLING), 6)]
+    assert kinds == ["given", "documents", "magpie", "documents", "magpie", "documents"]
+
+
+def test_a_resumed_run_drops_requests_that_it_has_answered(session, tmp_path):
+    out = tmp_path / "chats.jsonl"
+    texts = [Document(f"What is {i}?") for i in range(12)]
+    sampling = replace(SAMPLING, tokens=10 ** 6)
+    kept = worker(session, sampling).run(requests_of(Sources(texts), sampling), out)["kept"]
+    answered = rows_of(out)
+    chats = (replace(chat, index=chat.index + 100) for chat in requests_of(Sources(texts), sampling))
+    again = worker(session, sampling).run(chats, out)
+    assert again["repeated"] > 0 and len({row["messages"][0]["content"] for row in rows_of(out)}) == len(rows_of(out))
+    assert kept == len(answered) > 0 and rows_of(out)[:kept] == answered
+
+
+def test_long_prompts_are_read_in_several_passes(session, monkeypatch):
+    monkeypatch.setattr(batched_sampling, "PROMPT_TOKENS", 14)
+    read, begin = [], batched_sampling._Sampler.begin
+    monkeypatch.setattr(batched_sampling._Sampler, "begin", lambda self, turns: (
+        read.append([len(turn.prompt) for turn in turns]) or begin(self, turns)))
+    sampled(in_padded_batch, session, [Turn(prompt, (0,), 0.0, 3) for prompt in PROMPTS], [299])
+    assert read == [[4, 7], [1, 3]]
+
+
 def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     texts = [Document(f"What is {i}?") for i in range(48)]

@@ -210,6 +210,12 @@ def test_replicas_that_cannot_take_requests_are_not_counted_as_lost():
     assert found.status_code == 503 and found.headers["retry-after"]
 
 
+def test_a_replica_that_was_full_does_not_hide_those_that_ended():
+    found = asked(Handle(Answer(Unfit("one", "full")), Answer(DIED), Answer(DIED)))
+    assert found.status_code == 500 and found.json()["error"]["code"] == "replica_lost"
+    assert asked(Handle(Answer(Unfit("one", "full")), Answer(JSON, b"{}"))).status_code == 200
+
+
 def test_a_full_front_refuses_with_429():
     response = asked(Handle(Answer(BackPressureError(num_queued_requests=9, max_queued_requests=9))))
     assert response.status_code == 429 and response.headers["retry-after"] == "1"

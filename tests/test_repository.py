@@ -269,6 +269,13 @@ def test_an_index_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
     assert gather(root, Cursor("b.py", "from a import used\nused(", ""), 100).snippets
 
 
+def test_an_import_with_another_name_shows_what_it_names(tmp_path):
+    root = plant(tmp_path, **{"a.py": "def original(): pass\ndef short(): pass\n"})
+    found = gather(root, Cursor("b.py", "from a import original as short\nshort(", ""), 100).snippets
+    assert any("def original" in snippet.text for snippet in found)
+    assert not any("def short" in snippet.text for snippet in found)
+
+
 def test_a_file_that_became_a_secret_is_not_shown(tmp_path):
     plant(tmp_path, **{"a.py": "x = 1\n"})
     found = repository(tmp_path)

@@ -48,6 +48,12 @@ def test_the_outline_of_a_python_file_has_decorators_docstrings_and_owners():
         ("os", 0, ()), ("near", 1, (("one", "one"),)), ("near", 1, (("two", "second"),)), ("fast", 0, ())]
 
 
+def test_an_imported_module_has_the_name_that_the_file_gives_it():
+    found = outline("a.py", "import numpy as np\nimport os.path\n").imports
+    assert [(one.module, one.alias, one.line) for one in found] == [
+        ("numpy", "np", "import numpy as np"), ("os.path", "os.path", "import os.path")]
+
+
 @pytest.mark.parametrize("line, broken", [(14, "        return path.keep("), (14, "        if path:"),
                                           (12, "    def keep(self,"),
                                           (10, "    size ="), (10, "    size = [1, {")])

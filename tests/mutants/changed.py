@@ -83,6 +83,7 @@ class Changes:
         self._recordings = recordings
         self.lines: dict[str, set[int]] = {}
         self.left_out = 0
+        self._texts: dict[str, str] = {}
         for path, lines in changed_lines(project, choice).items():
             part = next((part for part in copy.destinations if Path(path).is_relative_to(part)), None)
             if part is None:
@@ -93,7 +94,9 @@ class Changes:
                 self.left_out += len(lines)
 
     def source(self, path: str) -> str:
-        return (self._copy.root / path).read_text(encoding="utf-8")
+        if path not in self._texts:
+            self._texts[path] = (self._copy.root / path).read_text(encoding="utf-8")
+        return self._texts[path]
 
     def mutants(self) -> Iterator[Mutant]:
         """Yields the errors that can be made in changed lines."""
@@ -123,7 +126,7 @@ class Changes:
         if not mutant.statement.top:
             return set()
         name = re.compile(rf"\b{re.escape(mutant.statement.top)}\b")
-        found: set[str] = set()
+        found = {test for test in self._recordings.seconds if name.search(self.source(test.partition("::")[0]))}
         for path, lines in self._recordings.executed.items():
             text = self.source(path).splitlines()
             for line, tests in lines.items():

@@ -5,4 +5,5 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation("a module within a package is a module of its own", "Modules.find", 'f"{folder}__init__.py" not in self.paths', "True", "test_symbols.py::test_an_import_finds_the_file_that_python_would"),
     Mutation("a Python file is repaired by other lines than its parser's", "python_outline:repaired", "LINE_END.split(text)", 'text.split("\\n")', "test_symbols.py::test_a_file_with_any_line_ends_and_an_unfinished_block_has_an_outline"),
+    Mutation("an imported module loses its other name", "imports", "line, alias.asname or alias.name)", "line, alias.name)", "test_symbols.py::test_an_imported_module_has_the_name_that_the_file_gives_it"),
 )
