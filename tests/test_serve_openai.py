@@ -164,10 +164,9 @@ def test_a_streamed_echo_comes_first_with_the_log_probabilities_of_the_prompt(to
         assert [value for part in parts for value in part[column]] == whole["logprobs"][column]
     told = [value for part in parts for value in part["token_logprobs"]]
     assert told[1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], abs=1e-4)
-    first = next(choice for choice in choices if choice["text"])
-    count = len(text_session().encode(PROMPT))
-    assert first["text"].startswith(PROMPT) and len(first["logprobs"]["tokens"]) >= count
-    assert told[0] is whole["logprobs"]["token_logprobs"][0] is None and first["logprobs"]["text_offset"][0] == 0
+    echo = choices[0]
+    assert echo["text"] == PROMPT and len(echo["logprobs"]["tokens"]) == len(text_session().encode(PROMPT))
+    assert told[0] is whole["logprobs"]["token_logprobs"][0] is None and echo["logprobs"]["text_offset"][0] == 0
 
 
 def test_a_sampled_answer_follows_its_seed_and_differs_each_time_without_one():
