@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys.commands import run
 from toys.training import tiny_target
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from longgraft import load
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
@@ -245,6 +246,26 @@ def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, s
     ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
     assert made.tokenizer.decode(ids) == "<user>Two?<|endoftext|><assistant>[THINK]I think[/THINK]Two.<|endoftext|>"
     assert made.tokenizer.decode(ids[learnt]) == "I think[/THINK]Two.<|endoftext|>"
+
+
+def test_a_chat_goes_on_after_a_whole_answer_only(session, tmp_path, monkeypatch):
+    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=1.0)
+    for ended, roles in ((True, ["user", "assistant"] * 2), (False, ["user", "assistant"])):
+        made, out = worker(session, sampling), tmp_path / f"{ended}.jsonl"
+        answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think so.", ended)})
+        made.run(islice(requests_of(Sources(magpie=True), sampling), 1), out)
+        row, = rows_of(out)
+        assert [message["role"] for message in row["messages"]] == roles and row["ended"] == ended
+
+
+def test_scores_of_a_padded_batch_are_scaled_as_the_model_asks():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, rows, 8) for heads, rows in ((4, 1), (2, 5), (2, 5)))
+    attend = AttentionInterface()[batched_sampling.ATTENTION]
+    for scaling in (0.7, None):
+        wanted = F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=True)
+        found, _ = attend(None, query, key, value, None, scaling=scaling)
+        assert torch.allclose(found, wanted.transpose(1, 2), atol=1e-6)
 
 
 def test_a_continuation_keeps_the_space_before_it(session, tmp_path, monkeypatch):

@@ -127,6 +127,11 @@ def test_definitions_are_found_by_words_and_indentation_without_a_grammar(monkey
     assert first <= found[0] <= found[2] == last
 
 
+def test_a_definition_that_is_found_by_indentation_may_have_blank_lines(monkeypatch):
+    monkeypatch.setattr(outlines, "grammar", lambda suffix: None)
+    assert named("class Box {\n  a() {}\n\n  b() {}\n}\n\nlet c;\n", "a.js")["Box"][::2] == (1, 5)
+
+
 MODULES = ("src/shop/__init__.py", "src/shop/cart.py", "src/shop/logging.py", "src/shop/deep/__init__.py",
            "src/shop/deep/item.py",
            "tests/helpers.py", "tests/test_cart.py", "eval/scores.py", "eval/__init__.py", "scripts/run.py")
@@ -153,6 +158,10 @@ def test_an_import_finds_the_file_that_python_would(module, level, importer, fou
     ("a.js", "const { go } = require('./b')", ["b.js"], [("b.js", ("go",))]),
     ("src/a.c", '#include "a.h"\n#include <stdio.h>\n#include <lib/b.h>\n', ["src/a.h", "include/lib/b.h"],
      [("src/a.h", ()), ("include/lib/b.h", ()), ("src/a.h", ())]),
+    ("a.c", '#include "a.h"\n#include "b.h"\n', ["a.h", "x/b.h", "x/y/b.h"],
+     [("a.h", ()), ("x/b.h", ()), ("a.h", ())]),
+    ("src/a/B.java", "import c.D;\n", ["src/c/D.java", "test/c/D.java", "src/a/E.java", "src/f/E.java"],
+     [("src/c/D.java", ("D",)), ("src/a/E.java", ())]),
     ("cmd/main.go", 'import (\n\t"fmt"\n\t"host/mod/pkg/store"\n)\n',
      ["pkg/store/a.go", "pkg/store/a_test.go", "pkg/b.go"],
      [("pkg/store/a.go", ())]),

@@ -93,6 +93,12 @@ def test_text_after_many_blanks_is_passed_on_as_it_arrives():
     assert reader.push("text") == [Piece("\n" * 70 + "text")]
 
 
+def test_text_that_begins_no_call_is_passed_on_at_once():
+    reader = CallReader(HERMES, ["f"])
+    assert reader.push("Hello") == [Piece("Hello")] and reader.push(" <tool") == []
+    assert reader.push("box") == [Piece(" <toolbox")]
+
+
 def test_a_reader_for_another_answer_begins_anew():
     first = CallReader(HERMES, ["f"])
     first.push('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
@@ -261,10 +267,11 @@ def test_tools_are_described_to_models_whose_template_has_none():
     turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
              {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]},
              {"role": "tool", "tool_call_id": "1", "content": "cold"}, {"role": "user", "content": "and?"}]
-    made, more = rendered(DESCRIBED, turns, [WEATHER])
+    made, more = rendered(DESCRIBED, turns, TOOLS)
     system, _, call, result = made
     assert not more and [one["role"] for one in made] == ["system", "user", "assistant", "user"]
-    assert system["content"].startswith("Be kind.\n\n") and json.dumps(WEATHER) in system["content"]
+    assert system["content"].startswith("Be kind.\n\n") and (
+        f"<tools>\n{json.dumps(WEATHER)}\n{json.dumps(STOP)}\n</tools>" in system["content"])
     assert CallReader(DESCRIBED, ["weather"]).whole(call["content"]).calls == [Call("weather", '{"city": "Oslo"}')]
     assert result["content"] == "<tool_response>\ncold\n</tool_response>\nand?"
     untouched = [{"role": "user", "content": "Hi"}]

@@ -30,4 +30,7 @@ MUTATIONS = (
     Mutation("sources end with the given chats", "requests_of", "if not kinds:", "if kinds:", "test_regenerate.py::test_kinds_of_sources_alternate_and_given_chats_run_out"),
     Mutation("a resumed sampling repeats requests", "Regenerator._resume", "        self.seen = {_digest(document.turns[0][\"content\"]) for document in read_documents([out]) if document.turns}\n", "", "test_regenerate.py::test_a_resumed_run_drops_requests_that_it_has_answered"),
     Mutation("prompts of any length are read together", "batched_sampling:sample", "count = max(1, min(free, PROMPT_TOKENS // len(waiting[-1].prompt)))", "count = free", "test_regenerate.py::test_long_prompts_are_read_in_several_passes"),
+    Mutation("a chat goes on after an answer that was cut off", "Regenerator._take", " and chat.ended and (", " and (", "test_regenerate.py::test_a_chat_goes_on_after_a_whole_answer_only"),
+    Mutation("no answer is followed by a second request", "Regenerator._take", "(not turn.answer or len(chat.messages)", "(not turn.answer and len(chat.messages)", "test_regenerate.py::test_a_chat_goes_on_after_a_whole_answer_only"),
+    Mutation("scores of a padded batch are scaled by the head's size", "batched_sampling:_attention", "(scaling if scaling is not None else size ** -0.5)", "size ** -0.5", "test_regenerate.py::test_scores_of_a_padded_batch_are_scaled_as_the_model_asks"),
 )

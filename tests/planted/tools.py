@@ -40,4 +40,6 @@ MUTATIONS = (
     Mutation("a reader for another answer knows no tools", "CallReader.again", "CallReader(self.family, self.names)", "CallReader(self.family)", "test_tools.py::test_a_reader_for_another_answer_begins_anew"),
     Mutation("Llama may call several tools at once", "grammar:grammar", "if many and family.many", "if many", "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
     Mutation("an answer of blanks is held for ever", "CallReader._find_tag", " and len(text) < MOST_BLANKS", "", "test_tools.py::test_text_after_many_blanks_is_passed_on_as_it_arrives"),
+    Mutation("tools are not listed one a line", "rendering:_plain", "listed = \"\\n\".join(json.dumps", "listed = \" \".join(json.dumps", "test_tools.py::test_tools_are_described_to_models_whose_template_has_none"),
+    Mutation("the last character of a text is held back", "_overlap", "range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)", "range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 1)", "test_tools.py::test_text_that_begins_no_call_is_passed_on_at_once"),
 )
