@@ -249,11 +249,12 @@ def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, s
 
 
 def test_a_chat_goes_on_after_a_whole_answer_only(session, tmp_path, monkeypatch):
-    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=1.0)
+    sampling = ChatSampling(tokens=10 ** 6, batch=1)
+    turns = [{"role": role, "content": text} for role, text in (("user", "One?"), ("assistant", "-"), ("user", "Two?"))]
     for ended, roles in ((True, ["user", "assistant"] * 2), (False, ["user", "assistant"])):
         made, out = worker(session, sampling), tmp_path / f"{ended}.jsonl"
         answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think so.", ended)})
-        made.run(islice(requests_of(Sources(magpie=True), sampling), 1), out)
+        made.run(requests_of(Sources([Document("", turns=turns)]), sampling), out)
         row, = rows_of(out)
         assert [message["role"] for message in row["messages"]] == roles and row["ended"] == ended
 
