@@ -147,6 +147,13 @@ def test_a_streamed_answer_equals_the_whole_one():
     assert cut >= 2     # otherwise this proves nothing
 
 
+def test_an_answer_ends_before_a_line_with_too_little_indentation():
+    asked = dict(n_predict=200, temperature=1.0, seed=1)
+    whole = one(**asked)["content"]
+    cut = one(n_indent=4, **asked)
+    assert cut["content"] == whole[:InfillStop(indent=4).end(whole)] != whole and cut["tokens_predicted"] < 200
+
+
 def test_an_answer_ends_with_a_line_when_its_time_is_up(monkeypatch):
     found = one(n_predict=200, t_max_predict_ms=0.001, temperature=1.0, seed=1)
     assert found["has_new_line"] and found["tokens_predicted"] < 200 and found["stop_type"] == "limit"

@@ -235,7 +235,9 @@ def test_a_front_that_drains_refuses_new_requests_and_one_that_closes_ends_old_o
     async def ask(path):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
             return await http.get(path)
-    assert [asyncio.run(ask(path)).status_code for path in ("/v1/models", "/health", "/live")] == [503, 503, 200]
+    found = [asyncio.run(ask(path)) for path in ("/v1/models", "/health", "/live")]
+    assert [one.status_code for one in found] == [503, 503, 200]
+    assert [one.headers.get("retry-after") for one in found] == ["5", "5", None]
 
 
 def test_the_front_controls_access():
@@ -276,8 +278,8 @@ class Here:
 
 def test_the_router_follows_requests_and_avoids_replicas_that_were_unfit():
     async def play() -> None:
-        def asks(key: str, **more) -> PendingRequest:
-            call = Call("POST", "/", blocks=(1, 2, 3), **more)
+        def asks(key: str, blocks=(1, 2, 3), **more) -> PendingRequest:
+            call = Call("POST", "/", blocks=blocks, **more)
             return PendingRequest([call], {}, SimpleNamespace(internal_request_id=key))
 
         async def best(request: PendingRequest) -> Here:
@@ -297,6 +299,10 @@ def test_the_router_follows_requests_and_avoids_replicas_that_were_unfit():
         cancelled.future.cancel()
         await asyncio.sleep(0)
         for key in "23":
+            router.on_request_completed(first, key)
+        assert {await best(asks("5", (7,))), await best(asks("6", (8,)))} == {one, two}       # they come together
+        assert len(await router.choose_replicas([one, two])) == 2       # for no request
+        for key in "56":
             router.on_request_completed(first, key)
         assert not router._routes._running
 
