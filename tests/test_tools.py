@@ -97,6 +97,7 @@ def test_text_that_begins_no_call_is_passed_on_at_once():
     reader = CallReader(HERMES, ["f"])
     assert reader.push("Hello") == [Piece("Hello")] and reader.push(" <tool") == []
     assert reader.push("box") == [Piece(" <toolbox")]
+    assert CallReader(LLAMA, ["f"]).push("Hello") == [Piece("Hello")]       # its calls have no tag
 
 
 def test_a_reader_for_another_answer_begins_anew():
@@ -265,13 +266,14 @@ def test_calls_and_results_of_earlier_turns_are_written_by_the_template():
 def test_tools_are_described_to_models_whose_template_has_none():
     function = {"name": "weather", "arguments": {"city": "Oslo"}}
     turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
-             {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]},
+             {"role": "assistant", "content": "Wait.", "tool_calls": [{"id": "1", "function": function}]},
              {"role": "tool", "tool_call_id": "1", "content": "cold"}, {"role": "user", "content": "and?"}]
     made, more = rendered(DESCRIBED, turns, TOOLS)
     system, _, call, result = made
     assert not more and [one["role"] for one in made] == ["system", "user", "assistant", "user"]
     assert system["content"].startswith("Be kind.\n\n") and (
         f"<tools>\n{json.dumps(WEATHER)}\n{json.dumps(STOP)}\n</tools>" in system["content"])
+    assert call["content"].startswith("Wait.\n<tool_call>\n")
     assert CallReader(DESCRIBED, ["weather"]).whole(call["content"]).calls == [Call("weather", '{"city": "Oslo"}')]
     assert result["content"] == "<tool_response>\ncold\n</tool_response>\nand?"
     untouched = [{"role": "user", "content": "Hi"}]

@@ -42,4 +42,6 @@ MUTATIONS = (
     Mutation("an answer of blanks is held for ever", "CallReader._find_tag", " and len(text) < MOST_BLANKS", "", "test_tools.py::test_text_after_many_blanks_is_passed_on_as_it_arrives"),
     Mutation("tools are not listed one a line", "rendering:_plain", "listed = \"\\n\".join(json.dumps", "listed = \" \".join(json.dumps", "test_tools.py::test_tools_are_described_to_models_whose_template_has_none"),
     Mutation("the last character of a text is held back", "_overlap", "range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)", "range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 1)", "test_tools.py::test_text_that_begins_no_call_is_passed_on_at_once"),
+    Mutation("the last character is held back where calls have no tag", "CallReader._find_tag", "for tag in family.tags), default=0)", "for tag in family.tags), default=1)", "test_tools.py::test_text_that_begins_no_call_is_passed_on_at_once"),
+    Mutation("text and the call behind it share a line", "rendering:_plain", "\"content\": \"\\n\".join(filter(None, [message[\"content\"], text]))", "\"content\": \"\".join([message[\"content\"], text])", "test_tools.py::test_tools_are_described_to_models_whose_template_has_none"),
 )
