@@ -35,8 +35,16 @@ from mutants.copy import ROOT, Copy
 from planted import MUTATIONS, Mutation
 
 
+def before_forks() -> None:
+    """Prepares this process for forks that import changed files."""
+    torch.set_num_threads(1)        # a forked process has none of its parent's threads
+    # Files change within a second and may keep their length: compiled ones would go stale.
+    sys.dont_write_bytecode = True
+
+
 def survivors(mutations: Sequence[Mutation]) -> list[str]:
     """Returns the names of those that no test notices; raises ValueError if a test fails without any error."""
+    before_forks()
     found = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Copy(Path(folder))
@@ -62,13 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
-    torch.set_num_threads(1)        # a forked process has none of its parent's threads
-    # Files change within a second and may keep their length: compiled ones would go stale.
-    sys.dont_write_bytecode = True
     if given.changed is None:
         return planted(given, parser)
     from mutants.changed import Choice, hunt  # needs coverage.py
 
+    before_forks()
     choice = Choice(given.changed, tuple(given.within), tuple(given.tests), given.minutes, given.seed)
     with tempfile.TemporaryDirectory() as folder:
         return 1 if hunt(ROOT, Path(folder), choice) else 0
