@@ -160,6 +160,7 @@ def test_an_import_finds_the_file_that_python_would(module, level, importer, fou
      [("src/a.h", ()), ("include/lib/b.h", ()), ("src/a.h", ())]),
     ("a.c", '#include "a.h"\n#include "b.h"\n', ["a.h", "x/b.h", "x/y/b.h"],
      [("a.h", ()), ("x/b.h", ()), ("a.h", ())]),
+    ("src/net/a.rs", "use crate::wire::Frame;\n", ["src/wire.rs"], [("src/wire.rs", ("Frame",))]),
     ("src/a/B.java", "import c.D;\n", ["src/c/D.java", "test/c/D.java", "src/a/E.java", "src/f/E.java"],
      [("src/c/D.java", ("D",)), ("src/a/E.java", ())]),
     ("cmd/main.go", 'import (\n\t"fmt"\n\t"host/mod/pkg/store"\n)\n',

@@ -9,4 +9,5 @@ MUTATIONS = (
     Mutation("an import finds every file of its name", "other_imports:_nearest", "len(one), one))[:1]", "len(one), one))[:2]", "test_symbols.py::test_imports_of_other_languages_find_their_files"),
     Mutation("Java knows nothing of its own package", "_java", "    yield \"of the same package\", [], [one for one in sorted(paths) if dirname(one) == dirname(path)]\n", "", "test_symbols.py::test_imports_of_other_languages_find_their_files"),
     Mutation("a blank line ends a definition", "by_words", "if line.strip() and _indent(line)", "if _indent(line)", "test_symbols.py::test_a_definition_that_is_found_by_indentation_may_have_blank_lines"),
+    Mutation("a crate begins in the folder of each file", "_rust", "if \"src/\" in path else dirname(path) + \"/\"", "if False else dirname(path) + \"/\"", "test_symbols.py::test_imports_of_other_languages_find_their_files"),
 )
