@@ -325,6 +325,16 @@ def test_a_strict_tool_of_a_message_is_refused_if_it_cannot_be_followed():
     assert error["param"] == "tools" and "properties.a.type" in error["message"]
 
 
+def test_a_conversation_may_begin_with_a_call_and_shows_refusals():
+    call = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Rome"}'}
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "Sun."}
+    refused = {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "I won't."}]}
+    asked = [call, call, result, refused, {"role": "user", "content": "Hi"}]
+    shown = [message.for_template() for message in ResponsesRequest.model_validate({"input": asked}).chat().messages]
+    assert [message["role"] for message in shown] == ["assistant", "tool", "assistant", "user"]
+    assert shown[0]["content"] == "" and len(shown[0]["tool_calls"]) == 2 and shown[2]["content"] == "I won't."
+
+
 def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs():
     session = Session(repeatable("pld", prefixes=Prefixes(2 ** 30, 16)).engine, tool_tokenizer())
 

@@ -83,6 +83,18 @@ def test_loading_returns_the_saved_drafter(tmp_path):
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in network.state_dict().items())
 
 
+def test_a_config_decides_the_norms_and_names_the_drafter_it_is_not(tmp_path):
+    shape = TargetShape(4, 32, VOCAB)
+    save_blocks(toy_blocks(), tmp_path, shape)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    assert load_blocks(tmp_path, shape).config.rms_eps == 0.5
+    other = config | {"architectures": ["LlamaForCausalLM"], "dflash_config": None}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    with pytest.raises(ValueError, match=r"not a DFlash drafter \(LlamaForCausalLM in config.json\)"):
+        load_blocks(tmp_path, shape)
+
+
 @pytest.mark.parametrize("changes, said", [
     ({"vocab_size": 97}, "vocab_size 97"), ({"num_target_layers": 5}, "num_target_layers 5"),
     ({"num_hidden_layers": 3}, "num_hidden_layers 3"), ({"block_size": 1}, "nothing to predict"),

@@ -69,6 +69,15 @@ CASES = {       # until, path, before, after, the model's text, which is kept up
         "block", "a.py", "def f():\n    ", "", "x = 1\x0c + 2\n    return x|\nz"),
     "the same in the next line": (
         "block", "a.py", "    ", "\n    x\u2028 = long\n", "y = 1|\n    x\u2028 = long\n"),
+    "what the file goes on with, in four characters": (
+        "block", "a.py", "    ", "\n    pass\n", "y = 1|\n    pass\n    z = 1\n"),
+    "a next line too short to be recognised": ("block", "a.py", "    ", "\n    a()\n", "y = 1\n    a()\n    z = 1"),
+    "a suffix in capitals": (
+        "block", "A.C", "int f() {\n  if (x)", "\n}\n", " {\n    f();\n  } else {\n    g();\n  }|\n  h();\n"),
+    "seen: a brace that closes the block around": (
+        "block", "a.js", "function f() {\n  ", "\n  g();\n}\n", "h()|\n}\nk()\n"),
+    "seen: a branch that is only begun": (
+        "block", "a.js", "function f() {\n  ", "\n  g();\n}\n", "if (x) {\n  }\n  elsewhere"),
     "no end": ("stop", "a.py", "def f():\n    ", "", "a()\nb()\n\n"),
     "a block without an end yet": ("block", "a.py", "def f():\n    ", "", "a()\n\n    b()"),
 }
@@ -91,6 +100,11 @@ def test_a_completion_ends_where_its_line_or_block_does(name):
         assert not bar
     assert ending.cut(said) == kept
     assert told > 0 or after.partition("\n")[0]       # text comes before the end is reached
+
+
+def test_blanks_are_passed_on_at_once_where_only_the_model_ends():
+    assert Ending("stop", Cursor("a.py", "x", "")).certain(" \n\n") == 3
+    assert Ending("block", Cursor("a.py", "x", "")).certain(" \n\n") == 0
 
 
 def test_the_rest_of_a_line_that_was_shown_is_not_expected_again():

@@ -18,6 +18,7 @@ from longgraft.config.settings import Pair
 from longgraft.loading import assemble
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.models import gguf_files, gguf_header, gguf_tokenizer
+from longgraft.models.gguf_blocks import FileTensor, TensorTable
 from longgraft.models.places import place_of
 
 IDS = torch.tensor([[1, 40, 50, 60, 70, 41, 90, 33]])
@@ -185,6 +186,30 @@ def test_a_file_is_known_by_its_content_whatever_its_name(name, file, tmp_path):
     assert place_of(blob).path == place and place_of(blob.parent).path == place
     assert place_of(Pair(str(blob.parent), gguf_file=name).model).path == place
     assert load(blob).generate("the", max_new_tokens=4).token_ids
+
+
+def test_a_name_of_a_file_may_be_in_capitals(file, tmp_path):
+    with pytest.raises(ValueError, match=r"GGUF file .* does not exist"):
+        place_of(tmp_path / "NONE.GGUF")
+    place = place_of(file).path
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("none")
+    assert place_of(file.rename(folder / "TOY.GGUF").parent).path == place
+
+
+@pytest.mark.parametrize("name", ["owner/Toy-GGUF", "owner/toy-gguf"])
+def test_a_repository_of_files_is_refused_with_the_ways_to_name_one(name):
+    with pytest.raises(ValueError, match=f"--gguf-file FILE, or --model {name}/FILE"):
+        place_of(name)
+
+
+def test_a_file_whose_embedding_alone_is_in_blocks_counts_as_floats():
+    embedding, norm = FileTensor("token_embd.weight", "Q8_0", (64, 32), 0, 34), FileTensor("a", "F32", (32,), 0, 4)
+    matrix = FileTensor("blk.0.ffn_up.weight", "Q8_0", (64, 32), 0, 34)
+    assert not TensorTable("llama", (embedding, norm)).in_blocks and TensorTable("llama", (embedding, matrix)).in_blocks
+    assert TensorTable("llama", (embedding, norm)).packed_bytes == norm.packed_bytes == 128
+    assert 64 * 32 < TensorTable("llama", (embedding, matrix)).packed_bytes < 2 * 64 * 32
 
 
 def test_a_file_of_another_format_is_refused(tmp_path):

@@ -209,6 +209,32 @@ def test_a_config_that_contradicts_its_tensors_or_itself_is_refused(tmp_path, co
     assert str(refused.value).startswith(f"Drafter {tmp_path}: ")
 
 
+@pytest.mark.parametrize("config, window", [
+    ({"sliding_window": 4}, 4), ({"sliding_window": 4, "layer_types": ["full_attention"]}, None),
+    ({"sliding_window": 4, "use_sliding_window": False}, None)])
+def test_a_speculators_head_has_the_window_of_its_layers(tmp_path, config, window):
+    save_speculators(network(True), tmp_path, "x/y")
+    read = json.loads((tmp_path / "config.json").read_text())
+    read["transformer_layer_config"] |= {"use_sliding_window": True, "layer_types": None} | config
+    (tmp_path / "config.json").write_text(json.dumps(read))
+    assert load_head(tmp_path, TARGET).config.window == window
+
+
+def test_a_head_that_is_no_file_of_tensors_alone_is_refused(tmp_path):
+    folder = mend(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({**tensors, "step": 3}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="does not hold named tensors"):
+        load_head(folder, TARGET)
+
+
+@pytest.mark.parametrize("name", ["owner/head-GGUF", "head.gguf"])
+def test_a_drafter_in_gguf_is_refused_before_it_is_looked_for(name):
+    with pytest.raises(ValueError, match=f"Drafter {name} is GGUF, which is not read for drafters"):
+        load_head(name, TARGET)
+
+
 @pytest.mark.parametrize("config, said", [
     ({"sliding_window": -4}, "sliding_window is -4"), ({"sliding_window": 4, "layer_types": 3}, "layer_types is 3"),
     ({"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}, "several kinds"),

@@ -101,6 +101,14 @@ def test_a_warm_up_request_answers_nothing_and_is_not_read_again():
     assert answer["content"] == cold.json()["content"]
 
 
+def test_the_pieces_of_the_last_prompt_keep_their_places():
+    first, second = [{"filename": f"{name}.py", "text": f"def {name}(): ...\n"} for name in ("one", "two")]
+    body = {"input_prefix": BEFORE, "input_suffix": "\n", "n_predict": 1}
+    prompts = [response.json()["prompt"] for response in filled(
+        body | {"input_extra": [first, second]}, body | {"input_extra": [second, first]})]
+    assert prompts[0] == prompts[1] and prompts[0].index("def one") < prompts[0].index("def two")
+
+
 def test_text_that_does_not_fit_is_reported_and_becomes_a_prediction():
     session = text_session(method="graft-x-text")
     extra = [{"filename": "old.py", "text": "x = 1\n" * 40}, {"filename": "new.py", "text": "y = 2\n" * 20}]
@@ -137,6 +145,13 @@ def test_a_streamed_answer_equals_the_whole_one():
         assert events[-1]["tokens_evaluated"] == whole.json()["tokens_evaluated"]
         cut += events[-1]["tokens_predicted"] < 40
     assert cut >= 2     # otherwise this proves nothing
+
+
+def test_an_answer_ends_before_a_line_with_too_little_indentation():
+    asked = dict(n_predict=200, temperature=1.0, seed=1)
+    whole = one(**asked)["content"]
+    cut = one(n_indent=4, **asked)
+    assert cut["content"] == whole[:InfillStop(indent=4).end(whole)] != whole and cut["tokens_predicted"] < 200
 
 
 def test_an_answer_ends_with_a_line_when_its_time_is_up(monkeypatch):

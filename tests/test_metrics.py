@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as families
-from toys.served import Gate, asking, completed, listening, meanwhile, text_session, until
+from toys.served import PATIENCE, Gate, asking, completed, listening, meanwhile, text_session, until
 
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
@@ -87,7 +87,7 @@ def test_a_gateway_reads_the_names_and_gauges_that_it_knows():
     gate = Gate()
 
     def gauges(url) -> dict[str, float]:
-        found = [family for family in families(httpx.get(f"{url}/metrics").text)
+        found = [family for family in families(httpx.get(f"{url}/metrics", timeout=PATIENCE).text)
                  if not family.name.startswith("process_")]
         assert all(family.name.startswith("vllm:") for family in found)
         return {family.name: family.samples[0].value for family in found if family.type == "gauge"}

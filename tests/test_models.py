@@ -11,6 +11,7 @@ import torch
 from toys.commands import run
 from toys.gguf_files import toy_entry, write_gguf
 from toys.served import asking
+from transformers import Gemma2Config
 
 import longgraft
 from longgraft.config.settings import Settings
@@ -20,6 +21,7 @@ from longgraft.loading import assemble
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.models import fetch, gguf_files
 from longgraft.models.catalogue import CATALOGUE
+from longgraft.models.targets import usual_cache_dtype
 from longgraft.yarn_drafters.checkpoint import save_head
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.drafter import DrafterRecipe
@@ -98,6 +100,14 @@ def test_auto_drafter_is_the_head_that_ships(model, tmp_path, capsys, monkeypatc
     save_head(head, tmp_path / "head")
     assert "ships" in run(capsys, monkeypatch, "models")[1]
     assert assemble(LoadPlan.of("toy", "auto", Settings(method="eagle3"))).parts.head is not None
+
+
+@pytest.mark.parametrize(("changed", "dtype", "integers", "usual"), [
+    ({}, torch.float32, True, torch.bfloat16), ({}, torch.float32, False, None), ({}, torch.bfloat16, True, None),
+    ({"attn_logit_softcapping": 50.0}, torch.float32, True, None), ({"head_dim": 24}, torch.float32, True, None)])
+def test_keys_beside_integers_are_in_bfloat16_if_compiled_kernels_attend(changed, dtype, integers, usual):
+    config = Gemma2Config(**{"head_dim": 64, "attn_logit_softcapping": None} | changed)
+    assert usual_cache_dtype(config, dtype, integers) == usual
 
 
 def test_misspelt_name_is_refused_with_the_name_that_was_meant(capsys, monkeypatch):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys.commands import run
 from toys.training import tiny_target
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from longgraft import load
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
@@ -116,6 +117,50 @@ def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_one():
+    texts = [Document("x" * 500 + "\n"), Document("y" * 500 + "\n")]
+    always, never = replace(SAMPLING, follow_up=1.0), replace(SAMPLING, follow_up=0.0)
+    both = Sources(texts, texts, magpie=True)
+    for chat in islice(requests_of(both, always), 12):
+        assert (chat.requests[1:] == [None]) == (chat.source != "given")
+    assert all(len(chat.requests) == 1 for chat in islice(requests_of(both, never), 12))
+
+
+def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
+    texts = [Document(f"What is {i}?") for i in range(9)]
+    orders = [[chat.requests[0] for chat in requests_of(Sources(texts), replace(SAMPLING, seed=seed))]
+              for seed in (0, 1)]
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(text.text for text in texts)
+    assert orders[0] != orders[1] and orders[0] != [text.text for text in texts]
+
+
+def test_kinds_of_sources_alternate_and_given_chats_run_out():
+    texts = [Document("x" * 500 + "\n")]
+    kinds = [chat.source for chat in islice(requests_of(Sources(texts, texts, magpie=True), SAMPLING), 6)]
+    assert kinds == ["given", "documents", "magpie", "documents", "magpie", "documents"]
+
+
+def test_a_resumed_run_drops_requests_that_it_has_answered(session, tmp_path):
+    out = tmp_path / "chats.jsonl"
+    texts = [Document(f"What is {i}?") for i in range(12)]
+    sampling = replace(SAMPLING, tokens=10 ** 6)
+    kept = worker(session, sampling).run(requests_of(Sources(texts), sampling), out)["kept"]
+    answered = rows_of(out)
+    chats = (replace(chat, index=chat.index + 100) for chat in requests_of(Sources(texts), sampling))
+    again = worker(session, sampling).run(chats, out)
+    assert again["repeated"] > 0 and len({row["messages"][0]["content"] for row in rows_of(out)}) == len(rows_of(out))
+    assert kept == len(answered) > 0 and rows_of(out)[:kept] == answered
+
+
+def test_long_prompts_are_read_in_several_passes(session, monkeypatch):
+    monkeypatch.setattr(batched_sampling, "PROMPT_TOKENS", 14)
+    read, begin = [], batched_sampling._Sampler.begin
+    monkeypatch.setattr(batched_sampling._Sampler, "begin", lambda self, turns: (
+        read.append([len(turn.prompt) for turn in turns]) or begin(self, turns)))
+    sampled(in_padded_batch, session, [Turn(prompt, (0,), 0.0, 3) for prompt in PROMPTS], [299])
+    assert read == [[4, 7], [1, 3]]
+
+
 def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     texts = [Document(f"What is {i}?") for i in range(48)]
@@ -201,6 +246,27 @@ def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, s
     ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
     assert made.tokenizer.decode(ids) == "<user>Two?<|endoftext|><assistant>[THINK]I think[/THINK]Two.<|endoftext|>"
     assert made.tokenizer.decode(ids[learnt]) == "I think[/THINK]Two.<|endoftext|>"
+
+
+def test_a_chat_goes_on_after_a_whole_answer_only(session, tmp_path, monkeypatch):
+    sampling = ChatSampling(tokens=10 ** 6, batch=1)
+    turns = [{"role": role, "content": text} for role, text in (("user", "One?"), ("assistant", "-"), ("user", "Two?"))]
+    for ended, roles in ((True, ["user", "assistant"] * 2), (False, ["user", "assistant"])):
+        made, out = worker(session, sampling), tmp_path / f"{ended}.jsonl"
+        answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think so.", ended)})
+        made.run(requests_of(Sources([Document("", turns=turns)]), sampling), out)
+        row, = rows_of(out)
+        assert [message["role"] for message in row["messages"]] == roles and row["ended"] == ended
+
+
+def test_scores_of_a_padded_batch_are_scaled_as_the_model_asks():
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, heads, rows, 8) for heads, rows in ((4, 1), (2, 5), (2, 5)))
+    attend = AttentionInterface()[batched_sampling.ATTENTION]
+    for scaling in (0.7, None):
+        wanted = F.scaled_dot_product_attention(query, key, value, scale=scaling, enable_gqa=True)
+        found, _ = attend(None, query, key, value, None, scaling=scaling)
+        assert torch.allclose(found, wanted.transpose(1, 2), atol=1e-6)
 
 
 def test_a_continuation_keeps_the_space_before_it(session, tmp_path, monkeypatch):

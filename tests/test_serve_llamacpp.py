@@ -57,6 +57,7 @@ def test_the_properties_describe_the_model_and_its_places():
     assert found["default_generation_settings"]["n_ctx"] == 512
     assert found["default_generation_settings"]["params"]["temperature"] == 0
     assert found["modalities"] == {"vision": False, "audio": False}
+    assert found["bos_token"] == ""     # this tokenizer has none
 
 
 def test_a_place_is_taken_while_a_request_is_decoded():

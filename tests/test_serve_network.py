@@ -7,14 +7,16 @@ import json
 import signal
 import socket
 import threading
-import time
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
+from types import SimpleNamespace
 
 import httpx
 import openai
 import pytest
-from toys.served import Gate, completed, listening, meanwhile, started, text_session, until
+from toys.served import PATIENCE, Gate, completed, listening, meanwhile, started, text_session, until
+
+from longgraft.serve.worker import STALLED
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
 COMPLETIONS = "/v1/completions"
@@ -97,7 +99,7 @@ def test_a_full_queue_is_a_429_with_a_time_to_retry():
                 refused = post(url, stream)
                 assert refused.status_code == 429 and int(refused.headers["Retry-After"]) >= 1
                 assert refused.json()["error"]["code"] == "queue_full"
-            assert httpx.get(f"{url}/health").status_code == 200
+            assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
             gate.allow()
         assert post(url, max_tokens=3).status_code == 200
 
@@ -106,7 +108,7 @@ def test_a_stream_sends_comments_while_it_has_no_tokens():
     gate = Gate()
     with (listening(None, gate, beat=0.02) as (url, _),
           httpx.stream("POST", url + COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 4, "stream": True},
-                       timeout=10) as response):
+                       timeout=PATIENCE) as response):
         lines = []
         for line in response.iter_lines():
             lines.append(line)
@@ -153,7 +155,7 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
 
     async def load():
         headers = {"Authorization": "Bearer secret"}
-        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as http:
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE) as http:
             return await asyncio.gather(*(ask(http, n) for n in range(40)))
     assert asyncio.run(load()) == [wanted[n % 6] for n in range(40)]
     until(lambda: not worker.jobs and not worker.waiting)
@@ -168,8 +170,7 @@ def test_a_server_that_is_closed_ends_its_answers_with_their_step():
             refused = asked.enter_context(posting(url, False, max_tokens=300))
             until(lambda: worker.waiting == 1)
             threading.Timer(0.3, gate.allow).start()
-            began = time.monotonic()
-        assert gate.steps <= 7 and time.monotonic() - began < 10 and worker.trouble
+        assert gate.steps <= 7 and worker.trouble
     assert [answer.status_code for answer in (*streamed, *refused)] == [200, 503]
     *_, error, done, end = streamed[0].text.split("\n\n")
     assert json.loads(error[6:])["error"]["code"] == "shutting_down" and (done, end) == ("data: [DONE]", "")
@@ -177,7 +178,8 @@ def test_a_server_that_is_closed_ends_its_answers_with_their_step():
 
 def states(url) -> list[int]:
     """Returns the status codes of /health, /live and a new request."""
-    return [httpx.get(f"{url}/health").status_code, httpx.get(f"{url}/live").status_code, post(url).status_code]
+    found = [httpx.get(url + path, timeout=PATIENCE).status_code for path in ("/health", "/live")]
+    return [*found, post(url).status_code]
 
 
 @pytest.mark.parametrize("seconds", [20.0, 0.0])       # enough, and too few
@@ -206,17 +208,21 @@ def test_a_second_signal_ends_a_server_that_drains():
 
 
 def test_a_decoding_thread_that_hangs_is_not_ready(monkeypatch):
-    monkeypatch.setattr("longgraft.serve.worker.STALLED", 0.5)
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("longgraft.serve.worker.time", clock)
     gate = Gate()
     with listening(None, gate) as (url, worker):
-        time.sleep(0.6)
+        clock.now += STALLED + 1
         with posting(url, False, max_tokens=3):     # idle before: no stall
             until(lambda: gate.steps == 1)
-            assert httpx.get(f"{url}/health").status_code == 200
-            until(lambda: httpx.get(f"{url}/health").status_code == 503)
-            assert "has made no step" in worker.trouble and httpx.get(f"{url}/live").status_code == 200
+            clock.now += STALLED - 1
+            assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
+            clock.now += 2
+            assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 503
+            assert "has made no step" in worker.trouble
+            assert httpx.get(f"{url}/live", timeout=PATIENCE).status_code == 200
             gate.allow(1)
             until(lambda: gate.steps == 2)
-            assert httpx.get(f"{url}/health").status_code == 200
+            assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200
             gate.allow()
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200

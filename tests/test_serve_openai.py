@@ -153,6 +153,22 @@ def test_an_echo_is_the_prompt_and_then_the_answer():
         assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == PROMPT + text
 
 
+@pytest.mark.parametrize("tokens", [0, 6])
+def test_a_streamed_echo_comes_first_with_the_log_probabilities_of_the_prompt(tokens):
+    asked = dict(prompt=PROMPT, max_tokens=tokens, echo=True, logprobs=1)
+    whole = post(COMPLETIONS, **asked)["choices"][0]
+    choices = [chunk["choices"][0] for chunk in streamed(COMPLETIONS, **asked)]
+    assert "".join(choice["text"] for choice in choices) == whole["text"] and whole["text"].startswith(PROMPT)
+    parts = [choice["logprobs"] for choice in choices if choice.get("logprobs")]
+    for column in ("tokens", "text_offset"):
+        assert [value for part in parts for value in part[column]] == whole["logprobs"][column]
+    told = [value for part in parts for value in part["token_logprobs"]]
+    assert told[1:] == pytest.approx(whole["logprobs"]["token_logprobs"][1:], abs=1e-4)
+    echo = choices[0]
+    assert echo["text"] == PROMPT and len(echo["logprobs"]["tokens"]) == len(text_session().encode(PROMPT))
+    assert told[0] is whole["logprobs"]["token_logprobs"][0] is None and echo["logprobs"]["text_offset"][0] == 0
+
+
 def test_a_sampled_answer_follows_its_seed_and_differs_each_time_without_one():
     def text(**more):
         return post(COMPLETIONS, prompt=PROMPT, max_tokens=24, temperature=1.2, **more)["choices"][0]["text"]

@@ -56,7 +56,7 @@ def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_p
     running = subprocess.Popen([sys.executable, "-m", "longgraft.cli.app", *command], stdout=subprocess.DEVNULL,
                                env=os.environ | {"OMP_NUM_THREADS": "1"})
     path = tmp_path / ROWS
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 5):
         time.sleep(0.01)
     running.send_signal(signal.SIGKILL)

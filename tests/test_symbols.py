@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import timeit
 
 import pytest
@@ -46,6 +47,12 @@ def test_the_outline_of_a_python_file_has_decorators_docstrings_and_owners():
     assert found.named("Cache")[0].bases == ("Base", "More")
     assert [(one.module, one.level, one.names) for one in found.imports] == [
         ("os", 0, ()), ("near", 1, (("one", "one"),)), ("near", 1, (("two", "second"),)), ("fast", 0, ())]
+
+
+def test_an_imported_module_has_the_name_that_the_file_gives_it():
+    found = outline("a.py", "import numpy as np\nimport os.path\n").imports
+    assert [(one.module, one.alias, one.line) for one in found] == [
+        ("numpy", "np", "import numpy as np"), ("os.path", "os.path", "import os.path")]
 
 
 @pytest.mark.parametrize("line, broken", [(14, "        return path.keep("), (14, "        if path:"),
@@ -120,6 +127,11 @@ def test_definitions_are_found_by_words_and_indentation_without_a_grammar(monkey
     assert first <= found[0] <= found[2] == last
 
 
+def test_a_definition_that_is_found_by_indentation_may_have_blank_lines(monkeypatch):
+    monkeypatch.setattr(outlines, "grammar", lambda suffix: None)
+    assert named("class Box {\n  a() {}\n\n  b() {}\n}\n\nlet c;\n", "a.js")["Box"][::2] == (1, 5)
+
+
 MODULES = ("src/shop/__init__.py", "src/shop/cart.py", "src/shop/logging.py", "src/shop/deep/__init__.py",
            "src/shop/deep/item.py",
            "tests/helpers.py", "tests/test_cart.py", "eval/scores.py", "eval/__init__.py", "scripts/run.py")
@@ -146,6 +158,11 @@ def test_an_import_finds_the_file_that_python_would(module, level, importer, fou
     ("a.js", "const { go } = require('./b')", ["b.js"], [("b.js", ("go",))]),
     ("src/a.c", '#include "a.h"\n#include <stdio.h>\n#include <lib/b.h>\n', ["src/a.h", "include/lib/b.h"],
      [("src/a.h", ()), ("include/lib/b.h", ()), ("src/a.h", ())]),
+    ("a.c", '#include "a.h"\n#include "b.h"\n', ["a.h", "x/b.h", "x/y/b.h"],
+     [("a.h", ()), ("x/b.h", ()), ("a.h", ())]),
+    ("src/net/a.rs", "use crate::wire::Frame;\n", ["src/wire.rs"], [("src/wire.rs", ("Frame",))]),
+    ("src/a/B.java", "import c.D;\n", ["src/c/D.java", "test/c/D.java", "src/a/E.java", "src/f/E.java"],
+     [("src/c/D.java", ("D",)), ("src/a/E.java", ())]),
     ("cmd/main.go", 'import (\n\t"fmt"\n\t"host/mod/pkg/store"\n)\n',
      ["pkg/store/a.go", "pkg/store/a_test.go", "pkg/b.go"],
      [("pkg/store/a.go", ())]),
@@ -161,6 +178,7 @@ def test_imports_of_other_languages_find_their_files(path, text, paths, expected
 def test_imports_that_do_not_end_are_read_once():
     """The scan does not begin again at each of them."""
     texts = ("use crate::a\n" * count for count in (2000, 8000))
-    short, long = (min(timeit.repeat(lambda text=text: list(linked("a.rs", text, ())), number=1, repeat=5))
+    short, long = (min(timeit.repeat(lambda text=text: list(linked("a.rs", text, ())), number=1, repeat=5,
+                                     timer=time.process_time))
                    for text in texts)
     assert long < 9 * short

@@ -13,7 +13,7 @@ from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tool
 from longgraft.acceptance.constraints import constraint
 from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
 from longgraft.serve.tools.grammar import MOST_CALLS, Tool, grammar
-from longgraft.serve.tools.reader import Call, CallReader, Turn
+from longgraft.serve.tools.reader import Call, CallReader, Piece, Turn
 from longgraft.serve.tools.rendering import rendered
 
 CHAT = "/v1/chat/completions"
@@ -66,11 +66,17 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     (HERMES, '{"name": "f", "arguments": {}} Done.', " Done.", [("f", "{}")]),
     (HERMES, '```json\n{"name": "a package"}\n```', '```json\n{"name": "a package"}\n```', []),
     (HERMES, " \n ", " \n ", []),
+    (HERMES, '<tool_call>{"parameters": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x": 1}')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}, "more": {"b": 2}}</tool_call>', "", [("f", '{"a": 1}')]),
+    (HERMES, "Use <tool_call> \n", "Use <tool_call> \n", []),
+    (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\nno', "\n<tool_call>\nno",
+     [("f", "{}")]),
     (LLAMA, '{"name": "f", "parameters": {"a": [1, {}]}}', "", [("f", '{"a": [1, {}]}')]),
     (LLAMA, 'See {"name": "f", "parameters": {}}', 'See {"name": "f", "parameters": {}}', []),
     (LLAMA, '{"name": "a package", "version": {}}', '{"name": "a package", "version": {}}', []),
     (MISTRAL, ' [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefghi"}]', "",
      [("f", '{"a": 1}'), ("g", "{}")]),
+    (MISTRAL, 'x [TOOL_CALLS] [{"name": "f", "arguments": {}}]', "x", [("f", "{}")]),
     (MISTRAL, 'an array [{"n": 1}] is', 'an array [{"n": 1}] is', []),
 ])
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
@@ -79,6 +85,27 @@ def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, 
     assert at_once.whole(text) == wanted
     assert streamed_turn(growing, text) == wanted
     assert at_once.called == growing.called == bool(calls)
+
+
+def test_text_after_many_blanks_is_passed_on_as_it_arrives():
+    reader = CallReader(HERMES, ["f"])
+    assert reader.push("\n" * 70) == []        # a template may drop blanks before a call
+    assert reader.push("text") == [Piece("\n" * 70 + "text")]
+
+
+def test_text_that_begins_no_call_is_passed_on_at_once():
+    reader = CallReader(HERMES, ["f"])
+    assert reader.push("Hello") == [Piece("Hello")] and reader.push(" <tool") == []
+    assert reader.push("box") == [Piece(" <toolbox")]
+    assert CallReader(LLAMA, ["f"]).push("Hello") == [Piece("Hello")]       # its calls have no tag
+
+
+def test_a_reader_for_another_answer_begins_anew():
+    first = CallReader(HERMES, ["f"])
+    first.push('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+    second = first.again()
+    assert second.whole("text") == Turn("text") and not second.called
+    assert second.again().whole('{"name": "f", "arguments": {}}').calls == [Call("f", "{}")]
 
 
 def test_arguments_are_passed_on_as_they_arrive():
@@ -108,7 +135,18 @@ def test_an_answer_that_ends_within_a_second_call_has_only_the_first(half):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_recognised_by_its_template(family):
     assert family_of(TEMPLATES[family]) is FAMILIES[family]
-    assert family_of("{{ tools }} <tool_call>\n<function=name> arguments") is DESCRIBED
+
+
+@pytest.mark.parametrize("template", [
+    "<tool_call>\n<function=name> arguments", "<tool_call>name\n<arg_key>key</arg_key> arguments", "<tool_call>",
+    "[TOOL_CALLS]name[ARGS]", "parameters", "ipython"])
+def test_tools_are_described_if_a_template_writes_calls_in_another_form(template):
+    assert family_of("{{ tools }} " + template) is DESCRIBED
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama", "mistral"])
+def test_tools_are_described_if_a_template_takes_none(family):
+    assert family_of(TEMPLATES[family].replace("tools", "messages")) is DESCRIBED
 
 
 CALLS = {
@@ -141,6 +179,8 @@ def test_a_grammar_allows_text_and_calls_that_follow_their_schemas(family, tags)
         assert allows(must, call(good, MOST_CALLS), tokenizer)
         assert not allows(must, call(good, MOST_CALLS + 1), tokenizer)
         assert not allows(rules(many=False), call(good, 2), tokenizer)
+    else:
+        assert allows(must, call(good), tokenizer) and not allows(must, call(good, 2), tokenizer)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -169,6 +209,18 @@ def test_a_required_call_is_answered_as_openai_answers_it():
     call, = named["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     validate(json.loads(call["function"]["arguments"]), CITY)
+
+
+def test_each_of_several_answers_has_its_own_calls():
+    asked = dict(tools=TOOLS, tool_choice="required", parallel_tool_calls=False, n=2)
+    one, other = (choice["message"]["tool_calls"] for choice in post(**asked)["choices"])
+    assert len(one) == len(other) == 1 and one[0]["function"] == other[0]["function"]
+    chunks = [choice for chunk in streamed(**asked) for choice in chunk.get("choices", ())]
+    for index in (0, 1):
+        calls = [call for choice in chunks if choice["index"] == index
+                 for call in choice["delta"].get("tool_calls") or ()]
+        assert {call["index"] for call in calls} == {0}
+        assert sum(bool(call["function"].get("name")) for call in calls) == 1
 
 
 def test_a_stream_has_the_calls_of_the_whole_answer():
@@ -214,12 +266,14 @@ def test_calls_and_results_of_earlier_turns_are_written_by_the_template():
 def test_tools_are_described_to_models_whose_template_has_none():
     function = {"name": "weather", "arguments": {"city": "Oslo"}}
     turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
-             {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": function}]},
+             {"role": "assistant", "content": "Wait.", "tool_calls": [{"id": "1", "function": function}]},
              {"role": "tool", "tool_call_id": "1", "content": "cold"}, {"role": "user", "content": "and?"}]
-    made, more = rendered(DESCRIBED, turns, [WEATHER])
+    made, more = rendered(DESCRIBED, turns, TOOLS)
     system, _, call, result = made
     assert not more and [one["role"] for one in made] == ["system", "user", "assistant", "user"]
-    assert system["content"].startswith("Be kind.\n\n") and json.dumps(WEATHER) in system["content"]
+    assert system["content"].startswith("Be kind.\n\n") and (
+        f"<tools>\n{json.dumps(WEATHER)}\n{json.dumps(STOP)}\n</tools>" in system["content"])
+    assert call["content"].startswith("Wait.\n<tool_call>\n")
     assert CallReader(DESCRIBED, ["weather"]).whole(call["content"]).calls == [Call("weather", '{"city": "Oslo"}')]
     assert result["content"] == "<tool_response>\ncold\n</tool_response>\nand?"
     untouched = [{"role": "user", "content": "Hi"}]

@@ -24,4 +24,6 @@ MUTATIONS = (
     Mutation("unknown tools are ignored", "responses_tools:_offered", "elif not _hosted(tool):", "elif False:", "test_agents.py::test_unsupported_content_is_refused_by_the_field"),
     Mutation("a shell's earlier call has its whole action", "responses_fields:_call", "for key in COMMAND[\"properties\"] if action.get(key) is not None}", "for key in action}", "test_agents.py::test_calls_of_all_kinds_are_the_same_conversation_as_functions"),
     Mutation("a message's tool is never strict", "AnthropicTool.for_chat", '"strict": self.strict', '"strict": None', "test_agents.py::test_a_strict_tool_of_a_message_is_refused_if_it_cannot_be_followed"),
+    Mutation("a conversation may not begin with a call", "responses_fields:_messages", "not found or found[-1]", "found and found[-1]", "test_agents.py::test_a_conversation_may_begin_with_a_call_and_shows_refusals"),
+    Mutation("a refusal is empty text", "responses_fields:text_of", "part.text or part.refusal or", "part.text or", "test_agents.py::test_a_conversation_may_begin_with_a_call_and_shows_refusals"),
 )

@@ -17,4 +17,7 @@ MUTATIONS = (
     Mutation("a file of a future version is damaged", "gguf_header:_check_version", "if version not in VERSIONS:", "if False:", "test_gguf.py::test_a_file_is_refused"),
     Mutation("a file is known by its suffix alone", "gguf_of", "if is_gguf(path):", "if False:", "test_gguf.py::test_a_file_is_known_by_its_content_whatever_its_name"),
     Mutation("a file of another format is taken for a hub id", "gguf_of", "if path.is_file():", "if False:", "test_gguf.py::test_a_file_of_another_format_is_refused"),
+    Mutation("a file's suffix in capitals is not known", "gguf_of", "if path.suffix.lower() == \".gguf\":", "if path.suffix == \".gguf\":", "test_gguf.py::test_a_name_of_a_file_may_be_in_capitals"),
+    Mutation("a repository's name in capitals is not known", "gguf_of", "model.lower().endswith", "model.endswith", "test_gguf.py::test_a_repository_of_files_is_refused_with_the_ways_to_name_one"),
+    Mutation("blocks of the embedding alone count", "TensorTable.in_blocks", " if tensor.name != EMBEDDING", "", "test_gguf.py::test_a_file_whose_embedding_alone_is_in_blocks_counts_as_floats"),
 )

@@ -11,4 +11,7 @@ MUTATIONS = (
     Mutation("the layers of a large head are not compared with its config", "refuse_contradictions", "made.layers > 1 or ", "", "test_heads.py::test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config"),
     Mutation("a stated length is forgotten", "lengthened", "max(stated, int(original * factor))", "int(original * factor)", "test_heads.py::test_a_head_has_the_positions_that_yarn_lengthens_to"),
     Mutation("YaRN lengthens no head", "head_config", "positions_of(stated, rope)", "stated", "test_heads.py::test_a_head_has_the_positions_that_yarn_lengthens_to"),
+    Mutation("a head with full attention has a window", "layouts:_window", " or kinds == {\"full_attention\"}", "", "test_heads.py::test_a_speculators_head_has_the_window_of_its_layers"),
+    Mutation("a file with one tensor is a file of tensors", "files:_read", "or not all(isinstance(tensor, Tensor) for", "or not any(isinstance(tensor, Tensor) for", "test_heads.py::test_a_head_that_is_no_file_of_tensors_alone_is_refused"),
+    Mutation("a drafter in GGUF is looked for on the hub", "folder_of", "folder.name.lower().endswith(\"gguf\") or ", "", "test_heads.py::test_a_drafter_in_gguf_is_refused_before_it_is_looked_for"),
 )

@@ -25,4 +25,12 @@ MUTATIONS = (
     Mutation("a turn goes beyond the model's positions", "Regenerator._next", "min(most, room)", "most", "test_regenerate.py::test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for"),
     Mutation("a chat that stops to fit loses its first answer", "regenerate:_end_before", '"" if chat.messages else "too long"', '"too long"', "test_regenerate.py::test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for"),
     Mutation("excerpts ignore their limit", "document_tasks:excerpt_of", "np.log(longest)", "np.log(LONGEST)", "test_regenerate.py::test_a_continuation_is_written_as_text_after_its_excerpt"),
+    Mutation("given chats get an invented request", "requests_of", " and kind != \"given\"", "", "test_regenerate.py::test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_one"),
+    Mutation("given chats come in the order of their file", "requests_of", ".permutation(len(given))", ".permutation(1) if False else range(len(given))", "test_regenerate.py::test_each_given_chat_is_answered_once_in_an_order_of_the_seed"),
+    Mutation("sources end with the given chats", "requests_of", "if not kinds:", "if kinds:", "test_regenerate.py::test_kinds_of_sources_alternate_and_given_chats_run_out"),
+    Mutation("a resumed sampling repeats requests", "Regenerator._resume", "        self.seen = {_digest(document.turns[0][\"content\"]) for document in read_documents([out]) if document.turns}\n", "", "test_regenerate.py::test_a_resumed_run_drops_requests_that_it_has_answered"),
+    Mutation("prompts of any length are read together", "batched_sampling:sample", "count = max(1, min(free, PROMPT_TOKENS // len(waiting[-1].prompt)))", "count = free", "test_regenerate.py::test_long_prompts_are_read_in_several_passes"),
+    Mutation("a chat goes on after an answer that was cut off", "Regenerator._take", " and chat.ended and (", " and (", "test_regenerate.py::test_a_chat_goes_on_after_a_whole_answer_only"),
+    Mutation("no answer is followed by a second request", "Regenerator._take", "(not turn.answer or len(chat.messages)", "(not turn.answer and len(chat.messages)", "test_regenerate.py::test_a_chat_goes_on_after_a_whole_answer_only"),
+    Mutation("scores of a padded batch are scaled by the head's size", "batched_sampling:_attention", "(scaling if scaling is not None else size ** -0.5)", "size ** -0.5", "test_regenerate.py::test_scores_of_a_padded_batch_are_scaled_as_the_model_asks"),
 )

@@ -14,4 +14,7 @@ MUTATIONS = (
     Mutation("a refused stream ends twice", "Reply.fail", "        self._ended = True\n", "", "test_replicas.py::test_a_stream_ends_once_if_the_next_replica_refuses"),
     Mutation("no comments are sent while text is held back", "events_of", "                if parts:\n                    sent_at = time.monotonic()\n                    continue", "                sent_at = time.monotonic()\n                continue", "test_replicas.py::test_comments_are_sent_while_text_is_held_back"),
     Mutation("the front refuses HEAD", "make_front", "    app.add_middleware(HeadRequests)\n", "", "test_replicas.py::test_the_front_answers_head_like_get_without_a_body"),
+    Mutation("an unfit replica hides lost ones", "Forward._answer", "len(call.avoid) == ATTEMPTS", "call.avoid", "test_replicas.py::test_a_replica_that_was_full_does_not_hide_those_that_ended"),
+    Mutation("requests that come together go to one replica", "PrefixRouter.choose_replicas", "            self._routes.send(key, call.blocks, ranked[0], len(here))\n", "", "test_replicas.py::test_the_router_follows_requests_and_avoids_replicas_that_were_unfit"),
+    Mutation("a server that closes does not say when to ask again", "ApiError.of", "code=\"shutting_down\", headers={\"Retry-After\": \"5\"})", "code=\"shutting_down\")", "test_replicas.py::test_a_front_that_drains_refuses_new_requests_and_one_that_closes_ends_old_ones"),
 )

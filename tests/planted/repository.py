@@ -19,4 +19,5 @@ MUTATIONS = (
     Mutation("KeePass's older databases are read", "NAMES", '"*.kdb", ', "", "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does"),
     Mutation("backups of Terraform's state are read", "NAMES", '"*.tfstate*"', '"*.tfstate"', "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does"),
     Mutation("Kubernetes' settings are read", "secret_files:FOLDERS", '".kube", ', "", "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does"),
+    Mutation("an alias is looked up instead of the imported name", "Resolver.imported", "self.defined(module, name))", "self.defined(module, alias))", "test_repository.py::test_an_import_with_another_name_shows_what_it_names"),
 )

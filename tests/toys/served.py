@@ -22,6 +22,7 @@ from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
 from toys.sessions import repeatable, toy_session
 
+PATIENCE = 200.0        # seconds: only what hangs takes so long, also on a machine that is busy or was stopped
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
             "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}{{ tail | default('a:') }}{% endif %}")
@@ -81,7 +82,7 @@ class Gate:
     def stepped(self, running: Running, step: Step, seconds: float) -> None:
         """Counts a step, and waits until another is allowed."""
         self.steps += 1
-        assert self._permits.acquire(timeout=20), "nobody allowed another step"
+        assert self._permits.acquire(timeout=PATIENCE), "nobody allowed another step"
 
     def ended(self, running: Running, end: End | None) -> None:
         """Records the end."""
@@ -99,12 +100,12 @@ def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, 
     async def played() -> Any:
         worker = Worker(session or repeatable("graft"), waiting, [gate] if gate else [], running)
         try:
-            return await asyncio.wait_for(play(worker), 30)
+            return await asyncio.wait_for(play(worker), PATIENCE)
         finally:
             worker.close()
             if gate:
                 gate.allow()
-            await asyncio.to_thread(worker.join, 10)
+            await asyncio.to_thread(worker.join, PATIENCE)
             assert not worker.jobs
     return asyncio.run(played())
 
@@ -139,17 +140,17 @@ def serving(app: FastAPI) -> Iterator[tuple[str, Server]]:
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         yield url(listens, options), server
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
 def completed(url: str, **body: Any) -> httpx.Response:
     """Sends a completion request over the network and returns the response."""
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=30)
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=PATIENCE)
 
 
 @contextmanager
@@ -161,10 +162,10 @@ def meanwhile(*asks: Callable[[], httpx.Response]) -> Iterator[list[httpx.Respon
         one.start()
     yield answers
     for one in threads:
-        one.join(20)
+        one.join(PATIENCE)
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+def until(true: Callable[[], object], seconds: float = PATIENCE) -> None:
     """Waits until the condition is true, or fails after some seconds."""
     end = time.monotonic() + seconds
     while not true():

@@ -118,15 +118,15 @@ class OpenAIFormat:
                                                         **self._figures(answers[0].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
-        """Yields the role, and then the echoed prompt."""
+        """Yields the role, and then the echoed prompt with the log-probabilities of its tokens."""
         if self.kind.opening is not None:
             yield self._chunk(self.kind.opening)
-        if self.echo and not self._held:
+        if self.echo:
             yield self._chunk(self.kind.delta(self.echo))
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
         """Yields chunks of text and of tool calls, often of several tokens."""
-        deltas = list(map(self._delta, self.calls.push(self._held + text)))
+        deltas = list(map(self._delta, self.calls.push(text)))
         if not deltas and (self.with_ids or self.turn.job.sampling.logprobs is not None):
             deltas = [{"delta": {}}]
         for number, delta in enumerate(deltas):
@@ -136,8 +136,7 @@ class OpenAIFormat:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
         for piece in self.calls.finish():
             yield self._chunk(self._delta(piece))
-        fields = self.kind.delta(self._held) if self._held else self.kind.last
-        yield self._chunk(fields, rest, reason(end, self.calls.called)) | self._figures(end)
+        yield self._chunk(self.kind.last, rest, reason(end, self.calls.called)) | self._figures(end)
         if self._count(end, ids) and self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
 
@@ -149,12 +148,6 @@ class OpenAIFormat:
 
     def _count(self, end: End, ids: Sequence[int]) -> bool:
         return self.usage.add(usage(end, ids, self.predicted), self.turn.leader is self.turn)
-
-    @property
-    def _held(self) -> str:
-        """The echo, until it is sent with the log-probabilities of its tokens; "" if there are none."""
-        wanted = self.turn.leader.job.sampling.prompt_logprobs is not None
-        return self.echo if wanted and not self.logprobs.begun else ""
 
     def _figures(self, end: End) -> dict[str, Any]:
         """Returns the costs of an answer, in the fields of this server, of llama.cpp and of vLLM."""
