@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any, Optional
 
 import torch
@@ -97,11 +98,14 @@ class Bench:
 
     Attributes:
         costs: Seconds of passes.
-        live: True if the method sees costs that follow timed steps, as measured ones do; False if they are frozen.
+        noise: Standard deviation of the logarithm of measured costs.  0: the method knows the costs, and they are
+            frozen.  Otherwise each of its costs was measured once, so that it is too high by chance, and the method may
+            correct it by the times of its steps, which have half of that noise.
     """
 
     costs: Costs
-    live: bool = False
+    noise: float = 0.0
+    _random: Random = field(default_factory=lambda: Random(0), repr=False)
     _table: dict[tuple[int, int], float] = field(default_factory=dict, repr=False)
 
     def seconds(self, rows: int, prefix: int) -> float:
@@ -113,8 +117,15 @@ class Bench:
 
     def proposer(self, method: str) -> tuple[Proposer, int]:
         """Returns a method without a model, and its budget."""
-        parts: Any = Parts(None, costs=LiveCosts(self.costs, frozen=not self.live))     # type: ignore[arg-type]
+        costs = LiveCosts(self.measured(), frozen=not self.noise)
+        parts: Any = Parts(None, costs=costs)   # type: ignore[arg-type]
         return built(method, parts, adaptive=True), find(method).budget
+
+    def measured(self) -> Costs:
+        """Returns the costs as the method knows them."""
+        passes = {prefix: {rows: seconds * exp(abs(self._random.gauss(0.0, self.noise)))
+                           for rows, seconds in line.items()} for prefix, line in self.costs.passes.items()}
+        return replace(self.costs, passes=passes)
 
     def replay(self, proposer: Proposer, budget: int, answer: RecordedAnswer) -> Replayed:
         """Decodes the answer: its first token comes with the prompt, as from a prefill."""
@@ -137,7 +148,8 @@ class Bench:
             path = walk(tree, answer.answer[done:])
             seconds = self.seconds(len(tree), prefix)
             done += len(path)
-            _observe(proposer, Observation(tree, torch.tensor(path), answer.answer[done - 1], seconds=seconds))
+            timed = seconds * exp(self._random.gauss(0.0, self.noise / 2))
+            _observe(proposer, Observation(tree, torch.tensor(path), answer.answer[done - 1], seconds=timed))
             found.seconds += seconds
             found.steps += 1
             found.rows += len(tree)
@@ -247,12 +259,13 @@ def replay(answers: Path, methods: str = f"{ORACLE},pld,suffix,graft-x-text", ma
            prompts: Annotated[int, typer.Option(help="Answers of a suite, at most.")] = 16,
            half: Annotated[str, typer.Option(help="even, odd or all: half of the prompts, to choose by one and to "
                                              "report the other.")] = "all",
-           live: Annotated[bool, typer.Option("--live", help="Costs follow timed steps.")] = False) -> None:
+           noise: Annotated[float, typer.Option(help="Noise of the costs that the method measures, as a share; 0: it "
+                                                "knows them.")] = 0.0) -> None:
     """Print the speed of methods over plain decoding, by suite, on machines of which only the costs are needed."""
     known = chosen(RecordedAnswer.load(answers), suites, prompts, half)
     console = Console(width=160)
     for machine in machines.split(","):
-        bench = Bench(MACHINES[machine], live)
+        bench = Bench(MACHINES[machine], noise)
         results = {suite: {method: replayed(bench, method, own) for method in methods.split(",")}
                    for suite, own in known.items()}
         console.print(table_of(results, f"{machine}: {bench.costs.source}; times plain decoding, geometric means"))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from toys.continuations import PRIOR, PythonContinuations
+from toys.continuations import DOUBT, PythonContinuations
 
 from longgraft.kernels.build import NotBuilt
 from longgraft.memories.continuations import KEPT, ORDERS, Continuations, NoContinuations, compiled, continuations
@@ -64,7 +64,7 @@ def test_compiled_continuations_give_the_same_numbers(seed):
 
 def test_compiled_continuations_report_that_memory_is_full():
     functions = compiled()
-    model, nowhere = functions.longgraft_text_new(), [None] * 5
+    model, nowhere = functions.longgraft_text_new(None), [None] * 5
     with pytest.raises(MemoryError, match=r"^The system has no memory left"):
         functions.longgraft_text_rank(model, 2 ** 40, *nowhere)
     functions.longgraft_text_free(model)
@@ -93,7 +93,7 @@ def test_a_context_is_trusted_as_often_as_it_was_right():
     assert always.after((), always.run)[0][0].probability > 0.97
     assert sum(one.probability for one in never.after((), 0)[0]) < 0.1
     fresh = model_of([1, 2, 1])
-    assert sum(one.probability for one in fresh.after((), 0)[0]) == pytest.approx(PRIOR[0], abs=0.05)
+    assert sum(one.probability for one in fresh.after((), 0)[0]) == pytest.approx(1 / (1 + DOUBT), abs=0.05)
 
 
 def test_a_long_copy_is_trusted_more_than_a_short_one():
@@ -107,14 +107,47 @@ def test_a_long_copy_is_trusted_more_than_a_short_one():
     assert tokens[1:31] == span[300:330] and probabilities[30] > 0.5 and contexts[1] == ORDERS[-1]
 
 
+def again(first: int, count: int, right: bool) -> list[int]:
+    """Returns pairs of new tokens, each followed by its first token, and by the second one again if that is right."""
+    return [token for n in range(first, first + 4 * count, 4) for token in (n, n + 1, n, n + 1 if right else n + 2)]
+
+
+def believed(model: Continuations) -> float:
+    """Returns the probability of what followed a token that was seen once."""
+    model.extend([10000, 10001, 10000])
+    return model.after((), 0)[0][0].probability
+
+
 def test_an_answer_that_repeats_less_than_its_prompt_is_soon_trusted_less():
-    prompt, other = [1, 2, 3, 4, 5, 6, 7] * 40, [token for n in range(10) for token in (1 + n % 7, 50 + n)]
-    alike, answering = model_of(prompt), model_of(prompt)
+    alike, answering = model_of(again(100, 60, True)), model_of(again(100, 60, True))
     answering.answer()
     for model in (alike, answering):
-        model.extend([*other, 4])
-    believed, before = (sum(one.probability for one in model.after((), 0)[0]) for model in (answering, alike))
-    assert believed < 0.8 * before
+        model.extend(again(1000, 10, False))
+    assert believed(answering) < 0.8 * believed(alike)
+
+
+def test_an_answer_begins_with_what_earlier_answers_taught():
+    earlier = continuations()
+    earlier.answer()
+    earlier.extend(again(100, 60, True))
+    plain, taught = continuations(), continuations(earlier.rates)
+    assert believed(plain) == believed(taught)      # a prompt is another text
+    plain, taught = continuations(), continuations(earlier.rates)
+    plain.answer()
+    taught.answer()
+    assert believed(taught) > 1.3 * believed(plain)
+
+
+def test_a_memory_keeps_rates_of_answers_and_no_tokens():
+    memory, fresh = PartialMatching(), PartialMatching()
+    observed(memory, [1, 2], 3)
+    observed(memory, [3, *again(100, 60, True)], 5, prompt=False)
+    memory.reset(0)
+    for one in (memory, fresh):
+        observed(one, [1, 2], 100)
+        observed(one, [100], 7, prompt=False)
+    assert tokens(memory.known()) == tokens(fresh.known()) == []
+    assert believed(memory.known()) > 1.3 * believed(fresh.known())
 
 
 def test_no_context_reaches_across_the_end_of_a_text():
@@ -136,8 +169,8 @@ def test_a_passage_with_a_longer_context_is_trusted_as_often_as_it_was_right():
     model.read([9, 1, 2, 7])
     assert tokens(model) == [3]                     # its context is no longer than the text's: 1, 2
     model.read([5, 1, 2, 7])
-    (token, first, newest), *_ = sorted(model.after((), 0)[0], key=lambda one: -one.probability)
-    assert model.after((), 0)[1] == 3 and set(tokens(model)) == {7, 3} and token == 7 and not newest
+    (token, first, _), *_ = sorted(model.after((), 0)[0], key=lambda one: -one.probability)
+    assert model.after((), 0)[1] == 3 and set(tokens(model)) == {7, 3} and token == 7
     for _ in range(20):
         model.extend([3, 4, 5, 1, 2])
     assert tokens(model)[0] == 3

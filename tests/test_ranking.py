@@ -94,7 +94,7 @@ def test_rows_have_weight_beside_drafted_nodes_only():
     parts = toy_parts()
     rows = parts.rows()
     rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
-    found = paths(RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
+    found = paths(RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 90, 0)))
     for rank, probability in enumerate(ROW):
         assert found[40 + rank,] == pytest.approx(0.05 * probability)
     assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})
