@@ -166,7 +166,7 @@ def along(points: Points, at: int) -> float:
 
 OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
 OWN = 0.3           # share of a difference that corrects the costs of these rows, of drafts or of proposals
-SHARED = 0.1        # share of a difference that corrects all costs: mostly the whole machine became slower or faster
+SHARED = 0.05       # share of a difference that corrects all costs: mostly the whole machine became slower or faster
 KEPT_CURVES = 192   # curves after which all are dropped; a request needs three per 16 tokens
 FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
 
