@@ -90,7 +90,8 @@ class PartialMatching(Memory):
         return self._before.copy(), self.text.copy(), self._answer, self._rates
 
     def rewind(self, mark: Any) -> None:
-        self._before, self.text, self._answer, self._rates = mark[0].copy(), mark[1].copy(), *mark[2:]
+        before, text, self._answer, self._rates = mark
+        self._before, self.text = before.copy(), text.copy()
         self._count()
 
     def release(self) -> None:
