@@ -172,7 +172,7 @@ class Bench:
         text.known().answer()
         known = []
         for token in answer.answer[1:]:
-            known.append(any(one.token == token for one in text.known().after((), text.known().run)[0]))
+            known.append(any(one.token == token for one in text.known().after(())[0]))
             text.extend([token])
         size = len(answer.answer) - 1
         best = [0.0] * (size + 1)

@@ -74,6 +74,6 @@ def test_a_release_keeps_only_the_answers():
     observe_request(memory, PROMPT, [5, 6, 7, 8])
     observe_request(memory, PROMPT, [5, 6, 9, 9])
     memory.release()
-    assert memory.text == [] and memory.known().after((), 0) == ([], 0)
+    assert memory.text == [] and memory.known().after(()) == ([], 0)
     observe_request(memory, PROMPT, [5])
     assert memory.answers == 2 and next_after(memory, 6) == [9, 7]     # also the answer that ran when it was released

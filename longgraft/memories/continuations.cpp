@@ -18,10 +18,9 @@ constexpr int COUNT = 10, FAR = 32, LEVELS = 4, KEPT = 24;
 // A context of n tokens begins with n / (n + DOUBT), which weighs as many trials as STRENGTH.  An answer begins with as
 // many of its prompt, and of earlier answers.
 constexpr double DOUBT = 2.0, STRENGTH = 8.0;
-constexpr int RUNS = 10;                // bins for the number of tokens in a row that were predicted: 0, 1, 2 to 3, ...
 constexpr int KINDS = 6;                // bins for what followed a context: one token or several, 1, 2 to 3 or more times
-// Rates of longest contexts, by order, kind and run; then by order those of shorter contexts and those of passages.
-constexpr int SHORTER = COUNT * KINDS * RUNS, PASSAGES = SHORTER + COUNT, RATES = PASSAGES + COUNT;
+// Rates of longest contexts, by order and kind; then by order those of shorter contexts and those of passages.
+constexpr int SHORTER = COUNT * KINDS, PASSAGES = SHORTER + COUNT, RATES = PASSAGES + COUNT;
 constexpr uint64_t BASE = 0x9E3779B97F4A7C15ull, MIXED = 0xD6E8FEB86659FD93ull;    // odd, at random
 
 struct Seen { int32_t token; uint32_t count; };
@@ -63,7 +62,7 @@ struct Rate {
     }
 };
 
-struct Child { int32_t token; double probability; bool newest; };
+struct Child { int32_t token; double probability; };
 
 uint64_t key_of(const Ends& ends, int i) {
     const int n = ORDERS[i];
@@ -120,14 +119,13 @@ struct Model {
     std::vector<Rate> rates, taught;    // those of this text, and those that its answer begins with, too
     bool answering = false;
     Ends ends{};
-    int64_t run = 0;
     std::vector<Seen> found;
     std::vector<Level> levels;
 
     // before: the rates after earlier answers; null for none
     explicit Model(const Rate* before) {
         for (int i = 0; i < RATES; ++i) {
-            const double n = ORDERS[i < SHORTER ? i / (KINDS * RUNS) : (i - SHORTER) % COUNT];
+            const double n = ORDERS[i < SHORTER ? i / KINDS : (i - SHORTER) % COUNT];
             rates.push_back({STRENGTH * n / (n + DOUBT), STRENGTH});
             taught.push_back(before ? before[i] : rates[i]);
         }
@@ -152,16 +150,16 @@ struct Model {
         if (begin == end) return;
         for (int s = begin; s < end; ++s) stamps[found[s].token] = stamp;
         const int kind = (end - begin > 1) * KINDS / 2 + (total > 1) + (total > 3);
-        levels.push_back({rate + by_kind * kind * RUNS, begin, end, total});
+        levels.push_back({rate + by_kind * kind, begin, end, total});
     }
 
     // Fills `levels`: a passage's context if it is longer than all of the text's own, then these, the longest first.
     // most: the longest own order that can match -> (the longest own one, the longest of all), by index, or -1
-    std::pair<int, int> contexts(const Ends& of, int64_t ran, int most) {
+    std::pair<int, int> contexts(const Ends& of, int most) {
         levels.clear();
         found.clear();
         ++stamp;
-        int longest = most, bits = 0;
+        int longest = most;
         while (longest >= 0 && (of.length < ORDERS[longest] || !own.find(key_of(of, longest)).key)) --longest;
         int reach = longest;
         for (int i = COUNT - 1; passages.used && i > longest && reach == longest; --i) {
@@ -171,28 +169,27 @@ struct Model {
             reach = i;
             add(context, PASSAGES + i, false);
         }
-        while (ran >> bits && bits < RUNS - 1) ++bits;
         size_t size = 0;
         for (int i = longest; i >= 0 && levels.size() < LEVELS; --i) {
             const Context& context = own.find(key_of(of, i));
             if (context.seen.size() == size) continue;      // the same continuations as the longer context's
             size = context.seen.size();
-            add(context, levels.empty() ? i * KINDS * RUNS + bits : SHORTER + i, levels.empty());
+            add(context, levels.empty() ? i * KINDS : SHORTER + i, levels.empty());
         }
         return {longest, reach};
     }
 
     // -> as `contexts`; out: the continuations
-    std::pair<int, int> after(const Ends& of, int64_t ran, int most, std::vector<Child>& out) {
+    std::pair<int, int> after(const Ends& of, int most, std::vector<Child>& out) {
         out.clear();
-        const auto longest = contexts(of, ran, most);
+        const auto longest = contexts(of, most);
         double rest = 1.0;
         for (const Level& level : levels) {
             const double rate = rates[level.rate].hits / rates[level.rate].trials;
             const double each = rest * rate / (level.total + 1.0);
             for (int s = level.begin; s < level.end; ++s) {
-                const bool newest = s == level.end - 1;
-                out.push_back({found[s].token, each * (found[s].count + (newest ? 1.0 : 0.0)), newest && !level.begin});
+                const double newest = s == level.end - 1 ? 1.0 : 0.0;       // counts once more
+                out.push_back({found[s].token, each * (found[s].count + newest)});
             }
             rest *= 1.0 - rate;
         }
@@ -209,8 +206,7 @@ struct Model {
     }
 
     void learn(int32_t token) {
-        contexts(ends, run, COUNT - 1);
-        run = !levels.empty() && found[levels[0].end - 1].token == token ? run + 1 : 0;
+        contexts(ends, COUNT - 1);
         for (const Level& level : levels) {
             bool hit = false;
             for (int s = level.begin; s < level.end; ++s) hit |= found[s].token == token;
@@ -221,8 +217,7 @@ struct Model {
     }
 
     void extend(int32_t token) {
-        if (token < 0) run = 0;
-        else learn(token);
+        if (token >= 0) learn(token);
         own.count(ends, token);
     }
 
@@ -232,13 +227,12 @@ struct Model {
     }
 };
 
-struct Node { Ends ends; int64_t run; int order; };     // order: of its longest context, by index
+struct Node { Ends ends; int order; };     // order: of its longest context, by index
 
 struct Entry {
     double probability;
     int64_t entered;
     int32_t parent, token, order;
-    bool newest;
     bool operator<(const Entry& other) const {
         return probability != other.probability ? probability < other.probability : entered > other.entered;
     }
@@ -266,7 +260,6 @@ void* longgraft_text_new(const double* before) {
     }
 }
 void longgraft_text_free(Model* model) { delete model; }
-int64_t longgraft_text_run(const Model* model) { return model->run; }
 // rates: room for RATES pairs
 int64_t longgraft_text_rates(const Model* model, double* rates) {
     std::memcpy(rates, model->rates.data(), RATES * sizeof(Rate));
@@ -289,19 +282,18 @@ int64_t longgraft_text_read(Model* model, const int32_t* passage, int64_t n) {
     return tried([&] { return model->read(passage, n), 0; });
 }
 
-// path [n] -> how many continuations; tokens, probabilities, newest: room for LEVELS * KEPT; longest: [1]
-int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int64_t run, int32_t* tokens,
-                             double* probabilities, int32_t* newest, int32_t* longest) {
+// path [n] -> how many continuations; tokens, probabilities: room for LEVELS * KEPT; longest: [1]
+int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int32_t* tokens,
+                             double* probabilities, int32_t* longest) {
     return tried([&] {
         Ends ends = model->ends;
         for (int64_t i = 0; i < n; ++i) ends.add(path[i]);
         std::vector<Child> children;
-        const int reach = model->after(ends, run, COUNT - 1, children).second;
+        const int reach = model->after(ends, COUNT - 1, children).second;
         *longest = reach < 0 ? 0 : ORDERS[reach];
         for (size_t i = 0; i < children.size(); ++i) {
             tokens[i] = children[i].token;
             probabilities[i] = children[i].probability;
-            newest[i] = children[i].newest;
         }
         return static_cast<int64_t>(children.size());
     });
@@ -313,7 +305,7 @@ int64_t longgraft_text_after(Model* model, const int32_t* path, int64_t n, int64
 int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, int32_t* tokens, int32_t* parents,
                             double* probabilities, int32_t* orders) {
     return tried([&] {
-        std::vector<Entry> heap{{1.0, 0, -1, 0, 0, true}};
+        std::vector<Entry> heap{{1.0, 0, -1, 0, 0}};
         std::vector<Node> nodes;
         std::vector<Child> children;
         nodes.reserve(budget);
@@ -325,23 +317,20 @@ int64_t longgraft_text_rank(Model* model, int64_t budget, const double* floors, 
             heap.pop_back();
             const int32_t node = static_cast<int32_t>(nodes.size());
             if (node && e.probability <= floors[node]) break;
-            nodes.push_back(node ? nodes[e.parent] : Node{model->ends, model->run, COUNT - 1});
+            nodes.push_back(node ? nodes[e.parent] : Node{model->ends, COUNT - 1});
             Node& own = nodes.back();
-            if (node) {
-                own.ends.add(e.token);
-                own.run = e.newest ? own.run + 1 : 0;
-            }
+            if (node) own.ends.add(e.token);
             tokens[node] = e.token;
             parents[node] = e.parent;
             probabilities[node] = e.probability;
             orders[node] = e.order;
             // A child's longest context is at most one token longer than its parent's.
             int reach;
-            std::tie(own.order, reach) = model->after(own.ends, own.run, std::min(COUNT - 1, own.order + 1), children);
+            std::tie(own.order, reach) = model->after(own.ends, std::min(COUNT - 1, own.order + 1), children);
             for (const Child& child : children) {
                 const double probability = e.probability * child.probability;
                 if (probability <= lowest) continue;
-                heap.push_back({probability, ++entered, node, child.token, reach < 0 ? 0 : ORDERS[reach], child.newest});
+                heap.push_back({probability, ++entered, node, child.token, reach < 0 ? 0 : ORDERS[reach]});
                 std::push_heap(heap.begin(), heap.end());
             }
         }

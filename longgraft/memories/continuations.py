@@ -25,7 +25,7 @@ ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # context lengths, in tokens
 FAR = ORDERS[-1]    # longest context
 LEVELS = 4          # contexts that are blended
 KEPT = 24           # continuations that a context keeps, the newest ones
-RATES = (6 * 10 + 2) * len(ORDERS)      # rates that are learnt, as continuations.cpp describes
+RATES = (6 + 2) * len(ORDERS)   # rates that are learnt, as continuations.cpp describes
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
 """By node: tokens, parents, probabilities, lengths of the contexts that predicted them.  The root comes first; its
@@ -33,22 +33,14 @@ token 0 is a placeholder."""
 
 
 class Continuation(NamedTuple):
-    """A token that may come next; newest: True if it followed the longest context most recently."""
+    """A token that may come next."""
 
     token: int
     probability: float
-    newest: bool
 
 
 class Continuations(Protocol):
     """Counts of a growing text.  A negative id ends a text: no context reaches across it."""
-
-    @property
-    def run(self) -> int:
-        """The number of tokens in a row that were predicted correctly, up to the end of the text.
-
-        Correct: the token that followed the longest context most recently.
-        """
 
     @property
     def rates(self) -> np.ndarray | None:
@@ -63,11 +55,8 @@ class Continuations(Protocol):
     def read(self, passage: Sequence[int]) -> None:
         """Counts continuations in a passage of a corpus, which may contain the end of this text."""
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
-        """Returns what may follow the text and this path, and the length of the longest context.
-
-        run: the value of `run` at the end of the path
-        """
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
+        """Returns what may follow the text and this path, and the length of the longest context."""
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
@@ -85,11 +74,7 @@ class CompiledContinuations:
         # Without atexit it would run at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
         room = LEVELS * KEPT
-        self._after = np.empty(room, np.int32), np.empty(room), np.empty(room, np.int32), np.empty(1, np.int32)
-
-    @property
-    def run(self) -> int:
-        return self._of.longgraft_text_run(self._model)
+        self._after = np.empty(room, np.int32), np.empty(room), np.empty(1, np.int32)
 
     @property
     def rates(self) -> np.ndarray:
@@ -108,12 +93,12 @@ class CompiledContinuations:
         given = np.asarray(passage, dtype=np.int32)
         self._of.longgraft_text_read(self._model, _at(given), len(given))
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
-        given, (tokens, probabilities, newest, longest) = np.asarray(path, dtype=np.int32), self._after
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
+        given, (tokens, probabilities, longest) = np.asarray(path, dtype=np.int32), self._after
         n = self._of.longgraft_text_after(
-            self._model, _at(given), len(given), run, _at(tokens), _at(probabilities), _at(newest), _at(longest))
-        return [Continuation(*one) for one in zip(tokens[:n].tolist(), probabilities[:n].tolist(),
-                                                  map(bool, newest[:n].tolist()), strict=True)], int(longest[0])
+            self._model, _at(given), len(given), _at(tokens), _at(probabilities), _at(longest))
+        found = zip(tokens[:n].tolist(), probabilities[:n].tolist(), strict=True)
+        return [Continuation(*one) for one in found], int(longest[0])
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         budget = len(floors)
@@ -132,7 +117,7 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 class NoContinuations:
     """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the same."""
 
-    run, rates = 0, None
+    rates = None
 
     def answer(self) -> None:
         pass
@@ -142,7 +127,7 @@ class NoContinuations:
 
     read = extend
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         return [], 0
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
@@ -165,12 +150,12 @@ def compiled() -> ctypes.CDLL | NotBuilt:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, given in (
             ("new", pointer, [pointer]), ("free", None, [pointer]), ("answer", number, [pointer]),
-            ("run", number, [pointer]), ("rates", number, [pointer, pointer]),
+            ("rates", number, [pointer, pointer]),
             ("extend", number, [pointer, pointer, number]), ("read", number, [pointer, pointer, number]),
             ("rank", number, [pointer, number, *[pointer] * 5]),
-            ("after", number, [pointer, pointer, number, number, *[pointer] * 4])):
+            ("after", number, [pointer, pointer, number, *[pointer] * 3])):
         function = getattr(functions, f"longgraft_text_{name}")
         function.restype, function.argtypes = result, given
-        if name not in ("free", "run"):
+        if name != "free":
             function.errcheck = with_memory
     return functions

@@ -63,7 +63,7 @@ class PartialMatching(Memory):
         Each passage is read only once, because then the text has that context.
         """
         for corpus in self._corpora:
-            known = self._counts.after((), 0)[1]
+            known = self._counts.after(())[1]
             for passage in corpus.passages(self.text[-FAR:], (n for n in ORDERS if n > known)):
                 self._counts.read(passage)
 

@@ -14,7 +14,6 @@ MUTATIONS = (
     Mutation("contexts reach across the end of a text", "continuations.cpp", "            end = {};\n", "", "test_continuations.py::test_no_context_reaches_across_the_end_of_a_text"),
     Mutation("a shorter context has a longer one's continuations again", "continuations.cpp", "if (!unused(seen.token)) continue;", "", "test_continuations.py::test_the_longest_context_comes_first_and_shorter_ones_add_further_tokens"),
     Mutation("an answer is trusted as its prompt", "continuations.cpp", "own = rates[i].tempered()", "own = rates[i]", "test_continuations.py::test_an_answer_that_repeats_less_than_its_prompt_is_soon_trusted_less"),
-    Mutation("a long copy is believed as a short one", "continuations.cpp", "bits < RUNS - 1) ++bits", "bits < 1) ++bits", "test_continuations.py::test_a_long_copy_is_trusted_more_than_a_short_one"),
     Mutation("an answer forgets what earlier ones taught", "continuations.cpp", "taught.push_back(before ? before[i] : rates[i])", "taught.push_back(rates[i])", "test_continuations.py::test_an_answer_begins_with_what_earlier_answers_taught"),
     Mutation("a memory keeps no rates", "PartialMatching.reset", "self._rates = self._counts.rates", "pass", "test_continuations.py::test_a_memory_keeps_rates_of_answers_and_no_tokens"),
 )

@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 from longgraft.memories.continuations import FAR, KEPT, LEVELS, ORDERS, Continuation, RankedPaths
 
 # The constants of continuations.cpp, which describes them.
-DOUBT, STRENGTH, RUNS, KINDS = 2.0, 8.0, 10, 6
-SHORTER = len(ORDERS) * KINDS * RUNS
+DOUBT, STRENGTH, KINDS = 2.0, 8.0, 6
+SHORTER = len(ORDERS) * KINDS
 PASSAGES = SHORTER + len(ORDERS)
 
 Counts = list[dict[int, dict[int, int]]]
@@ -26,18 +26,13 @@ class _Level:
 
 
 class PythonContinuations:
-    """Counts of a growing text.  A negative id ends a text: no context reaches across it.
-
-    run: how many tokens in a row the model predicted correctly, up to the end of the text. Correct: the token that
-        followed the longest context most recently.
-    """
+    """Counts of a growing text.  A negative id ends a text: no context reaches across it."""
 
     def __init__(self, rates: Sequence[Sequence[float]] | None = None) -> None:
-        self.run = 0
         self._end: list[int] = []       # the last FAR tokens
         self._counts: Counts = [{} for _ in ORDERS]
         self._passages: Counts = [{} for _ in ORDERS]
-        orders = [n for n in ORDERS for _ in range(KINDS * RUNS)] + [*ORDERS, *ORDERS]
+        orders = [n for n in ORDERS for _ in range(KINDS)] + [*ORDERS, *ORDERS]
         self.rates = [[STRENGTH * n / (n + DOUBT), STRENGTH] for n in orders]
         self._taught = [list(rate) for rate in (self.rates if rates is None else rates)]
         self._answering = False
@@ -54,8 +49,6 @@ class PythonContinuations:
         for token in tokens:
             if token >= 0:
                 self._learn(token)
-            else:
-                self.run = 0
             self._end = _counted(self._counts, self._end, token)
 
     def read(self, passage: Sequence[int]) -> None:
@@ -65,16 +58,14 @@ class PythonContinuations:
             end = _counted(self._passages, end, token)
 
     def _learn(self, token: int) -> None:
-        levels, _ = self._levels(self._end, self.run)
-        self.run = self.run + 1 if levels and levels[0].new[-1][0] == token else 0
-        for level in levels:
+        for level in self._levels(self._end)[0]:
             hit = any(token == one for one, _ in level.new)
             rate = self.rates[level.rate]
             self.rates[level.rate] = [rate[0] + hit, rate[1] + 1.0]
             if hit:
                 break
 
-    def _levels(self, context: Sequence[int], run: int) -> tuple[list[_Level], int]:
+    def _levels(self, context: Sequence[int]) -> tuple[list[_Level], int]:
         """Returns the levels, longest context first, and the length of the longest context in tokens."""
         levels: list[_Level] = []
 
@@ -83,7 +74,7 @@ class PythonContinuations:
             if new := [(token, count) for token, count in seen.items() if token not in used]:
                 total = sum(count for _, count in new)
                 kind = (len(new) > 1) * KINDS // 2 + (total > 1) + (total > 3)
-                levels.append(_Level(rate + by_kind * kind * RUNS, new))
+                levels.append(_Level(rate + by_kind * kind, new))
 
         def seen(counts: Counts, order: int) -> dict[int, int]:
             n = ORDERS[order]
@@ -95,20 +86,17 @@ class PythonContinuations:
         reach = max(longer, default=longest)
         if reach > longest:
             add(seen(self._passages, reach), PASSAGES + reach, False)
-        bits, size = min(run.bit_length(), RUNS - 1), 0
+        size = 0
         for order in reversed(range(longest + 1)):
             found = seen(self._counts, order)
             if len(levels) < LEVELS and len(found) != size:
                 size, first = len(found), not levels
-                add(found, order * KINDS * RUNS + bits if first else SHORTER + order, first)
+                add(found, order * KINDS if first else SHORTER + order, first)
         return levels, 0 if reach < 0 else ORDERS[reach]
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
-        """Returns what may follow the text and this path, and the length of the longest context.
-
-        run: the value of `run` at the end of the path
-        """
-        levels, longest = self._levels([*self._end, *path][-FAR:], run)
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
+        """Returns what may follow the text and this path, and the length of the longest context."""
+        levels, longest = self._levels([*self._end, *path][-FAR:])
         found: list[Continuation] = []
         rest = 1.0
         for level in levels:
@@ -116,8 +104,8 @@ class PythonContinuations:
             rate = hits / trials
             each = rest * rate / (sum(count for _, count in level.new) + 1.0)
             for n, (token, count) in enumerate(level.new, 1):
-                last = n == len(level.new)      # the newest continuation counts once more
-                found.append(Continuation(token, each * (count + (1.0 if last else 0.0)), last and level is levels[0]))
+                newest = 1.0 if n == len(level.new) else 0.0        # counts once more
+                found.append(Continuation(token, each * (count + newest)))
             rest *= 1.0 - rate
         return found, longest
 
@@ -128,26 +116,24 @@ class PythonContinuations:
         """
         ranked: RankedPaths = ([], [], [], [])
         tokens, parents, probabilities, lengths = ranked
-        below: list[tuple[tuple[int, ...], int]] = []      # path, run
-        # (-probability, order of entry, parent, token, newest continuation or not, length of the context)
-        heap: list[tuple[float, int, int, int, bool, int]] = [(-1.0, 0, -1, 0, True, 0)]
+        below: list[tuple[int, ...]] = []      # paths
+        # (-probability, order of entry, parent, token, length of the context)
+        heap: list[tuple[float, int, int, int, int]] = [(-1.0, 0, -1, 0, 0)]
         entered = 0
         while heap and len(tokens) < len(floors):
-            negative, _, parent, token, newest, length = heappop(heap)
+            negative, _, parent, token, length = heappop(heap)
             if tokens and -negative <= floors[len(tokens)]:
                 break
-            path, run = below[parent] if tokens else ((), self.run)
-            if tokens:
-                path, run = (*path, token), run + 1 if newest else 0
+            path = (*below[parent], token) if tokens else ()
             tokens.append(token)
             parents.append(parent)
             probabilities.append(-negative)
             lengths.append(length)
-            below.append((path, run))
-            known, longest = self.after(path, run)
+            below.append(path)
+            known, longest = self.after(path)
             for one in known:
                 entered += 1
-                heappush(heap, (negative * one.probability, entered, len(tokens) - 1, one.token, one.newest, longest))
+                heappush(heap, (negative * one.probability, entered, len(tokens) - 1, one.token, longest))
         return ranked
 
 
