@@ -28,7 +28,7 @@ def observe_request(memory: RollOuts, prompt: list[int], answer: list[int], chun
 
 def next_after(memory: RollOuts, *path: int) -> list[int]:
     """Returns the tokens that may follow the answer and this path, most probable first."""
-    return [one.token for one in sorted(memory.known().after(path, 0)[0], key=lambda one: -one.probability)]
+    return [one.token for one in sorted(memory.known().after(path)[0], key=lambda one: -one.probability)]
 
 
 def test_an_answer_is_proposed_to_the_next_one_with_the_same_prompt():
