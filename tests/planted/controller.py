@@ -34,4 +34,5 @@ MUTATIONS = (
     Mutation("a draft's seconds begin at zero", "Controller._with_draft", "self.clock.now(wait=False) - began", "self.clock.now(wait=False)", "test_controller.py::test_controller_learns_how_long_drafts_really_take"),
     Mutation("prices are computed anew at the same position", "Controller.prices_for", "not 0 <= ask", "not 0 < ask", "test_controller.py::test_prices_follow_the_prefix_and_the_rate"),
     Mutation("a floor looks at the next node alone", "Prices.__init__", "np.where(further > 0,", "np.where(further == 1,", "test_controller.py::test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price"),
+    Mutation("a draft is worth what it promises", "AcceptanceEstimates._compare", "added - draft.price, draft.missed", "1.0, draft.missed", "test_controller.py::test_a_step_is_counted_once_with_its_accepted_tokens"),
 )
