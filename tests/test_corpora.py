@@ -44,7 +44,7 @@ def read(memory: PartialMatching, *prompt: int) -> list[int]:
 
 
 def expected(memory: PartialMatching) -> list[int]:
-    return [one.token for one in sorted(memory.known().after((), 0)[0], key=lambda one: -one.probability)]
+    return [one.token for one in sorted(memory.known().after(())[0], key=lambda one: -one.probability)]
 
 
 def test_places_are_sorted_by_more_tokens_than_a_lookup_reads():

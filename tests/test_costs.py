@@ -147,18 +147,26 @@ def test_costs_name_the_differences_of_another_session():
     assert COSTS.fits({"model": "toy", "threads": "1"}) == ["device none instead of CPU (x86_64)"]
 
 
-def test_costs_follow_timed_passes_and_mostly_change_together():
+def test_costs_follow_timed_passes_and_others_change_a_little():
     live = LiveCosts(COSTS)
     for _ in range(100):
-        live.timed(4, 512, 0.026)
-    assert live.verify(4, 512) == pytest.approx(0.026, rel=0.02)
-    assert 0.015 < live.verify(1, 512) < 0.020          # never timed: mostly the machine is slower
-    assert 0.0030 < live.level(2, 512) < 0.0040
-    for _ in range(200):
+        live.timed(4, 512, 0.016)
+    assert live.verify(4, 512) == pytest.approx(0.016, rel=0.02)
+    assert 0.0102 < live.verify(1, 512) < 0.012         # never timed: the whole machine may have become slower
+    assert 0.00204 < live.level(2, 512) < 0.0024
+    for _ in range(50):
         live.timed(1, 512, 0.010)
-        live.timed(4, 512, 0.026)
+        live.timed(4, 512, 0.016)
     assert live.verify(1, 512) == pytest.approx(0.010, rel=0.05)
-    assert live.verify(4, 512) == pytest.approx(0.026, rel=0.05)
+    assert live.verify(4, 512) == pytest.approx(0.016, rel=0.05)
+
+
+def test_an_overpriced_pass_is_soon_as_cheap_as_it_is():
+    """Noise only adds time, so a fast pass is believed."""
+    live = LiveCosts(replace(COSTS, passes={512: {1: 0.010, 2: 0.030, 16: 0.031}}))
+    for _ in range(8):
+        live.timed(2, 512, 0.011)
+    assert live.verify(2, 512) == pytest.approx(0.011, rel=0.06)
 
 
 def test_one_slow_step_hardly_moves_costs():

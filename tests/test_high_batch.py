@@ -15,14 +15,14 @@ from toys.sessions import TOY_COSTS, beside, repeatable, toy_parts, toy_prompt
 from toys.trees import begun, same, trees
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.budget.controller import Prices
+from longgraft.budget.acceptance_estimates import AcceptanceEstimates
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.budget.prices import Prices
 from longgraft.drafters.pruning import Dense, Gates, StoredGates
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
-from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.head_passes import HeadPasses, Part
 from longgraft.methods.find import build
 from longgraft.methods.parts import DraftShape
@@ -253,18 +253,18 @@ def test_a_level_is_cheaper_for_requests_that_share_it(monkeypatch):
     single, shared = Prices(costs, 0, 16, 4), Prices(costs, 0, 16, 4, BatchLoad(3, 24), sharing=4)
     assert single.level == pytest.approx(0.11) and shared.level == pytest.approx((0.10 + 0.005 * 14) / 4)
     assert single.feed(3) == pytest.approx(0.12) and shared.feed(3) == pytest.approx((0.1 + 0.01 * 11) / 4)
-    monkeypatch.setattr(Eagle3Cache, "accuracy", lambda self, most=0: (60, 64))     # so that it drafts
+    monkeypatch.setattr(AcceptanceEstimates, "worth", 9.0)      # so that it drafts
     session = repeatable("graft-x")
     requests, seen = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
     while all(request.finish_reason is None for request in requests):
         advance(requests)
         seen += [key[2] for lane in session.engine.lanes[1:] for key in list(lane.proposer._prices[1])[-1:]]
-    assert len({lane.proposer.estimates.drafter_cache.passes for lane in session.engine.lanes}) == 1
+    assert len({lane.proposer.levels.cache.passes for lane in session.engine.lanes}) == 1
     assert seen[0] == 1 and max(seen) == 2
 
 
 def test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone(monkeypatch):
-    monkeypatch.setattr(Eagle3Cache, "accuracy", lambda self, most=0: (60, 64))
+    monkeypatch.setattr(AcceptanceEstimates, "worth", 9.0)
     session = repeatable("graft-x", costs=LiveCosts(TOY_COSTS))
     requests, told = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
     for lane in session.engine.lanes:

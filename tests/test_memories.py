@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 from toys.memories import assert_rewinds
-from toys.models import VOCAB, toy_network, toy_target
+from toys.models import toy_network, toy_target
 from toys.sessions import kinds, toy_parts, toy_prompt
 
 from longgraft.acceptance.rules import Greedy
@@ -91,17 +90,6 @@ def test_marks_include_observations_that_wait_to_be_fed():
         one.newest()
         assert one.cache.length == 3
     assert torch.equal(memory.newest(), other.newest())
-
-
-def test_a_drafter_is_judged_by_the_token_that_followed_its_guess():
-    """The state of a pair (a feature, the token after it) predicts the token after that one."""
-    tokens, memory = torch.tensor([5, 6, 7, 9]), Eagle3Cache(toy_network())
-    memory.network = SimpleNamespace(logits=lambda states, product: states, target_ids=lambda ids: ids)
-    for ahead, right in ((1, 2), (0, 0), (-1, 0)):
-        guessed = torch.nn.functional.one_hot(tokens + ahead, VOCAB)
-        memory._fed = ((guessed[:3], tokens[:3]), (guessed[3:], tokens[3:]))
-        assert memory.accuracy() == (right, 3)
-        assert memory.accuracy(2) == (max(0, right - 1), 2)
 
 
 def test_a_rewound_history_is_as_long_as_at_its_mark():

@@ -59,21 +59,21 @@ TEXT = [1, 2, 3, 4, 5, 1, 2, 3, 9, 8, 1, 2]        # the root is the last 2
 CHANCES = {(3,): 0.5, (7,): 0.3, (3, 4): 0.4, (3, 6): 0.3, (7, 8): 0.9}
 
 
-def text_probabilities(path: tuple[int, ...], run: int = 0) -> dict[int, float]:
-    return {one.token: one.probability for one in text_memory(TEXT).known().after(path, run)[0]}
+def text_probabilities(path: tuple[int, ...]) -> dict[int, float]:
+    return {one.token: one.probability for one in text_memory(TEXT).known().after(path)[0]}
 
 
 def test_probabilities_of_drafter_and_text_are_mixed_beside_drafted_nodes():
     text = text_memory(TEXT)
     tree = RankedProposer(text, Fixed(drafted(CHANCES, 2))).propose(Ask(2, 30, 0))
-    found, run = paths(tree), text.known().run
+    found = paths(tree)
     # Below the root the longest context is "1 2", which was followed by 3; rows have no weight.
     drafter = 1 - TRUST[2] - 0.05
     weight = TRUST[2] / (TRUST[2] + drafter)
-    assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * text_probabilities((), run)[3])
+    assert found[3,] == pytest.approx((1 - weight) * 0.5 + weight * text_probabilities(())[3])
     assert found[7,] == pytest.approx((1 - weight) * 0.3)
     # Below a leaf and below a remembered node only the text predicts: "1 2 3 9" was followed by 8.
-    assert found[3, 9, 8] == pytest.approx(found[3, 9] * text_probabilities((3, 9), run + 2)[8])
+    assert found[3, 9, 8] == pytest.approx(found[3, 9] * text_probabilities((3, 9))[8])
     assert found[7, 8, 1] == pytest.approx(found[7, 8] * text_probabilities((7, 8))[1])
     bits = dict(zip(found, tree.origin.tolist()[1:], strict=True))
     match = dict(zip(found, tree.match.tolist()[1:], strict=True))
@@ -94,7 +94,7 @@ def test_rows_have_weight_beside_drafted_nodes_only():
     parts = toy_parts()
     rows = parts.rows()
     rows.matrix.update(torch.arange(VOCAB), torch.full((VOCAB, 8), 40, dtype=torch.int32) + torch.arange(8).int())
-    found = paths(RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 60, 0)))
+    found = paths(RankedProposer(text_memory(TEXT), Fixed(drafted(CHANCES, 2)), rows).propose(Ask(2, 90, 0)))
     for rank, probability in enumerate(ROW):
         assert found[40 + rank,] == pytest.approx(0.05 * probability)
     assert not any(path[-1] >= 40 for path in found if path[:-1] not in {(), (3,), (7,)})

@@ -28,7 +28,7 @@ def observe_request(memory: RollOuts, prompt: list[int], answer: list[int], chun
 
 def next_after(memory: RollOuts, *path: int) -> list[int]:
     """Returns the tokens that may follow the answer and this path, most probable first."""
-    return [one.token for one in sorted(memory.known().after(path, 0)[0], key=lambda one: -one.probability)]
+    return [one.token for one in sorted(memory.known().after(path)[0], key=lambda one: -one.probability)]
 
 
 def test_an_answer_is_proposed_to_the_next_one_with_the_same_prompt():
@@ -74,6 +74,6 @@ def test_a_release_keeps_only_the_answers():
     observe_request(memory, PROMPT, [5, 6, 7, 8])
     observe_request(memory, PROMPT, [5, 6, 9, 9])
     memory.release()
-    assert memory.text == [] and memory.known().after((), 0) == ([], 0)
+    assert memory.text == [] and memory.known().after(()) == ([], 0)
     observe_request(memory, PROMPT, [5])
     assert memory.answers == 2 and next_after(memory, 6) == [9, 7]     # also the answer that ran when it was released

@@ -18,8 +18,8 @@ from toys.sessions import beside, repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates, StepPlan
-from longgraft.budget.controller import Prices
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.budget.prices import Prices
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduled, Scheduler, advance, shares
 from longgraft.engine.session import Session
@@ -252,11 +252,11 @@ def test_shared_passes_do_not_change_the_costs_of_a_pass_alone():
     estimates, before = AcceptanceEstimates(costs), costs.state()
     seen = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0)
     for _ in range(8):
-        estimates.expect(StepPlan(1, 0, 1.0, alone=False))
+        estimates.expect(StepPlan(0, 1.0, 1.0, 1.0, alone=False))
         estimates.observe(seen)
     assert costs.state() == before
     for _ in range(8):
-        estimates.expect(StepPlan(1, 0, 1.0))
+        estimates.expect(StepPlan(0, 1.0, 1.0, 1.0))
         estimates.observe(seen)
     assert costs.state() != before
 

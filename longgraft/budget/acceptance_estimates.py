@@ -1,6 +1,6 @@
-"""Acceptance estimates of a request: the drafter's accuracy, the tokens accepted because of drafts, and the rate.
+"""Acceptance estimates: tokens per second of a request, the seconds that it has saved, and what drafts are worth.
 
-The costs that it corrects outlive the request.
+Costs and the worth of drafts outlive the request.
 """
 
 from __future__ import annotations
@@ -9,25 +9,17 @@ import copy
 from dataclasses import dataclass, field
 
 from longgraft.budget.cost_model import CostState, LiveCosts
-from longgraft.memories.draft_cache import MOST_WAITING
-from longgraft.memories.eagle3_cache import ACCURACY_TOKENS, Eagle3Cache
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import FORCED
 
-# These numbers were chosen by hand, on prompts that no table reports (docs/choices.md, spending).
-DECAY = 0.98            # decay of earlier drafts' and proposals' counts, per draft or proposal
-RATE_DECAY = 0.95       # decay of earlier steps' tokens and seconds, per step
-RATE_PRIOR = 10.0       # steps of plain decoding with which the rate begins
-FIRST_PROBE = 8         # answer tokens before the first probe; an accuracy measured on the prompt is too low
-PATIENCE = 64           # tokens before the next probe, after a draft or a proposal
-MOST_PATIENCE = MOST_WAITING // 2       # above MOST_WAITING a drafter is fed without being measured
-MEASURING = 0.02        # share of a prompt's reading time that measuring costs at its prefix may take
-MEASURING_SECONDS = 0.3     # least time for that
-TIMED_EVERY = 4         # one verified pass in this many is compared with its expected time
-PRIOR_ACCURACY = 0.25   # of a drafter that was not measured yet
-PRIOR_TOKENS = 4        # weight of the prior accuracy, in tokens
-PRIOR = 2.0             # first entries of the pairs `drafts` and `worth`, whose ratios thus begin at 1
+DECAY = 0.95        # decay of what earlier steps and drafts have shown, per step or draft
+PRIOR = 4.0         # steps of plain decoding with which the rate begins
+TRIED = 2.0         # drafts that the first estimates of a drafter weigh as much as
+WORTH = 0.75        # tokens that a drafter's first draft is expected to add where the text predicts nothing
+RISKED = 0.02       # share of the time that may be lost, and that measuring and probing may take
+CREDIT = 1.0        # plain passes that may be lost before anything was gained
+PATIENCE = 8, 128   # fewest and most tokens before a source that is expected to lose is tried again
 
 
 @dataclass(frozen=True)
@@ -35,135 +27,132 @@ class StepPlan:
     """A step's expected time and tokens.
 
     Attributes:
-        rows: Rows of the target pass.
         prefix: Tokens in the target's KV cache before the pass.
-        seconds: Expected duration of the step.
-        remembered: Accepted tokens expected without a draft, from memories alone; the bonus token is not counted.
-        drafted: Further accepted tokens expected because of the draft; None without a draft, or if nothing was expected
-            of it.
+        plain: Seconds of a plain step.
+        seconds: Expected seconds of the step.
+        token: Seconds that a token is worth, as in `Prices`.
+        remembered: Accepted tokens expected without a draft; the bonus token is not counted.
+        draft: The step's draft; None without one.
         alone: True if no other request shares the pass.
     """
 
-    rows: int
     prefix: int
+    plain: float
     seconds: float
+    token: float
     remembered: float = 0.0
-    drafted: float | None = None
+    draft: DraftPlan | None = None
     alone: bool = True
 
 
-@dataclass
-class _Learnt:
-    """Statistics of one request; the pairs are decaying counts.
+@dataclass(frozen=True)
+class DraftPlan:
+    """A step's draft.
 
-    accuracy: share of tokens that the drafter's best guess has right; measured on the answer once it has begun
-    drafts:   [accepted tokens beyond those expected from memories alone, the same as expected], over steps with a
-              draft; the first may be negative
-    worth:    [net gain of the proposals of a source without draft levels, number of proposals]; net gain: expected
-              tokens minus price of the tree with the proposal, less the same for the tree without it
-    idle:     tokens since the last proposal of such a source
-    rate:     [tokens, planned seconds] of recent steps; planned and not measured, so that a run with fixed costs makes
-              the same choices again
-    passes:   number of verified trees that had a plan
-    answered: tokens of the answer, without forced ones
-    prior:    accuracy on the prompt
-    patience: tokens before the next probe: tokens waiting for the drafter or, for a source without draft levels,
-              `idle`; each probe of `probe_within` doubles it, up to MOST_PATIENCE
-    spent:    planned seconds of all steps
-    probing:  seconds of probes of sources that were expected to cost more than they bring
-    unprobed: True if a prompt was read and no probe followed yet
-    read:     tokens of the prompt so far; reading: seconds of the passes that read them
+    Attributes:
+        missed: Probability that the text does not predict the next token.
+        price: Price of its nodes, in tokens.
+        guess: Its most probable first token; None if there was none.
+        expansions: Levels after the first one; 0 for a source without levels.
     """
 
-    accuracy: float = 0.0
-    drafts: list[float] = field(default_factory=lambda: [PRIOR, PRIOR])
-    worth: list[float] = field(default_factory=lambda: [PRIOR, PRIOR])
-    idle: int = 0
+    missed: float
+    price: float
+    guess: int | None
+    expansions: int
+
+
+@dataclass
+class _Drafts:
+    """Decaying counts over drafts; they outlive the request.
+
+    Attributes:
+        worth: [tokens that drafts added beyond their nodes' price, probability that the text predicted nothing].
+        guesses: [right ones, all].
+        expansions: [levels after the first one, drafts].
+    """
+
+    worth: list[float] = field(default_factory=lambda: [TRIED * WORTH, TRIED])
+    guesses: list[float] = field(default_factory=lambda: [TRIED * WORTH, TRIED])
+    expansions: list[float] = field(default_factory=lambda: [TRIED, TRIED])
+
+
+@dataclass
+class _Answer:
+    """Statistics of one answer, in planned seconds: with fixed costs a run makes the same choices again.
+
+    Attributes:
+        rate: [tokens, seconds], decaying, of recent steps.
+        spent: Seconds of all steps.
+        saved: Seconds that plain decoding would have taken longer so far; negative if it was faster.
+        probing: Seconds of drafts that were expected to cost more than they bring.
+        idle: Tokens since the last draft.
+        patience: Tokens before the next probe; each probe doubles it.
+        read: Tokens of the prompt.
+        reading: Seconds of the passes that read them.
+    """
+
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    passes: int = 0
-    answered: int = 0
-    prior: float = PRIOR_ACCURACY
-    patience: float = FIRST_PROBE
     spent: float = 0.0
+    saved: float = 0.0
     probing: float = 0.0
-    unprobed: bool = False
+    idle: int = 0
+    patience: int = PATIENCE[0]
     read: int = 0
     reading: float = 0.0
+
+
+State = tuple[_Answer, _Drafts, StepPlan | None, CostState]
 
 
 class AcceptanceEstimates(Memory):
     """Estimates for the controller, computed from observations and costs: with fixed costs, a run can be reproduced.
 
-    It also updates `costs` by the time of passes.  They are part of its state, so a rewound request decides as before.
+    It also corrects `costs` by the times of passes.  They are part of its state, so a rewound request decides as
+    before.
     """
 
     name = "acceptance estimates"
 
-    def __init__(self, costs: LiveCosts, cache: Eagle3Cache | None = None) -> None:
-        self.costs, self.drafter_cache = costs, cache
-        # Last prompt tokens that are read again after a recalled prefix, so that the accuracy can be measured.
-        self.tail = 1 if cache is None else ACCURACY_TOKENS
+    def __init__(self, costs: LiveCosts) -> None:
+        self.costs = costs
+        self.drafts = _Drafts()
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
-        self.learnt = _Learnt()
+        self.answer = _Answer()
         self._plan: StepPlan | None = None
-
-    def begin(self) -> None:
-        """Prepares the plan of a step: measures the drafter on a prompt that was read, once for all its chunks."""
-        if self.learnt.unprobed:
-            self.learnt.unprobed = False
-            self.probe()
 
     def expect(self, plan: StepPlan) -> None:
         """Sets the current step's plan; the next observed tree is compared with it."""
         self._plan = plan
 
-    def probe(self) -> None:
-        """Gives sources another chance.
-
-        An EAGLE-3 head is fed all waiting tokens, and its accuracy is measured on the newest ones, those of the answer
-        once it has begun.  In every case `drafts` and `worth` move halfway back to their priors, so that old failures
-        count less.  A source without draft levels is not run here; with a better estimate the controller may ask it.
-        """
-        if self.drafter_cache is not None:
-            self.drafter_cache.newest()     # feeds the waiting tokens
-            learnt = self.learnt
-            right, tokens = self.drafter_cache.accuracy(learnt.answered or ACCURACY_TOKENS)
-            learnt.accuracy = (right + PRIOR_TOKENS * learnt.prior) / (tokens + PRIOR_TOKENS)
-            learnt.prior = learnt.prior if learnt.answered else learnt.accuracy
-        self.learnt.worth = [sum(pair) / 2 for pair in zip(self.learnt.worth, (PRIOR, PRIOR), strict=True)]
-        self.learnt.drafts = [sum(pair) / 2 for pair in zip(self.learnt.drafts, (PRIOR, PRIOR), strict=True)]
-
-    def probe_within(self, share: float, seconds: float) -> None:
-        """Probes if all probes together, with this one of `seconds`, take at most this share of the time."""
-        if self.learnt.probing + seconds <= share * self.learnt.spent:
-            self.learnt.probing += seconds
-            self.learnt.patience = min(2 * self.learnt.patience, MOST_PATIENCE)
-            self.probe()
-
     def observe(self, seen: Observation) -> None:
-        """Compares a step with its plan; prompts are measured by `begin`."""
+        """Compares a step with its plan, or has the costs of a longer prompt measured."""
         # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint forces are no
         # merit of any source.
-        tokens, learnt = int((seen.tree.origin[seen.path] != FORCED).sum()), self.learnt
+        tokens = int((seen.tree.origin[seen.path] != FORCED).sum())
         if seen.prompt:
-            learnt.unprobed = True
             self._read(len(seen.path), seen.seconds)
-        if (plan := self._plan) is None:
+        plan, self._plan = self._plan, None
+        if plan is None:
             return
-        self._plan = None
-        learnt.passes += 1
-        if learnt.passes % TIMED_EVERY == 0 and plan.alone and not (seen.tree.origin & FORCED).any():
+        if plan.alone and not (seen.tree.origin & FORCED).any():
             self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # the tree may have fewer nodes than planned
-        learnt.rate = [RATE_DECAY * learnt.rate[0] + tokens, RATE_DECAY * learnt.rate[1] + plan.seconds]
-        learnt.spent += plan.seconds
-        learnt.idle += tokens
-        learnt.answered += tokens
-        if plan.drafted is not None:
-            accepted = tokens - 1 - plan.remembered
-            _fade(learnt.drafts, accepted, plan.drafted)
-            learnt.patience = PATIENCE
+        answer = self.answer
+        _count(answer.rate, tokens, plan.seconds)
+        answer.spent += plan.seconds
+        answer.saved += (tokens - 1) * plan.token - (plan.seconds - plan.plain)
+        answer.idle += tokens
+        if plan.draft is not None:
+            answer.idle = 0
+            self._compare(plan.draft, tokens - 1 - plan.remembered, int(seen.following[0]))
+
+    def _compare(self, draft: DraftPlan, added: float, following: int) -> None:
+        drafts = self.drafts
+        _count(drafts.worth, added - draft.price, draft.missed)
+        _count(drafts.guesses, draft.guess == following, 1.0)
+        _count(drafts.expansions, draft.expansions, 1.0)
 
     def recall(self, seen: Observation) -> None:
         """Counts the tokens: nothing else of an earlier request tells anything about this one."""
@@ -171,41 +160,60 @@ class AcceptanceEstimates(Memory):
 
     def _read(self, tokens: int, seconds: float) -> None:
         """Counts tokens of the prompt, and has costs measured at a prefix that is much longer than all before."""
-        learnt = self.learnt
-        learnt.read, learnt.reading = learnt.read + tokens, learnt.reading + seconds
-        self.costs.reach(learnt.read, max(MEASURING_SECONDS, MEASURING * learnt.reading))
+        self.answer.read += tokens
+        self.answer.reading += seconds
+        self.costs.reach(self.answer.read, RISKED * self.answer.reading)
 
-    def proposed(self, worth: float) -> None:
-        """Counts a proposal of a source without draft levels; worth: its net gain, as in `_Learnt`."""
-        _fade(self.learnt.worth, worth, 1.0)
-        self.learnt.idle = 0
-        self.learnt.patience = PATIENCE
+    def probe(self, seconds: float, others: int) -> bool:
+        """Tells whether a draft that is not expected to pay is made nevertheless, in so many seconds.
+
+        Its source must have been idle for long, and all probes of the requests in a pass share their time.
+        """
+        answer = self.answer
+        if answer.idle < answer.patience or answer.probing + seconds > RISKED / (1 + others) * answer.spent:
+            return False
+        answer.probing += seconds
+        answer.patience = min(2 * answer.patience, PATIENCE[1])
+        return True
 
     @property
     def worth(self) -> float:
-        """Net gain in tokens that is expected of a proposal by a source without draft levels."""
-        promised, proposals = self.learnt.worth
-        return self.trust * promised / proposals
+        """Tokens that a draft is expected to add beyond its nodes' price, where the text predicts nothing."""
+        added, missed = self.drafts.worth
+        return added / missed
 
     @property
-    def trust(self) -> float:
-        """Ratio of the tokens that drafts brought to those expected of them, from 0 to 2."""
-        accepted, expected = self.learnt.drafts
-        return min(2.0, max(0.0, accepted / expected))
+    def accuracy(self) -> float:
+        """Probability that the drafter's best guess is right."""
+        right, guesses = self.drafts.guesses
+        return right / guesses
+
+    @property
+    def expansions(self) -> float:
+        """Levels after the first one that a draft is expected to have."""
+        levels, drafts = self.drafts.expansions
+        return levels / drafts
 
     def rate(self, plain: float) -> float:
-        """Returns recent tokens per planned second, at least those of plain decoding, which takes `plain` a step."""
-        tokens, seconds = self.learnt.rate
-        return max(1.0 / plain, (tokens + RATE_PRIOR) / (seconds + RATE_PRIOR * plain))
+        """Returns recent tokens per planned second, at least those of plain decoding, which takes `plain` a token."""
+        tokens, seconds = self.answer.rate
+        return max(1.0 / plain, (tokens + PRIOR) / (seconds + PRIOR * plain))
 
-    def mark(self) -> tuple[_Learnt, StepPlan | None, CostState]:
-        return copy.deepcopy(self.learnt), self._plan, self.costs.state()
+    def credit(self, token: float) -> float:
+        """Returns the seconds that the next step may lose, so that the answer never falls far behind plain decoding.
 
-    def rewind(self, mark: tuple[_Learnt, StepPlan | None, CostState]) -> None:
-        self.learnt, self._plan = copy.deepcopy(mark[0]), mark[1]
-        self.costs.restore(mark[2])
+        token: seconds that a token is worth
+        """
+        return max(0.0, CREDIT * token + RISKED * self.answer.spent + self.answer.saved)
+
+    def mark(self) -> State:
+        return copy.deepcopy(self.answer), copy.deepcopy(self.drafts), self._plan, self.costs.state()
+
+    def rewind(self, mark: State) -> None:
+        self.answer, self.drafts, self._plan = copy.deepcopy(mark[0]), copy.deepcopy(mark[1]), mark[2]
+        self.costs.restore(mark[3])
 
 
-def _fade(counted: list[float], found: float, expected: float) -> None:
+def _count(counted: list[float], found: float, expected: float) -> None:
     counted[0] = DECAY * counted[0] + found
     counted[1] = DECAY * counted[1] + expected

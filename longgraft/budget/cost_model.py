@@ -165,8 +165,8 @@ def along(points: Points, at: int) -> float:
 
 
 OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
-SHARED = 0.15       # share of a difference that moves all costs: mostly the whole machine became slower or faster
-OWN = 0.05          # share of a difference that moves only the costs of these rows
+OWN = 0.3           # share of a difference that corrects the costs of these rows, of drafts or of proposals
+SHARED = 0.05       # share of a difference that corrects all costs: mostly the whole machine became slower or faster
 KEPT_CURVES = 192   # curves after which all are dropped; a request needs three per 16 tokens
 FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
 
@@ -175,7 +175,7 @@ CostState = tuple[float, float, float | None, dict[int, float]]
 
 
 class LiveCosts:
-    """Costs that follow timed steps; frozen costs stay fixed, so that decisions repeat."""
+    """Costs that are corrected by timed steps; frozen costs stay fixed, so that decisions repeat."""
 
     def __init__(self, costs: Costs, frozen: bool = False, measure: Callable[[int, float], Costs] | None = None
                  ) -> None:
@@ -184,10 +184,9 @@ class LiveCosts:
         self._reached = max(costs.passes)
         # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
         self._machine = self._drafts = 0.0
-        self._proposal: float | None = None     # logarithm of a proposal's seconds
+        self._proposal: float | None = None     # seconds of a proposal
         self._own = self._rows()
-        self._curves: dict[tuple[str, int], Points] = {}        # by name and prefix
-        self._tables: dict[int, list[float]] = {}       # by prefix: seconds of passes of 0, 1, 2 .. rows
+        self._measured: dict[tuple[str, int], Points] = {}      # uncorrected curves by name and prefix
 
     def _rows(self) -> dict[int, float]:
         return dict.fromkeys({rows for row in self.costs.passes.values() for rows in row}, 0.0)
@@ -201,7 +200,7 @@ class LiveCosts:
             return
         self.costs, self._reached = self.measure(prefix, seconds), prefix
         self._own = self._rows() | self._own
-        self._forget()
+        self._measured.clear()
 
     def state(self) -> CostState:
         """Returns a copy of all that was learnt from timed steps."""
@@ -211,7 +210,6 @@ class LiveCosts:
         """Goes back to a `state`."""
         self._machine, self._drafts, self._proposal = state[:3]
         self._own = self._rows() | state[3]
-        self._forget()
 
     def copy(self) -> LiveCosts:
         """Returns an independent copy."""
@@ -221,14 +219,13 @@ class LiveCosts:
         return made
 
     def verify(self, rows: int, prefix: int) -> float:
-        """Like `Costs.verify`, with the learnt slowdown; the next two methods correspond likewise."""
+        """Like `Costs.verify`, corrected; the next three methods correspond likewise."""
         return along(self._curve("passes", prefix), rows)
 
     def verify_up_to(self, rows: int, prefix: int) -> Sequence[float]:
-        """Returns the seconds of passes of 0, 1, 2 .. rows: those of `verify`, and perhaps of more rows."""
-        points, table = self._curve("passes", prefix), self._tables.setdefault(prefix, [])
-        table += [along(points, count) for count in range(len(table), rows + 1)]
-        return table
+        """Returns the seconds of passes of 0, 1, 2 .. rows."""
+        points = self._curve("passes", prefix)
+        return [along(points, count) for count in range(rows + 1)]
 
     def level(self, rows: int, prefix: int) -> float:
         return along(self._curve("levels", prefix), rows)
@@ -238,56 +235,49 @@ class LiveCosts:
 
     def timed(self, rows: int, prefix: int, seconds: float) -> None:
         """Learns that a target pass took this long."""
-        moved = self._moved(self.verify(rows, prefix), seconds)
-        self._machine += SHARED * moved
-        own = self._own
-        known = sorted(own)
+        own, known = self._own, sorted(self._own)
         after = min(bisect_left(known, rows), len(known) - 1)
         left, right = known[max(0, after - 1)], known[after]       # the measured rows around these
         share = min(1.0, math.log(rows / left) / math.log(right / left)) if left < right else 1.0
+        corrected = self._machine + (1.0 - share) * own[left] + share * own[right]
+        moved = self._moved(along(self._points("passes", prefix), rows) * math.exp(corrected), seconds)
+        self._machine += SHARED * moved
         own[left] += OWN * moved * (1.0 - share)
         own[right] += OWN * moved * share
-        self._forget()
 
     def drafted(self, expected: float, seconds: float) -> None:
         """Learns that a draft, including feeding, took `seconds` where `expected` seconds were expected."""
-        self._drafts += SHARED * self._moved(expected, seconds)
-        self._forget()
+        self._drafts += OWN * self._moved(expected, seconds)
 
     @property
     def proposal(self) -> float:
         """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen, `host`."""
-        return self.costs.host if self._proposal is None else math.exp(self._proposal)
+        return self.costs.host if self._proposal is None else self._proposal
 
     def proposed(self, seconds: float) -> None:
-        """Learns that such a proposal took this long.
-
-        Shorter times count more, because noise only adds time and the first one may include set-up.
-        """
-        if self.frozen or seconds <= 0.0:
-            return
-        if self._proposal is None:
-            self._proposal = math.log(seconds)
-        moved = math.log(seconds) - self._proposal
-        self._proposal += moved / 2 if moved < 0.0 else SHARED * min(moved, OUTLIER)
+        """Learns that such a proposal took this long."""
+        if not self.frozen and seconds > 0.0:
+            before = self._proposal or seconds
+            self._proposal = before * math.exp(OWN * self._moved(before, seconds))
 
     def _moved(self, expected: float, seconds: float) -> float:
-        """Returns the bounded logarithm of the slowdown; 0 if costs are frozen or a time is 0."""
+        """Returns the logarithm of the slowdown; 0 if costs are frozen or a time is 0.
+
+        It is bounded, because noise only adds time.
+        """
         if self.frozen or min(expected, seconds) <= 0.0:
             return 0.0
-        return min(max(math.log(seconds / expected), -OUTLIER), OUTLIER)
+        return min(math.log(seconds / expected), OUTLIER)
+
+    def _points(self, name: str, prefix: int) -> Points:
+        """Returns the curve as it was measured."""
+        if (name, prefix) not in self._measured:
+            if len(self._measured) == KEPT_CURVES:
+                self._measured.clear()
+            self._measured[name, prefix] = curve(getattr(self.costs, name), prefix)
+        return self._measured[name, prefix]
 
     def _curve(self, name: str, prefix: int) -> Points:
-        if (found := self._curves.get((name, prefix))) is None:
-            if len(self._curves) == KEPT_CURVES:
-                self._forget()
-            passes = name == "passes"
-            found = self._curves[name, prefix] = _never_falling([
-                (rows, seconds * math.exp(self._machine + (self._own[rows] if passes else self._drafts)))
-                for rows, seconds in curve(getattr(self.costs, name), prefix)])
-        return found
-
-    def _forget(self) -> None:
-        """Drops all curves and tables: costs have changed, or there are too many."""
-        self._curves.clear()
-        self._tables.clear()
+        passes = name == "passes"
+        return _never_falling([(rows, seconds * math.exp(self._machine + (self._own[rows] if passes else self._drafts)))
+                               for rows, seconds in self._points(name, prefix)])

@@ -10,8 +10,9 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
 
-TEXT = (0.0, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8)      # first weight of the text, by longest context
+HALF = 16           # tokens of the text's longest context with which the text's first weight is one half
 ROW = 0.05          # first weight of the matrix row; the drafter has the rest
+TEXT = tuple((1.0 - ROW) * longest / (longest + HALF) for longest in (0, *ORDERS))     # first weights of the text
 FIRST = 30.0        # weight of these first values, in tokens
 FADE = 0.99         # decay of what was learnt, per token
 

@@ -43,17 +43,13 @@ class Price(Protocol):
 
 @dataclass(slots=True)
 class _Child:
-    """A successor of a node: each expert's probability, its drafted node or -1, and its origin bits.
-
-    newest: True if it is the text's newest continuation
-    """
+    """A successor of a node: each expert's probability, its drafted node or -1, and its origin bits."""
 
     text: float = 0.0
     drafter: float = 0.0
     row: float = 0.0
     drafted: int = -1
     origin: int = 0
-    newest: bool = False
 
 
 @dataclass
@@ -70,13 +66,11 @@ class _Drafted:
 class _Node:
     """A ranked node.
 
-    path: its tokens below the root; run: the text's run at the path's end; place: its node in the drafted tree or -1;
-    longest: length of its longest context, in tokens; predictions: what the experts predict for its children, if some
-    are drafted
+    path: its tokens below the root; place: its node in the drafted tree or -1; longest: length of its longest context,
+    in tokens; predictions: what the experts predict for its children, if some are drafted
     """
 
     path: tuple[int, ...]
-    run: int
     place: int
     longest: int = 0
     predictions: NodePredictions | None = None
@@ -147,7 +141,6 @@ class RankedProposer:
         origin: list[int] = []
         match: list[int] = []
         nodes: list[_Node] = []
-        run = self.text.known().run if self.text else 0
         # (-probability, order of entry, parent, token, the child)
         heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root, _Child(drafted=0, origin=ROOT))]
         entered, lowest = 0, min(floors[1:], default=0.0)
@@ -156,8 +149,7 @@ class RankedProposer:
             if tokens and -negative <= floors[len(tokens)]:
                 break
             above = nodes[parent] if tokens else None
-            node = _Node((*above.path, token), above.run + 1 if child.newest else 0, child.drafted) if above else _Node(
-                (), run, 0)
+            node = _Node((*above.path, token), child.drafted) if above else _Node((), 0)
             tokens.append(token)
             parents.append(parent)
             probabilities.append(-negative)
@@ -178,10 +170,10 @@ class RankedProposer:
         """Returns (token, child, mixed probability) for each successor of the node."""
         below = drafted.children.get(node.place, ())
         children = {token: _Child(drafter=q, drafted=at, origin=drafted.origin[at]) for token, q, at in below}
-        known, node.longest = self.text.known().after(node.path, node.run) if self.text else ([], 0)
-        for token, probability, newest in known:
+        known, node.longest = self.text.known().after(node.path) if self.text else ([], 0)
+        for token, probability in known:
             child = children.setdefault(token, _Child())
-            child.text, child.newest = probability, newest
+            child.text = probability
             child.origin |= RETRIEVED
         if not below:
             return [(token, child, child.text) for token, child in children.items()]

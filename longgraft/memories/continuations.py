@@ -4,8 +4,8 @@ For contexts of 1 to 32 tokens the model counts which tokens followed.  A predic
 that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share of the remaining
 probability, for those of its tokens that the longer contexts did not have.  The share is learned: how often was the
 next token among such tokens in similar contexts (secondary escapes of PPMII, Shkarin 2002)?  Passages of a corpus are
-counted apart.  They take part only if they match a longer context than the text does; their share is learned for each
-pair of the two lengths.  `continuations.cpp` does the work, and holds the other constants.
+counted apart.  They take part only if they match a longer context than the text does; their share is learned by its
+length.  `continuations.cpp` does the work, and holds the other constants.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # context lengths, in tokens
 FAR = ORDERS[-1]    # longest context
 LEVELS = 4          # contexts that are blended
 KEPT = 24           # continuations that a context keeps, the newest ones
+RATES = (6 + 2) * len(ORDERS)   # rates that are learnt, as continuations.cpp describes
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
 """By node: tokens, parents, probabilities, lengths of the contexts that predicted them.  The root comes first; its
@@ -32,22 +33,18 @@ token 0 is a placeholder."""
 
 
 class Continuation(NamedTuple):
-    """A token that may come next; newest: True if it followed the longest context most recently."""
+    """A token that may come next."""
 
     token: int
     probability: float
-    newest: bool
 
 
 class Continuations(Protocol):
     """Counts of a growing text.  A negative id ends a text: no context reaches across it."""
 
     @property
-    def run(self) -> int:
-        """The number of tokens in a row that were predicted correctly, up to the end of the text.
-
-        Correct: the token that followed the longest context most recently.
-        """
+    def rates(self) -> np.ndarray | None:
+        """[RATES, 2] float64: hits and trials of contexts of each kind.  No tokens are among them."""
 
     def answer(self) -> None:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
@@ -58,11 +55,8 @@ class Continuations(Protocol):
     def read(self, passage: Sequence[int]) -> None:
         """Counts continuations in a passage of a corpus, which may contain the end of this text."""
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
-        """Returns what may follow the text and this path, and the length of the longest context.
-
-        run: the value of `run` at the end of the path
-        """
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
+        """Returns what may follow the text and this path, and the length of the longest context."""
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
@@ -74,17 +68,19 @@ class Continuations(Protocol):
 class CompiledContinuations:
     """`Continuations` in C++."""
 
-    def __init__(self, functions: ctypes.CDLL) -> None:
+    def __init__(self, functions: ctypes.CDLL, rates: np.ndarray | None = None) -> None:
         self._of = functions
-        self._model = functions.longgraft_text_new()
+        self._model = functions.longgraft_text_new(None if rates is None else _at(rates))
         # Without atexit it would run at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
-        room = (1 + LEVELS) * KEPT
-        self._after = np.empty(room, np.int32), np.empty(room), np.empty(room, np.int32), np.empty(1, np.int32)
+        room = LEVELS * KEPT
+        self._after = np.empty(room, np.int32), np.empty(room), np.empty(1, np.int32)
 
     @property
-    def run(self) -> int:
-        return self._of.longgraft_text_run(self._model)
+    def rates(self) -> np.ndarray:
+        rates = np.empty((RATES, 2))
+        self._of.longgraft_text_rates(self._model, _at(rates))
+        return rates
 
     def answer(self) -> None:
         self._of.longgraft_text_answer(self._model)
@@ -97,12 +93,12 @@ class CompiledContinuations:
         given = np.asarray(passage, dtype=np.int32)
         self._of.longgraft_text_read(self._model, _at(given), len(given))
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
-        given, (tokens, probabilities, newest, longest) = np.asarray(path, dtype=np.int32), self._after
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
+        given, (tokens, probabilities, longest) = np.asarray(path, dtype=np.int32), self._after
         n = self._of.longgraft_text_after(
-            self._model, _at(given), len(given), run, _at(tokens), _at(probabilities), _at(newest), _at(longest))
-        return [Continuation(*one) for one in zip(tokens[:n].tolist(), probabilities[:n].tolist(),
-                                                  map(bool, newest[:n].tolist()), strict=True)], int(longest[0])
+            self._model, _at(given), len(given), _at(tokens), _at(probabilities), _at(longest))
+        found = zip(tokens[:n].tolist(), probabilities[:n].tolist(), strict=True)
+        return [Continuation(*one) for one in found], int(longest[0])
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         budget = len(floors)
@@ -121,7 +117,7 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 class NoContinuations:
     """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the same."""
 
-    run = 0
+    rates = None
 
     def answer(self) -> None:
         pass
@@ -131,17 +127,17 @@ class NoContinuations:
 
     read = extend
 
-    def after(self, path: Sequence[int], run: int) -> tuple[list[Continuation], int]:
+    def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
         return [], 0
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         return ([0], [-1], [1.0], [0]) if floors else ([], [], [], [])
 
 
-def continuations() -> Continuations:
-    """Returns the model of an empty text."""
+def continuations(rates: np.ndarray | None = None) -> Continuations:
+    """Returns the model of an empty text.  rates: those that an earlier text has taught; None: the first ones"""
     functions = compiled()
-    return NoContinuations() if isinstance(functions, NotBuilt) else CompiledContinuations(functions)
+    return NoContinuations() if isinstance(functions, NotBuilt) else CompiledContinuations(functions, rates)
 
 
 @cache
@@ -153,12 +149,13 @@ def compiled() -> ctypes.CDLL | NotBuilt:
         return error
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, given in (
-            ("new", pointer, []), ("free", None, [pointer]), ("answer", number, [pointer]), ("run", number, [pointer]),
+            ("new", pointer, [pointer]), ("free", None, [pointer]), ("answer", number, [pointer]),
+            ("rates", number, [pointer, pointer]),
             ("extend", number, [pointer, pointer, number]), ("read", number, [pointer, pointer, number]),
             ("rank", number, [pointer, number, *[pointer] * 5]),
-            ("after", number, [pointer, pointer, number, number, *[pointer] * 4])):
+            ("after", number, [pointer, pointer, number, *[pointer] * 3])):
         function = getattr(functions, f"longgraft_text_{name}")
         function.restype, function.argtypes = result, given
-        if name not in ("free", "run"):
+        if name != "free":
             function.errcheck = with_memory
     return functions

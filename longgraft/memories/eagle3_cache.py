@@ -22,8 +22,6 @@ from longgraft.target_model.weights import drafter_identity
 from longgraft.trees.padded import SIZES, size_of
 from longgraft.yarn_drafters.network import Eagle3Network
 
-ACCURACY_TOKENS = 64             # newest fed tokens over which the network's accuracy is measured
-
 
 class Eagle3Cache(DraftCache):
     """The input pairs of an EAGLE-3 head.
@@ -54,7 +52,6 @@ class Eagle3Cache(DraftCache):
         self.committed, self.root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
         self.start = torch.zeros(1, 1, network.config.hidden_size, dtype=weight.dtype, device=weight.device)
         self._newest: Tensor | None = None
-        self._fed: tuple[tuple[Tensor, Tensor], ...] = ()      # states [n, H] and tokens [n] of the last feeds
 
     @property
     def identity(self) -> dict[str, str]:
@@ -96,9 +93,6 @@ class Eagle3Cache(DraftCache):
             states = self.passes.run(rows, Part.FEED)[None]
         # Copied, because a view would keep a prompt chunk's states alive.
         self._newest = states[:, n - 1:n].clone()
-        self._fed += ((states[0, max(0, n - ACCURACY_TOKENS):n].clone(), tokens[-ACCURACY_TOKENS:]),)
-        while sum(len(tokens) for _, tokens in self._fed[1:]) >= ACCURACY_TOKENS:
-            self._fed = self._fed[1:]
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
         """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are scratch."""
@@ -157,28 +151,17 @@ class Eagle3Cache(DraftCache):
     def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
         return self.passes.run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
-    @torch.no_grad()
-    def accuracy(self, most: int = ACCURACY_TOKENS) -> tuple[int, int]:
-        """Measures the network without a draft, on the newest fed tokens, at most `most` of them.
-
-        Returns (number of tokens that the network's best guess had right, number of tokens); each token is guessed from
-        the target's own features.
-        """
-        states, tokens = (torch.cat(column)[-most - 1:] for column in zip(*self._fed, strict=True))
-        best = self.network.target_ids(self.network.logits(states[:-1], self.passes.product).argmax(-1))
-        return int((best == tokens[1:].to(best.device)).sum()), len(best)
-
     def reset(self, capacity: int) -> None:
         super().reset(capacity)
-        self._newest, self._fed = None, ()
+        self._newest = None
 
     def mark(self) -> Any:
-        return super().mark(), self._newest, self._fed
+        return super().mark(), self._newest
 
     def rewind(self, mark: Any) -> None:
-        rows, self._newest, self._fed = mark
+        rows, self._newest = mark
         super().rewind(rows)
 
     def release(self) -> None:
         super().release()
-        self._newest, self._fed = None, ()
+        self._newest = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from longgraft.corpora import Corpus
@@ -24,6 +25,7 @@ class PartialMatching(Memory):
     reads_corpora = True
 
     def __init__(self) -> None:
+        self._rates: np.ndarray | None = None       # what earlier answers taught about the text's probabilities
         self._clear()
 
     def _clear(self) -> None:
@@ -31,9 +33,11 @@ class PartialMatching(Memory):
         self._before: list[int] = []            # predictions, each followed by BETWEEN
         self._corpora: list[Corpus] = []
         self._answer: int | None = None         # index in `text` after the answer's first token
-        self._counts = continuations()
+        self._counts = continuations(self._rates)
 
     def reset(self, capacity: int) -> None:
+        if self._answer is not None:
+            self._rates = self._counts.rates
         self._clear()
 
     def observe_prediction(self, tokens: Tensor) -> None:
@@ -59,7 +63,7 @@ class PartialMatching(Memory):
         Each passage is read only once, because then the text has that context.
         """
         for corpus in self._corpora:
-            known = self._counts.after((), 0)[1]
+            known = self._counts.after(())[1]
             for passage in corpus.passages(self.text[-FAR:], (n for n in ORDERS if n > known)):
                 self._counts.read(passage)
 
@@ -75,7 +79,7 @@ class PartialMatching(Memory):
     def _count(self, earlier: Sequence[int] = ()) -> None:
         """Learns everything again, after `earlier` texts (about 2 microseconds per token), and reads the corpora for
         the present end of the text."""
-        self._counts = continuations()
+        self._counts = continuations(self._rates)
         self._counts.extend([*earlier, *self._before, *self.text[:self._answer]])
         if self._answer is not None:
             self._counts.answer()
@@ -83,10 +87,11 @@ class PartialMatching(Memory):
         self._read()
 
     def mark(self) -> Any:
-        return self._before.copy(), self.text.copy(), self._answer
+        return self._before.copy(), self.text.copy(), self._answer, self._rates
 
     def rewind(self, mark: Any) -> None:
-        self._before, self.text, self._answer = mark[0].copy(), mark[1].copy(), mark[2]
+        before, text, self._answer, self._rates = mark
+        self._before, self.text = before.copy(), text.copy()
         self._count()
 
     def release(self) -> None:

@@ -18,5 +18,5 @@ MUTATIONS = (
     Mutation("each lane drafts with passes of its own", "Parts.drafter_cache", "self.target.fused_kernels, passes))", "self.target.fused_kernels))", "test_high_batch.py::test_drafts_share_passes_and_have_the_same_bits_as_alone"),
     Mutation("a shared level has its whole price", "Prices.__init__", "self.level = costs.level(sharing * beam, prefix) / sharing", "self.level = costs.level(beam, prefix)", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
     Mutation("a shared feed has its whole price", "Prices.__init__", "costs.feed(sharing * rows, prefix) / sharing for", "costs.feed(rows, prefix) for", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
-    Mutation("drafts are timed while others run", "Controller._draft", "if not ask.batch.requests:", "if True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
+    Mutation("drafts are timed while others run", "Controller._learn_cost", "elif not ask.batch.requests:", "elif True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
 )

@@ -13,5 +13,4 @@ MUTATIONS = (
     Mutation("a union of wants drops the final states", "Wants.__or__", "self.final or other.final", "self.final", "test_memories.py::test_two_proposers_with_different_layers_share_a_pass"),
     Mutation("a union of wants takes the first top-k", "Wants.__or__", "max(self.topk, other.topk)", "self.topk or other.topk", "test_memories.py::test_two_proposers_with_different_layers_share_a_pass"),
     Mutation("a cache that grows forgets its prefix", "KVCache.reserve", "        self._fill(kept)\n", "", "test_memories.py::test_a_cache_keeps_its_prefix_when_it_grows_and_counts_skipped_tokens_in_its_position"),
-    Mutation("a guess is compared with the token that it was made from", "Eagle3Cache.accuracy", "tokens[1:].to(", "tokens[:-1].to(", "test_memories.py::test_a_drafter_is_judged_by_the_token_that_followed_its_guess"),
 )

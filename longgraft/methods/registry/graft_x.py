@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates
-from longgraft.budget.controller import Controller
+from longgraft.budget.controller import Controller, Levels
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.config.options import Checked, like, option
@@ -64,19 +64,18 @@ def controlled(p: Parts) -> Controller:
     if c.pruning == "none":
         raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
                          "budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
-    costs, text, levels = _needed_costs(p), p.text() if c.text else None, p.shape.levels
+    costs, text = _needed_costs(p), p.text() if c.text else None
     if p.source is not None:
         estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
                           lambda: AcceptanceEstimates(costs))
-        return Controller(RankedProposer(text, p.source, None, p.clock, pool=1), estimates,
-                          probing=c.probing, clock=p.clock)
+        return Controller(RankedProposer(text, p.source, None, p.clock, pool=1), estimates, probing=c.probing,
+                          clock=p.clock)
     cache = p.drafter_cache()
-    estimates = p.one(("estimates", c.text, c.probing, id(cache)),
-                      lambda: AcceptanceEstimates(costs, cache))
-    beam = _beam(costs, p.shape.top_k)
-    drafter = Eagle3Drafter(cache, Dense(), levels, beam, p.clock)
-    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock),
-                      estimates, beam=beam, levels=levels, probing=c.probing, clock=p.clock)
+    estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
+    levels = Levels(cache, _beam(costs, p.shape.top_k), p.shape.levels)
+    drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
+    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock), estimates, levels,
+                      probing=c.probing, clock=p.clock)
 
 
 def text_controlled(p: Parts) -> Controller:
