@@ -12,6 +12,7 @@ from typing import Any
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.budget.cost_measurement import costs_for
+from longgraft.config.method_roles import DEFAULT, HEADLESS
 from longgraft.config.settings import Budget, Settings
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.engine import Engine
@@ -26,6 +27,7 @@ from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources
 from longgraft.methods.parts import DraftShape, Parts
+from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import EMBEDDED, embedded
 from longgraft.models.targets import load_target
 from longgraft.prefill.prefixes import Prefixes
@@ -206,9 +208,14 @@ def assemble(plan: LoadPlan) -> Loaded:
     """Loads the target and everything that the method needs."""
     settings, found = plan.settings, load_target(plan.source, plan.settings)
     target, tokenizer = found.target, found.tokenizer
-    method, given, notes = load_needs(plan.method, Sources(target, plan.drafter, settings.head, settings.given,
-                                                           tokenizer))
-    notes = (*found.notes, *notes)
+    wanted, notes = plan.method, found.notes
+    if _drafts_slower(plan, target):
+        wanted = find(HEADLESS)
+        notes = (*notes, f"the head of {target.name} makes decoding slower on a CPU, so method {HEADLESS} replaces "
+                         f"{DEFAULT} (--drafter {target.name} uses the head)")
+    method, given, about_needs = load_needs(wanted, Sources(target, plan.drafter, settings.head, settings.given,
+                                                            tokenizer))
+    notes = (*notes, *about_needs)
     network = given.get(HEAD.name)
     if network is not None and network.notice:
         notes = (*notes, network.notice)
@@ -220,6 +227,15 @@ def assemble(plan: LoadPlan) -> Loaded:
     calibration = _calibration(target, tokenizer, network, settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
     return Loaded(target, tokenizer, method, parts, notes, settings)
+
+
+def _drafts_slower(plan: LoadPlan, target: Target) -> bool:
+    """Returns True if the default method would take a head that ships and was measured to lose on every CPU.
+
+    Measured: docs/results/qwen2.5-coder and docs/results/smollm2.  A drafter that is named is always used.
+    """
+    usual = plan.method.name == DEFAULT and plan.method.choices == plan.method.usual
+    return usual and plan.drafter == AUTO and target.device.type == "cpu" and shipped_head(target.name) is not None
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:

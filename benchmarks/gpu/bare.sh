@@ -7,8 +7,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 map=$(mktemp -d)
 trap 'rm -rf "$map"' EXIT
 mkdir "$map/longgraft"
-ln -s "$root"/longgraft/* "$root"/yarn_drafters "$root"/prefill "$root"/eval "$map/longgraft/"
-ln -s "$root/benchmarks" "$map/benchmarks"
+ln -s "$root"/longgraft/* "$map/longgraft/"
+ln -sfn "$root"/yarn_drafters "$root"/prefill "$root"/eval "$map/longgraft/"       # links may not have travelled
+ln -s "$root/benchmarks" "$root/pyproject.toml" "$map/"
 export PYTHONPATH="$map${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=${TOKENIZERS_PARALLELISM:-false}
 OUT=$(realpath -m "${OUT:-$root/results}")

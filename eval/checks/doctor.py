@@ -17,6 +17,7 @@ from longgraft.kernels.cpu import DTYPES, packed_bytes
 from longgraft.memories.adjacency import WIDTH
 from longgraft.methods.needs import head_path
 from longgraft.models.catalogue import Entry
+from longgraft.models.gguf_header import check_packages
 from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.places import not_here, place_of
 from longgraft.models.store import ROOM, models_folder
@@ -63,7 +64,9 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         ValueError: the target cannot be decoded here, or the head belongs to another target.
     """
     programs = resident() if device.type == "cpu" else 0      # before a GGUF file is described, which leaves memory
-    if (entry := not_here(pair.model)) is not None:
+    entry = not_here(pair.model)
+    if entry is not None:
+        check_packages(entry.name)
         return before_download(entry, context, device, programs)
     place = place_of(pair.model)
     name, config = place.name, cast(Any, read_config(place.path, place.name))

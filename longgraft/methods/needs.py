@@ -99,9 +99,12 @@ def _head(sources: Sources) -> Eagle3Network:
 
 
 def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
-    """Returns the place of a target's head; None if no head is wanted or known."""
+    """Returns the place of a target's head; None if no head is wanted or known.
+
+    drafter: AUTO, a place, or the name of a model of the catalogue, which stands for the head that ships for it
+    """
     if drafter != AUTO:
-        return drafter
+        return shipped_head(str(drafter)) or drafter
     known = find_head(target)
     return embedded("drafter") if target == EMBEDDED else known.head if known else shipped_head(target)
 
