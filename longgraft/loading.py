@@ -33,6 +33,7 @@ from longgraft.models.targets import load_target
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions, cuda_graphs
+from longgraft.runtime.devices import device_of
 from longgraft.runtime.fingerprint import digest, vocabulary
 from longgraft.target_model.model import Target
 from longgraft.target_model.static_pass import why_not_fixed
@@ -196,7 +197,15 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
                  ) -> tuple[Session, Loaded]:
     """Returns a session, and what it was made from; arguments as in `load`."""
-    loaded = assemble(LoadPlan.of(model, drafter, settings))
+    plan = LoadPlan.of(model, drafter, settings)
+    if _drafts_slower(plan):
+        loaded = assemble(replace(plan, method=find(HEADLESS)))
+        name = plan.source.name
+        note = (f"the head of {name} makes decoding slower on a CPU, so method {HEADLESS} replaces {DEFAULT} "
+                f"(--drafter {name} uses the head)")
+        loaded = replace(loaded, notes=(*loaded.notes, note))
+    else:
+        loaded = assemble(plan)
     chosen = loaded.settings
     session = loaded.session(chosen.budget, chosen.chunk, chosen.prefixes, chosen.prefix, chosen.corpus)
     if tell:
@@ -204,18 +213,23 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
     return session, loaded
 
 
+def _drafts_slower(plan: LoadPlan) -> bool:
+    """Returns True if the default method would take a head that ships and was measured to lose on every CPU.
+
+    Measured: docs/results/qwen2.5-coder and docs/results/smollm2.  A drafter that is named is always used.
+    """
+    usual = plan.method.name == DEFAULT and plan.method.choices == plan.method.usual
+    on_cpu = device_of(plan.settings.device).type == "cpu"
+    return usual and on_cpu and plan.drafter == AUTO and shipped_head(plan.source.name) is not None
+
+
 def assemble(plan: LoadPlan) -> Loaded:
     """Loads the target and everything that the method needs."""
     settings, found = plan.settings, load_target(plan.source, plan.settings)
     target, tokenizer = found.target, found.tokenizer
-    wanted, notes = plan.method, found.notes
-    if _drafts_slower(plan, target):
-        wanted = find(HEADLESS)
-        notes = (*notes, f"the head of {target.name} makes decoding slower on a CPU, so method {HEADLESS} replaces "
-                         f"{DEFAULT} (--drafter {target.name} uses the head)")
-    method, given, about_needs = load_needs(wanted, Sources(target, plan.drafter, settings.head, settings.given,
-                                                            tokenizer))
-    notes = (*notes, *about_needs)
+    method, given, notes = load_needs(plan.method, Sources(target, plan.drafter, settings.head, settings.given,
+                                                           tokenizer))
+    notes = (*found.notes, *notes)
     network = given.get(HEAD.name)
     if network is not None and network.notice:
         notes = (*notes, network.notice)
@@ -227,15 +241,6 @@ def assemble(plan: LoadPlan) -> Loaded:
     calibration = _calibration(target, tokenizer, network, settings)
     parts = Parts(target, given, shape, calibration, regions=regions)
     return Loaded(target, tokenizer, method, parts, notes, settings)
-
-
-def _drafts_slower(plan: LoadPlan, target: Target) -> bool:
-    """Returns True if the default method would take a head that ships and was measured to lose on every CPU.
-
-    Measured: docs/results/qwen2.5-coder and docs/results/smollm2.  A drafter that is named is always used.
-    """
-    usual = plan.method.name == DEFAULT and plan.method.choices == plan.method.usual
-    return usual and plan.drafter == AUTO and target.device.type == "cpu" and shipped_head(target.name) is not None
 
 
 def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any], tuple[str, ...]]:

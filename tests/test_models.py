@@ -101,11 +101,10 @@ def test_auto_drafter_is_the_head_that_ships(model, tmp_path, capsys, monkeypatc
     assert "ships" in run(capsys, monkeypatch, "models")[1]
     assert assemble(LoadPlan.of("toy", "auto", Settings(method="eagle3"))).parts.head is not None
 
-    usual = assemble(LoadPlan.of("toy", "auto", Settings()))
-    assert usual.method.name == "graft-x-text" and usual.parts.head is None
-    assert any("--drafter toy uses the head" in note for note in usual.notes)
-    named = assemble(LoadPlan.of("toy", "toy", Settings()))
-    assert named.method.name == "graft-x" and named.parts.head is not None
+    usual = longgraft.load("toy", tell=False)
+    assert usual.method == "graft-x-text"
+    assert any("--drafter toy uses the head" in line for line in usual.about)
+    assert longgraft.load("toy", "toy", tell=False).method == "graft-x"
 
 
 @pytest.mark.parametrize(("changed", "dtype", "integers", "usual"), [
