@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from toys.served import characters
 from toys.sessions import answered, toy_session
+from toys.tokenizers import byte_tokenizer
 
 from longgraft.engine import predicted_output
-from longgraft.engine.encoder import Encoder, stop_strings
+from longgraft.engine.encoder import Encoder, continuation, stop_strings
 
 
 class Letters:
@@ -25,7 +27,7 @@ ENCODER = Encoder(Letters(), 96, "toy")
 
 
 @pytest.mark.parametrize("prompt, ids", [
-    ("ab", [7, 8]), ([3, 4], [3, 4]), ((3, 4), [3, 4]), (torch.tensor([3, 4]), [3, 4]),
+    ("ab", [7, 8]), ([0, 95], [0, 95]), ([3, 4], [3, 4]), ((3, 4), [3, 4]), (torch.tensor([3, 4]), [3, 4]),
     (torch.tensor([[3, 4]]), [3, 4]), (np.array([3, 4], dtype=np.int32), [3, 4]), ([np.int64(3)], [3]),
     ([{"role": "u", "content": "a"}], [27, 58, 7])])
 def test_text_chats_and_ids_of_every_kind_are_prompts(prompt, ids):
@@ -38,12 +40,40 @@ def test_text_chats_and_ids_of_every_kind_are_prompts(prompt, ids):
     (torch.tensor([1.5, 2.0]), "1.5, a float"),
     ([1, 2.0], "2.0, a float"), ([True, False], "True, a bool"), (torch.tensor([True]), "True, a bool"),
     (torch.zeros(3, dtype=torch.int64, device="meta"), "on the meta device, which holds no ids"),
-    (b"\x01\x02", "is a bytes"), (7, "is a int"), (None, "is a NoneType"), (["a", "b"], "'a', a str"),
+    (b"\x01\x02", "is a bytes"), (memoryview(b"\x01"), "is a memoryview"), (7, "is a int"), (None, "is a NoneType"),
+    (["a", "b"], "'a', a str"),
     ([], "The prompt is empty"), ("", "The prompt is empty"), (torch.tensor([], dtype=torch.int64), "is empty"),
     ([96], "knows 0 to 95"), ([-1], "from -1 to -1"), ("a\ud800", r"half a character \('\\ud800'\) at place 1")])
 def test_an_invalid_prompt_is_refused(prompt, said):
     with pytest.raises(ValueError, match=said):
         ENCODER.encode(prompt)
+
+
+def test_a_chat_is_encoded_up_to_where_its_answer_begins():
+    tokenizer = characters()
+    chat = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
+    assert Encoder(tokenizer, 96, "toy").encode(chat) == tokenizer("s:be kind\nu:hi\na:")["input_ids"]
+
+
+@pytest.mark.parametrize("message, said", [
+    ({"content": "a"}, "^Message 2 has"), ({"role": "user"}, "^Message 2 has no content"),
+    ({"role": "wizard", "content": "a"}, "chat template refuses these messages: no such role")])
+def test_a_chat_is_refused_by_its_wrong_message(message, said):
+    with pytest.raises(ValueError, match=said):
+        Encoder(characters(), 96, "toy").encode([{"role": "user", "content": "hi"}, message])
+
+
+@pytest.mark.parametrize("spaced", [True, False])
+def test_text_that_follows_other_text_has_only_its_own_space(spaced):
+    tokenizer = byte_tokenizer(spaced=spaced)
+    for text in ("", "is", " is", "\nis"):
+        ids = continuation(tokenizer, text)
+        assert len(ids) == len(text) and tokenizer.decode(ids) == text
+
+
+def test_text_that_would_merge_with_a_line_end_is_encoded_alone():
+    ids = {"\n": [1], "\nis": [2], "is": [3]}
+    assert continuation(lambda text, **_: {"input_ids": ids[text]}, "is") == [3]
 
 
 def test_a_prompt_without_a_tokenizer_must_be_ids():
@@ -69,6 +99,8 @@ def test_stop_strings_are_one_several_or_none():
     for wrong in ("", [""], ["a", 3], 5):
         with pytest.raises(ValueError, match="A stop string is"):
             stop_strings(wrong)
+    with pytest.raises(ValueError, match="The stop string has half a character"):
+        stop_strings(["a", "b\ud800"])
 
 
 def test_a_recording_of_unknown_ids_is_refused():

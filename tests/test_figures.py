@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
 
 from longgraft.engine.stats import Stats, Tally
 from longgraft.eval.statistics import bootstrap
-from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, UNPRUNED, ProposalTree
+from longgraft.trees.tree import DRAFT, FORCED, RETRIEVED, ROOT, UNPRUNED, ProposalTree
 
 VALUES = [0.31, 1.12, 2.05, 3.74, 5.26]
 
@@ -24,6 +25,19 @@ def test_the_decoding_rate_excludes_the_prefills_token():
     assert stats.as_dict()["decode_tokens_per_second"] == 5.0 and stats.as_dict()["mat"] == stats.mat
 
 
+def test_figures_without_a_step_are_zero():
+    assert (Stats().mat, Stats().tokens_per_step, Stats().decode_tokens_per_second) == (0, 0, 0)
+
+
+def test_the_json_of_statistics_has_each_under_its_own_name():
+    stats = Stats(1, 9, (3, 4), {"draft": 5}, {"d6": 7}, {"plain": 8}, {"own": 9}, {"0.1": (1, 0.1, 0)},
+                  {"2": (1, 0.2, 1)}, 10.0, 11.0, {"verify": 12.0}, 13, 14, (15,), 16)
+    told, names = stats.as_dict(), {field.name for field in fields(Stats)}
+    assert names - told.keys() == {"proposed_by_depth", "first_difference"}
+    assert told.keys() - names == {"steps", "mat", "tokens_per_step", "decode_tokens_per_second"}
+    assert told == {name: getattr(stats, name) for name in told} | {"accepted_per_step": [3, 4]}
+
+
 def test_an_accepted_token_is_credited_to_all_its_origins():
     origins = [ROOT, DRAFT | RETRIEVED, DRAFT, RETRIEVED, DRAFT | RETRIEVED, RETRIEVED, RETRIEVED]
     tree = ProposalTree.build(list(range(7)), list(range(-1, 6)), [0.0] * 7, origins)
@@ -35,6 +49,22 @@ def test_an_accepted_token_is_credited_to_all_its_origins():
     found = tally.stats()
     assert found.accepted_by_origin == {"draft": 2, "retrieved": 3, "both": 3}
     assert (found.new_tokens, found.accepted_per_step) == (10, (6, 2))
+
+
+def test_a_token_that_no_source_proposed_was_forced():
+    tally = Tally()
+    tally.count(ProposalTree.build([0, 1, 2], [-1, 0, 1], [0.0] * 3, [ROOT, FORCED, RETRIEVED]), [0, 1, 2], 2)
+    assert tally.stats().accepted_by_origin == {"draft": 0, "retrieved": 1, "both": 0, "forced": 1}
+
+
+def test_steps_are_counted_by_what_was_proposed_and_nodes_by_their_depth():
+    tally = Tally()
+    for origins, stage in (([ROOT], None), ([ROOT, RETRIEVED, RETRIEVED, RETRIEVED], None), ([ROOT, RETRIEVED], 2),
+                           ([ROOT, DRAFT], None), ([ROOT], 0)):
+        size = len(origins)
+        tally.count(ProposalTree.build([0] * size, [-1, 0, 0, 1][:size], [0.0] * size, origins, stage), [0], 1)
+    found = tally.stats()
+    assert found.kinds == {"plain": 2, "memory": 1, "draft": 2} and found.proposed_by_depth == (4, 1)
 
 
 def test_stages_are_counted_by_the_expansions_that_were_made():

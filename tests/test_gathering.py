@@ -72,6 +72,21 @@ def test_a_name_that_is_not_imported_is_looked_for_everywhere(shop):
                                       "def sell(shelf):\n    '''count_boxes'''\n    return ") if "defines" in one.why]
 
 
+def test_a_name_that_the_file_defines_is_looked_for_elsewhere_only_around_the_cursor(shop):
+    (shop / "shop/shelf.py").write_text("def lay_out(box):\n    return box\n")
+    within = chosen(shop, "def lay_out(box):\n    ")
+    assert piece(within, "shop/shelf.py", "also defines lay_out")
+    below = chosen(shop, "def lay_out(box):\n    return 1\n\n\ndef sell(item):\n    return lay_out(")
+    assert not any("defines lay_out" in one.why for one in below)
+
+
+@pytest.mark.parametrize("since, found", [(9, True), (10, False)])
+def test_only_the_last_ten_lines_before_the_cursor_are_compared(shop, since, found):
+    line = "    boxes = shelf.boxes_on(floor=2)\n"
+    pieces = chosen(shop, line + "    seen += 1\n\n" * since, path="other/x.py")
+    assert any("like the lines" in one.why for one in pieces if one.path == "shop/stock.py") == found
+
+
 def test_lines_like_those_before_the_cursor_are_found_with_the_lines_after_them(shop):
     pieces = chosen(shop, "def count_crates(rack):\n    crates = rack.boxes_on(floor=1)\n    wooden = [",
                     path="other/x.py")

@@ -37,3 +37,24 @@ def test_the_phrase_that_covers_most_counts_and_not_the_most_frequent_one():
 def test_a_frequent_token_makes_no_loop():
     # Three of four tokens equal the token four places before, and no eight in a row do.
     assert not loops([token for new in fresh(40) for token in (7, 7, 7, new)])
+
+
+def test_a_short_text_without_repeats_is_no_loop():
+    assert not any(loops(fresh(count)) for count in range(1, 20))
+
+
+def test_a_long_period_is_a_loop_from_its_third_turn_on():
+    turn = fresh(20)
+    assert not loops(turn * 2) and loops(turn * 2 + turn[:1])
+
+
+def test_repeated_stretches_of_eight_tokens_count_and_shorter_ones_do_not():
+    for length, wanted in ((8, True), (7, False)):
+        phrases = [fresh(length) for _ in range(4)]
+        assert loops([token for phrase in phrases for _ in range(3) for token in phrase + fresh(1)]) == wanted
+
+
+def test_a_phrase_counts_up_to_the_very_end():
+    phrase = fresh(8)
+    spread = [token for gap in (3, 4, 5, 6) for token in phrase + fresh(gap)] + phrase
+    assert loops(fresh(21) + spread) and not loops(fresh(22) + spread)      # 40 of 79 and of 80 tokens

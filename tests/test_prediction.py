@@ -146,7 +146,7 @@ def test_accepted_tokens_are_the_longest_common_subsequence(seed):
 @pytest.mark.parametrize(("prediction", "needed"), [
     (5, "is a int. Give text or token ids"), ([1, "a"], "is a int"), (["a"], "came without a tokenizer"),
     ([VOCAB], "has token ids from 96 to 96"), ([[1, 2], [3.5]], "holds 3.5"), ([{"role": "user"}], "holds 'role'"),
-    ([None], "is a NoneType"), (b"text", "is a bytes")])
+    ([None], "is a NoneType"), (b"text", "is a bytes"), ("a\ud800", "has half a character")])
 def test_an_invalid_prediction_is_refused_with_the_reason(prediction, needed):
     with pytest.raises(ValueError, match=r"[Tt]he prediction") as error:
         toy_session("pld").open([1, 2], 4, prediction=prediction)

@@ -326,3 +326,10 @@ def test_a_memory_s_own_limit_is_named():
     session.engine.proposer.memories[0].positions = 70
     with pytest.raises(ValueError, match=r"llama's drafter allows 70 positions.*draft_window"):
         session.open(PROMPT, 24)
+
+
+@pytest.mark.parametrize("progress", [True, False, None])
+def test_the_reading_of_a_prompt_shows_a_bar_if_wanted(progress, monkeypatch, capsys):
+    monkeypatch.setattr("longgraft.engine.session.BAR_AFTER", 0)
+    toy_session("ar").generate(PROMPT, 2, progress=progress)
+    assert ("prefill" in capsys.readouterr().err) == (progress is True)     # None: this is no terminal

@@ -87,8 +87,9 @@ def test_a_refused_text_is_named():
         assert error["param"] == "messages" and f"spells the special token {MARK}" in error["message"]
 
 
-def test_a_prompt_may_have_special_tokens_unless_the_request_objects():
-    prompt, path = f"a{MARK}b", "/v1/completions"
+@pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
+def test_a_prompt_may_have_special_tokens_unless_the_request_objects(path):
+    prompt = f"a{MARK}b"
     for given in ("allow", "escape", "refuse"):
         assert SPECIAL in ids_of(path, given, prompt=prompt)
     escaped = ids_of(path, prompt=prompt, special_tokens_in_content="escape")

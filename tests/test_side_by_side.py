@@ -209,9 +209,30 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     assert [one[0] for one in passes] == [OLDEST_TOKENS] * 3 and {sum(one) for one in passes} == {PASS_TOKENS}
 
 
+def test_chunks_are_small_on_a_cpu_only(monkeypatch):
+    session = repeatable("ar")
+    monkeypatch.setattr(type(session.target), "device", torch.device("meta"))
+    assert not Scheduler(session, 8, low_latency=True).low_latency
+
+
+def test_a_request_rests_while_others_step_unless_it_is_cancelled():
+    scheduler = filled(Scheduler(repeatable("ar"), 3), 2)
+    list(scheduler.step())
+    first, second = scheduler.running
+    first.rests_until = math.inf
+    assert [event.one for event in scheduler.step()] == [second]
+    second.rests_until = math.inf
+    assert [event.one for event in scheduler.step()] == [first, second]      # all rest
+    scheduler.cancel(first)
+    assert [event.one for event in scheduler.step()] == [first] and scheduler.running == [second]
+    scheduler.close()
+
+
 def test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest():
     assert shares([6000, 0], [1.0, 1.0], 40) == [40, 0]
     assert shares([6000, 0, 90], [1.0, 1.0, 1.0], 40) == [38, 0, 90]
+    assert shares([PASS_TOKENS, 0], [1.0, 1.0], 40) == [PASS_TOKENS, 0]      # not long yet
+    assert shares([5, 300], [1.0, 1.0]) == [5, PASS_TOKENS - 5]
     assert shares([6000, 5000, 0], [1.0, 2.0, 1.0], 40) == [OLDEST_TOKENS, 12, 0]
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf

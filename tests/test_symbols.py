@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import timeit
+import warnings
 
 import pytest
 
@@ -67,6 +68,29 @@ def test_a_broken_line_loses_little_of_a_python_files_outline(line, broken):
 
 def test_a_definition_without_a_body_is_found():
     assert named("def f(a):\n\ndef g(): pass\n") == {"f": (1, 1, 1), "g": (3, 3, 3)}
+
+
+@pytest.mark.parametrize("behind", ["  ", "  # why: it is new", "#"])
+def test_an_unfinished_definition_is_found_whatever_stands_behind_its_colon(behind):
+    assert named(f"def f(a):{behind}\n\ndef g(): pass\n") == {"f": (1, 1, 1), "g": (3, 3, 3)}
+
+
+def test_a_warning_of_the_parser_is_not_passed_on():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert named("pattern = '\\d'\n") == {"pattern": (1, 1, 1)}
+
+
+def test_text_that_the_parser_gives_up_on_is_parsed_once(monkeypatch):
+    tried = []
+
+    def gives_up(text):
+        tried.append(text)
+        raise RecursionError
+    with monkeypatch.context() as patched:
+        patched.setattr("ast.parse", gives_up)
+        found = outline("a.py", "def f(): pass\n").definitions
+    assert [one.name for one in found] == ["f"] and len(tried) == 1
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])

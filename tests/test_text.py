@@ -168,3 +168,14 @@ def test_stop_strings_count_until_a_match(until, expected, size):
 def test_stop_strings_never_count_again_after_a_match():
     text, detokenizer = "begin" + "." * 200 + "stop.", Detokenizer(Bytes(), ["stop"], stop_until="begin")
     assert "".join(detokenizer.push([byte]) for byte in text.encode()) + detokenizer.finish() == text
+
+
+@pytest.mark.parametrize("stop", [[";"], [".", ";"]])
+def test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token(stop):
+    detokenizer = Detokenizer(Pieces([b"a;b.c;"]), stop)
+    assert detokenizer.push([0]) + detokenizer.finish() == "a" and detokenizer.stopped
+
+
+def test_a_stop_string_does_not_count_where_the_match_begins():
+    detokenizer = Detokenizer(Pieces([b"a;b;"]), [";"], stop_until=";")
+    assert detokenizer.push([0]) + detokenizer.finish() == "a;b;"

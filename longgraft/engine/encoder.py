@@ -133,7 +133,7 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
 
     what, forms: the use of the ids and the accepted forms, named in the ValueError
     """
-    if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Iterable):
+    if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(prompt, Iterable):
         raise ValueError(f"The {what} is a {type(prompt).__name__}. Give {forms}.")
     shape = getattr(prompt, "shape", None)      # set for a tensor or an array
     if shape is not None:

@@ -20,7 +20,7 @@ def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[l
     """Returns the token ids of each text that is not empty; raises ValueError for anything but text and token ids."""
     if prediction is None:
         return []
-    single = isinstance(prediction, (str, bytes)) or hasattr(prediction, "shape") or not isinstance(
+    single = isinstance(prediction, (str, bytes)) or not isinstance(
         prediction, Sequence) or all(isinstance(one, Integral) for one in prediction)
     texts = [prediction] if single else prediction
     return [ids for text in texts if (ids := encoder.bare(text, "prediction"))]      # type: ignore[union-attr]

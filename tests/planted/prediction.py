@@ -11,4 +11,5 @@ MUTATIONS = (
     Mutation("a history drops a prediction's first token", "TokenHistory.observe_prediction", "np.append(tokens.numpy(), BETWEEN)", "np.append(tokens.numpy()[1:], BETWEEN)", "test_prediction.py::test_a_prediction_is_copied_from_its_first_token_on"),
     Mutation("counts drop a prediction's first token", "PartialMatching.observe_prediction", "self._before[-len(tokens) - 1:]", "self._before[-len(tokens):]", "test_prediction.py::test_a_prediction_is_copied_from_its_first_token_on"),
     Mutation("n-grams drop a prediction's first token", "Trajectories.observe_prediction", "range(self.ngram, len(text) + 1)", "range(self.ngram + 1, len(text) + 1)", "test_prediction.py::test_a_prediction_is_copied_from_its_first_token_on"),
+    Mutation("half a character in a prediction reaches the tokenizer", "Encoder.bare", "            _whole_characters(text, what)\n", "", "test_prediction.py::test_an_invalid_prediction_is_refused_with_the_reason"),
 )

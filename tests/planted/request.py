@@ -23,4 +23,5 @@ MUTATIONS = (
     Mutation("a stop token is an end token", "Decoder._cut", '"eos" if new[end] in self.goal.eos else "stop"', '"eos"', "test_request.py::test_a_special_token_s_text_or_id_ends_an_answer"),
     Mutation("generate forgets its stop tokens", "loading:generate", "stop_token_ids=stop_token_ids, ", "", "test_request.py::test_generate_takes_stop_token_ids"),
     Mutation("a negative end token is a token", "end_tokens", "if token >= 0", "if token >= -1", "test_request.py::test_a_negative_end_token_stands_for_none"),
+    Mutation("a bar is shown if it is not wanted", "session:_bar", "None if progress is None else not progress", "None if progress is None else progress", "test_request.py::test_the_reading_of_a_prompt_shows_a_bar_if_wanted"),
 )

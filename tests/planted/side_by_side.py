@@ -47,4 +47,9 @@ MUTATIONS = (
     Mutation("missing samplings of many answers cut the prompts", "generate_all", "[None] * len(prompts), strict=True", "[None] * len(prompts), strict=False", "test_side_by_side.py::test_many_answers_are_made_with_every_setting_of_a_single_one"),
     Mutation("reserved rows fill nothing", "Scheduler.filled", "(written + reserved) / most", "written / most", "test_side_by_side.py::test_memory_is_checked_for_each_request_with_room_for_kept_prompts"),
     Mutation("kept prompts take their room twice", "Scheduler._room", "kept.most - kept.bytes", "kept.most", "test_side_by_side.py::test_memory_is_checked_for_each_request_with_room_for_kept_prompts"),
+    Mutation("a GPU reads prompts in small chunks", "Scheduler.__init__", ' and self.engine.target.device.type == "cpu"', "", "test_side_by_side.py::test_chunks_are_small_on_a_cpu_only"),
+    Mutation("a cancelled request rests", "Scheduler.step", "if one.cancelled or one.rests_until <= since", "if one.rests_until <= since", "test_side_by_side.py::test_a_request_rests_while_others_step_unless_it_is_cancelled"),
+    Mutation("nothing is decoded while all requests rest", "Scheduler.step", "one.rests_until <= since] or running", "one.rests_until <= since]", "test_side_by_side.py::test_a_request_rests_while_others_step_unless_it_is_cancelled"),
+    Mutation("a prompt that one pass can read is long", "shares", "is_long = unread[index] > PASS_TOKENS", "is_long = unread[index] >= PASS_TOKENS", "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest"),
+    Mutation("the oldest prompt gets more tokens than it has", "shares", "min(unread[oldest], max(1,", "max(unread[oldest], max(1,", "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest"),
 )

@@ -39,9 +39,12 @@ def _repair(lines: list[str], at: int, error: str) -> None:
     """Gives a header without a block a block; otherwise removes the reported line, or the nearest non-blank one
     above."""
     header = re.search(r"expected an indented block after .* on line (\d+)", error)
-    if header and lines[at := int(header[1]) - 1].rstrip().endswith(":"):
-        lines[at] += " pass"
-        return
+    if header:
+        place = int(header[1]) - 1
+        colon = re.fullmatch(r"(.*:)\s*(?:#.*)?", lines[place])
+        if colon:
+            lines[place] = colon[1] + " pass"
+            return
     while at > 0 and not lines[at].strip():
         at -= 1
     line = lines[at]

@@ -134,7 +134,7 @@ def meant(place: CursorContext) -> Iterator[Candidate]:
             where[name].append(path)
     for name in wanted:
         paths = sorted(where[name], key=lambda path: (_distance(path, place), is_test(path), path))
-        if not paths or names.pull(name) < 0.02:
+        if names.pull(name) < 0.02:
             continue
         why = f"also defines {name}" if name in names.around else f"defines {name}, which is used near the cursor"
         for path in paths[:MEANINGS]:
