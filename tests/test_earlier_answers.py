@@ -78,7 +78,8 @@ def test_a_request_of_nobody_neither_repeats_nor_is_remembered():
     asked = session.request(toy_prompt(40), 40)
     first, nobodys, others = (answer(session.open(replace(asked, client=client))) for client in ("a", None, "b"))
     assert first.stats.steps == nobodys.stats.steps == others.stats.steps
-    assert [len(session.engine.earlier.of(client)) for client in ("a", "b", "")] == [1, 1, 0]
+    assert [len(session.engine.earlier.of(client)) for client in ("a", "b")] == [1, 1]
+    assert session.engine.earlier.bytes == 2 * (ANSWER + 40 * TOKEN)
 
 
 def test_a_cancelled_answer_is_remembered_as_far_as_it_got():
