@@ -14,6 +14,7 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.budget.cost_measurement import costs_for
 from longgraft.config.method_roles import DEFAULT, HEADLESS
 from longgraft.config.settings import Budget, Settings
+from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
@@ -67,7 +68,7 @@ class Loaded:
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
     def session(self, budget: Budget = None, chunk: int | None = None, prefixes: float | None = None,
-                prefix: Sequence[str] = (), corpus: str | None = None) -> Session:
+                prefix: Sequence[str] = (), corpus: str | None = None, remember: int | None = None) -> Session:
         """Makes a session.
 
         Args:
@@ -77,6 +78,7 @@ class Loaded:
             prefixes: Size of the prefix cache in GiB; None: no prefix cache.
             prefix: Prefix files.
             corpus: Name of the corpus for requests that name none.
+            remember: Bytes of earlier answers that are kept; None: none.
         """
         parts, adaptive = self._session_parts(budget), self.method.chooses(budget)
         nodes = self.method.usual_budget(budget)
@@ -84,12 +86,15 @@ class Loaded:
             nodes = min(nodes, CPU_BUDGET)
         engine = Engine(self._lane(parts, adaptive), nodes, chunk,
                         Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
-                        lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive))
+                        lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive),
+                        EarlierAnswers(remember) if remember else None)
         session = Session(engine, self.tokenizer, self._about(engine, adaptive), self.method.promise, str(self.method))
         said = session.defaults.described
         session.about += (said,) if said else ()
         known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
         session.about += tuple(known)
+        if remember:
+            session.about += (f"the newest answers are remembered, in {remember:,} bytes",)
         if corpus is not None:
             session.default_corpus = corpus
             session.about += (f"corpus {corpus}: {len(session.corpus(corpus).tokens):,} tokens may be repeated",)
@@ -207,7 +212,8 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
     else:
         loaded = assemble(plan)
     chosen = loaded.settings
-    session = loaded.session(chosen.budget, chosen.chunk, chosen.prefixes, chosen.prefix, chosen.corpus)
+    session = loaded.session(chosen.budget, chosen.chunk, chosen.prefixes, chosen.prefix, chosen.corpus,
+                             chosen.remember)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded

@@ -104,7 +104,7 @@ class CalibrationOptions(Checked):
 
 
 @command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
-         without=("method", "calibration", "costs", "persist", "chunk", "corpus"))
+         without=("method", "calibration", "costs", "persist", "chunk", "corpus", "remember"))
 def calibrate(
     prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
                                                "continuation are replayed.")],

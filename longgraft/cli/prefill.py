@@ -22,7 +22,8 @@ Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
     metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard input.")]
 
 
-@command(prefilling, "prefill", EXAMPLE, "Answer", without=("prompts", "prediction", "prefixes", "prefix", "corpus"))
+@command(prefilling, "prefill", EXAMPLE, "Answer",
+         without=("prompts", "prediction", "prefixes", "prefix", "corpus", "remember"))
 def prefill(given: PromptOptions, pair: Pair, settings: Settings, save: Annotated[Path, typer.Option(
         help="New file.", metavar="FILE")], files: Sources = None) -> None:
     """Read a text once, for all prompts that begin with it: --prefix FILE of the other commands."""

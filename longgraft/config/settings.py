@@ -94,6 +94,9 @@ class Settings(Checked):
                                      "it again; repeatable", many=True, metavar="FILE")
     corpus: str | None = option(None, "Name of a corpus (`longgraft corpus`) that answers may repeat; graft-x and "
                                 "graft-x-text read it", none="none")
+    remember: int | None = option(None, "Size of the memory of earlier answers, which later answers of the same client "
+                                  "may repeat; the oldest are dropped", unit="bytes", low=1024, high=2 ** 30,
+                                  none="nothing")
     calibration: str | None = option("auto", "File of `longgraft calibrate`, auto (where that writes) or none",
                                      none="default thresholds")
     costs: str | None = option(None, "File of `longgraft costs`, which makes decoding's choices reproducible",

@@ -12,6 +12,7 @@ from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.corpora import Corpus
 from longgraft.engine.decoder import Decoder, Goal
 from longgraft.engine.detokenizer import Detokenizer
+from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
 from longgraft.engine.request import PromptReader, Request
@@ -38,11 +39,13 @@ class Engine:
         chunk: Prompt tokens per prefill pass; None: as many as memory allows.
         prefixes: The prefix cache; None: prompts are not kept.
         another: Makes a further lane of the same target and method; None: one request runs at a time.
+        earlier: Keeps answers for later requests; None: none is kept.
     """
 
     def __init__(self, lane: Lane, budget: int = 60, chunk: int | None = None, prefixes: Prefixes | None = None,
-                 another: Callable[[], Lane] | None = None) -> None:
+                 another: Callable[[], Lane] | None = None, earlier: EarlierAnswers | None = None) -> None:
         self.lanes, self.budget, self.chunk, self.prefixes, self.another = [lane], budget, chunk, prefixes, another
+        self.earlier = earlier
 
     @property
     def target(self) -> Target:
@@ -117,7 +120,9 @@ class Engine:
         if (recorded := asked.sampling.replay) is not None:
             goal = replace(goal, limit=min(goal.limit, len(recorded)), eos=frozenset())
         place, corpora = lane or self.lanes[0], list(corpora)
-        predictions = [torch.tensor(tokens) for tokens in asked.predictions]
+        # The request's own predictions come last, because retrievers prefer the last text.
+        texts = (*self._earlier_answers(place, asked), *asked.predictions)
+        predictions = [torch.tensor(tokens) for tokens in texts]
         rows = self.rows(len(asked.ids), goal.limit)
         if place.snapshot is None:
             self.check(len(asked.ids), goal.limit)
@@ -133,6 +138,12 @@ class Engine:
 
         return place.begin(rows, tell, lambda: self._request(place, asked, goal, text, shaping, reads))
 
+    def _earlier_answers(self, lane: Lane, asked: GenerationRequest) -> list[list[int]]:
+        """Returns the answers that this one may repeat.  A snapshot's memories have read their texts already."""
+        if self.earlier is None or asked.client is None or lane.snapshot is not None:
+            return []
+        return self.earlier.of(asked.client)
+
     def _request(self, lane: Lane, asked: GenerationRequest, goal: Goal, text: Detokenizer | None,
                  shaping: Shaping | None, reads: Reads | None) -> Request:
         drawn = asked.sampling.rule(len(asked.ids))
@@ -147,8 +158,11 @@ class Engine:
         if reader is None and reads is not None:
             reader = reads(asked.ids, lane.cache, lane.proposer.memories)
         chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
+        keeps = None
+        if self.earlier is not None and asked.client is not None:
+            keeps = partial(self.earlier.add, asked.client)
         return Request(Decoder(verifier, lane.proposer, nodes, goal, text, shaping), asked.ids, chunk,
-                       lane.release, partial(peak_memory, self.target.device), reader)
+                       lane.release, partial(peak_memory, self.target.device), reader, keeps)
 
 
 def _whole(value: object, name: str) -> None:

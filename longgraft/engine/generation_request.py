@@ -24,6 +24,7 @@ class GenerationRequest:
         corpus: Name of a corpus that the answer may repeat; None: the session's.
         priority: Waiting requests with a lower number begin first.
         stop_token_ids: Tokens that end the answer as a stop string does, beside the end tokens.
+        client: Whose earlier answers this one may repeat and joins, if the session remembers answers; None: nobody's.
     """
 
     ids: Sequence[int]
@@ -37,3 +38,4 @@ class GenerationRequest:
     priority: int = 0
     stop_token_ids: Collection[int] = ()
     stop_until: str | None = None
+    client: str | None = ""

@@ -59,7 +59,7 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
                          "does not hold. Prompts that begin alike are read once in a session that keeps prefixes.")
     whole = partial(SavingReader, Prefixes(0, engine.cell))
     # A limit of 1 would finish in the prefill.
-    with engine.open(GenerationRequest(ids, 2), reads=whole) as request:
+    with engine.open(GenerationRequest(ids, 2, client=None), reads=whole) as request:
         for step in request:
             tell(step.read)
             if step.tokens:

@@ -47,14 +47,16 @@ class Request:
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
-                 peak_memory: Callable[[], int], reader: PromptReader | None = None) -> None:
+                 peak_memory: Callable[[], int], reader: PromptReader | None = None,
+                 keeps: Callable[[Sequence[int]], None] | None = None) -> None:
         """chunk: tokens per prefill step; None: as many as memory allows.  give_back: called once when the request
         ends.
 
-        reader: None: nothing is recalled or kept
+        reader: None: nothing is recalled or kept.  keeps: called once with the answer's tokens when the request ends
         """
         self.decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
-        self._give_back, self._peak_memory = give_back, peak_memory
+        self._give_back, self._peak_memory, self._keeps = give_back, peak_memory, keeps
+        self._answer = list[int]()
         self._clock: Clock = decoder.verifier.clock
         self._prefill: Iterator[Step] | None = self._prefill_steps()
         self._reused = 0
@@ -150,6 +152,7 @@ class Request:
         except BaseException:       # also Ctrl-C: model and memories are released
             self._end("cancelled")
             raise
+        self._answer += step.tokens
         self._rows = len(step.tree) if step.tree is not None else max(1, step.read - step.reused)
         if self.decoder.finish_reason is not None:
             self._end(self.decoder.finish_reason)
@@ -225,6 +228,8 @@ class Request:
     def _end(self, reason: FinishReason) -> None:
         self._finish, self._prefill = reason, None
         self._peak = self._peak_memory()
+        if self._keeps is not None:
+            self._keeps(self._answer)
         self._give_back()
 
     def __iter__(self) -> Iterator[Step]:

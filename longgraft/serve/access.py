@@ -7,14 +7,16 @@ machine (DNS rebinding) has that name in its Host header and is refused, too.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.jobs import CLIENT
 from longgraft.serve.options import Serving, of_this_machine
 
 Scope = MutableMapping[str, Any]
@@ -38,12 +40,12 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = _headers(scope)
         try:
             self._check_host(headers.get("host", ""))
             self._check_origin(headers.get("origin"), headers.get("host", ""))
             if scope["path"] not in PUBLIC_PATHS:
-                self._check_key(headers.get("authorization", ""), headers.get("x-api-key", ""))
+                self._check_key(given_key(headers))
             self._check_length(headers)
         except ApiError as error:
             return await error.response()(scope, receive, send)
@@ -65,12 +67,10 @@ class Guard:
         raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its own. "
                             "Allow it with --cors and that origin.")
 
-    def _check_key(self, authorization: str, plain: str) -> None:
+    def _check_key(self, given: str) -> None:
         key = self.options.api_key
         if key is None:
             return
-        scheme, _, bearer = authorization.partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else plain
         # The comparison takes constant time, so that it does not reveal how many bytes are right.
         if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
             raise ApiError(401, "The API key is wrong. Send the server's as `Authorization: Bearer KEY`." if given else
@@ -119,6 +119,29 @@ class Guard:
     def _too_large(self) -> ApiError:
         return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that is read. "
                              "Send less, or raise --max-body.", code="body_too_large")
+
+
+class Clients:
+    """ASGI middleware that notes whose a request is, for the jobs that it submits."""
+
+    def __init__(self, app: Asgi) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            key = given_key(_headers(scope))
+            CLIENT.set(hashlib.sha256(key.encode()).hexdigest() if key else "")
+        await self.app(scope, receive, send)
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """Returns the API key of a request; "" if it has none."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _split(url: str, header: str) -> SplitResult:

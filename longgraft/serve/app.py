@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from longgraft.engine.session import Session
-from longgraft.serve.access import Guard
+from longgraft.serve.access import Clients, Guard
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install_handlers
 from longgraft.serve.head_requests import HeadRequests
@@ -53,6 +53,7 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     for module in ROUTERS:
         app.include_router(module.router(state))
     app.add_middleware(HeadRequests)
+    app.add_middleware(Clients)
     if tracing is not None:
         app.add_middleware(TraceHeaders)
     if guarded:

@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, Protocol
 
@@ -18,6 +18,8 @@ from longgraft.engine.stats import Stats
 
 TRACE: ContextVar[Mapping[str, str]] = ContextVar("longgraft_trace", default=MappingProxyType({}))
 """Headers of the request that name the trace it belongs to."""
+CLIENT = ContextVar("longgraft_client", default="")
+"""A digest of the API key that the request came with; "" without a key."""
 
 
 class Busy(Exception):
@@ -84,7 +86,8 @@ class Running(Scheduled):
     """
 
     def __init__(self, job: Job, loop: asyncio.AbstractEventLoop, remove: Callable[[Running], None]) -> None:
-        super().__init__(job, job.session)
+        # Routes encode prompts in other threads, which do not know the client.
+        super().__init__(job if job.client is None else replace(job, client=CLIENT.get()), job.session)
         self.job = job
         self.until = math.inf       # time at which `Job.seconds` are over
         self.end: End | None = None

@@ -199,6 +199,18 @@ def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
     return ids
 
 
+def client_of(state: State, body: AnswerRequest) -> str | None:
+    """Returns the client of a job whose answer may be remembered, which is filled in later, or None.
+
+    Raises ApiError if answers are to be remembered and the server does not.
+    """
+    asked = None if body.longgraft is None else body.longgraft.remember
+    if asked and state.session.engine.earlier is None:
+        raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, or start "
+                            "the server with --remember and a number of bytes.", "longgraft.remember")
+    return None if asked is False else ""
+
+
 def speculation_of(state: State, body: AnswerRequest) -> tuple[int | None, str | None]:
     """Returns the request's (largest number of nodes per verification, corpus name); None: the server's."""
     with client_errors("speculative"):

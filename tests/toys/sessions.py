@@ -13,6 +13,7 @@ import torch
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.corpora import Corpus
+from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.predicted_output import Prediction
@@ -81,23 +82,25 @@ def kinds() -> list[str]:
 
 
 def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
-                adaptive: bool = False, prefixes: Prefixes | None = None, **more) -> Session:
-    """Returns a session; adaptive: the method chooses its budgets if it can; prefixes: the prefix cache."""
+                adaptive: bool = False, prefixes: Prefixes | None = None,
+                earlier: EarlierAnswers | None = None, **more) -> Session:
+    """Returns a session; adaptive: the method chooses its budgets if it can; prefixes, earlier: what it keeps."""
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
     budget = budget or find(method).budget
     lane = Lane(parts.target, proposer, parts.clock, parts.regions, verifies(method, parts))
-    return Session(Engine(lane, budget, chunk, prefixes), None)
+    return Session(Engine(lane, budget, chunk, prefixes, earlier=earlier), None)
 
 
-def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17, **more) -> Session:
+def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17,
+               earlier: EarlierAnswers | None = None, **more) -> Session:
     """Returns a session as `load` makes it, whose engine can have more lanes."""
     parts = parts or toy_parts(**more)
 
     def lane() -> Lane:
         own = replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew())
         return Lane(own.target, build(method, own, adaptive=True), own.clock, own.regions, verifies(method, own))
-    return Session(Engine(lane(), find(method).budget, chunk, prefixes, lane), None)
+    return Session(Engine(lane(), find(method).budget, chunk, prefixes, lane, earlier), None)
 
 
 def beside(session: Session, *asked, **options) -> Request:

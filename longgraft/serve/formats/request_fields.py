@@ -103,6 +103,8 @@ class Own(JsonFields):
 
     corpus: str | None = Field(None, max_length=100,
                                description="Name of a corpus on the server that the answer may repeat")
+    remember: bool | None = Field(None, description="The answer may repeat earlier ones of the same API key, and later "
+                                  "ones may repeat it; needs a server with --remember, where it is the default")
 
 
 class StreamOptions(JsonFields):

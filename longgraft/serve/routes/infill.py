@@ -23,7 +23,7 @@ from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.llamacpp_fields import PIECES, LlamaCppRequest
 from longgraft.serve.infill_stops import InfillStop, TrimmedJob
 from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import prediction_ids, sampling_of, speculation_of
+from longgraft.serve.prompts import client_of, prediction_ids, sampling_of, speculation_of
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
@@ -119,7 +119,8 @@ class Prompts:
         budget, corpus = speculation_of(state, body)
         job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
                   (*body.eos(state.session.eos), *laid.ends), predictions, budget, corpus, body.priority or 0,
-                  seconds=state.options.max_seconds, constraint_field=next(iter(body.constraints()), None))
+                  client=client_of(state, body), seconds=state.options.max_seconds,
+                  constraint_field=next(iter(body.constraints()), None))
         fields = () if body.stream else body.response_fields or ()
         return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
 

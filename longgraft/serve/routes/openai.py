@@ -14,7 +14,15 @@ from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest, Unsupported
 from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import EncodedPrompt, chat, completions, prediction_ids, sampling_of, speculation_of
+from longgraft.serve.prompts import (
+    EncodedPrompt,
+    chat,
+    client_of,
+    completions,
+    prediction_ids,
+    sampling_of,
+    speculation_of,
+)
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answers
@@ -82,7 +90,8 @@ def job_of(state: State, body: AnswerRequest, prompt: EncodedPrompt, limit: int 
     budget, corpus = speculation_of(state, body)
     return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
                (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               priority=body.priority or 0, stop_until=prompt.stop_until, seconds=state.options.max_seconds,
+               priority=body.priority or 0, stop_until=prompt.stop_until, client=client_of(state, body),
+               seconds=state.options.max_seconds,
                constraint_field="tools" if prompt.tool_calls else next(iter(body.constraints()), None))
 
 
