@@ -22,7 +22,7 @@ from longgraft.serve.options import Serving
 from longgraft.serve.worker import Worker
 from toys.sessions import repeatable, toy_session
 
-PATIENCE = 200.0        # seconds: only what hangs takes so long, also on a machine that is busy or was stopped
+PATIENCE = 60.0         # seconds: only what hangs takes so long, and an error that is planted to hang takes all of them
 TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
             "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
             "{% if add_generation_prompt %}{{ tail | default('a:') }}{% endif %}")
