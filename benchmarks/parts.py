@@ -189,7 +189,7 @@ def _drafted(bench: Bench, slots: int) -> ProposalTree:
 
 
 def acceptance(bench: Bench) -> Iterator[Row]:
-    """From logits to the accepted path: greedy and sampled."""
+    """Times the way from logits to the accepted path, greedy and sampled."""
     rig, target = bench.rig, bench.rig.target
     for n in (1, 16, BUDGET):
         padded = size_of(n) if rig.regions.fixed else n

@@ -48,7 +48,7 @@ def _costs(source: str, milliseconds: dict[int, dict[int, float]], level: float)
     return Costs({}, source, passes, {64: {1: level, 10: 1.3 * level}}, {64: {1: level, 16: 2.5 * level}})
 
 
-# Milliseconds of a pass by prefix and rows.  The first three are Qwen2.5-Coder 0.5B in the file's blocks on one core.
+# Milliseconds of a pass by prefix and rows.  The first four are Qwen2.5-Coder 0.5B in the file's blocks on one core.
 MACHINES = {
     "zen5": _costs("AMD Zen 5, keys and values in bfloat16, measured", {
         64: {1: 18, 8: 23, 16: 40, 60: 135}, 4096: {1: 21, 8: 35, 16: 61, 60: 211},
@@ -129,7 +129,6 @@ class Bench:
 
     def replay(self, proposer: Proposer, budget: int, answer: RecordedAnswer) -> Replayed:
         """Decodes the answer: its first token comes with the prompt, as from a prefill."""
-        began = time.thread_time()
         for memory in proposer.memories:
             memory.reset(len(answer.prompt) + len(answer.answer) + budget)
         text = torch.tensor([*answer.prompt, answer.answer[0]])
@@ -262,6 +261,11 @@ def replay(answers: Path, methods: str = f"{ORACLE},pld,suffix,graft-x-text", ma
            noise: Annotated[float, typer.Option(help="Noise of the costs that the method measures, as a share; 0: it "
                                                 "knows them.")] = 0.0) -> None:
     """Print the speed of methods over plain decoding, by suite, on machines of which only the costs are needed."""
+    unknown = [name for name in machines.split(",") if name not in MACHINES]
+    if unknown:
+        raise typer.BadParameter(f"No machine is named {', '.join(unknown)}. Known: {', '.join(MACHINES)}.")
+    if half not in ("even", "odd", "all"):
+        raise typer.BadParameter(f"--half is {half!r}. Give even, odd or all.")
     known = chosen(RecordedAnswer.load(answers), suites, prompts, half)
     console = Console(width=160)
     for machine in machines.split(","):

@@ -1,4 +1,4 @@
-"""Which parameter of a model each tensor of a GGUF file belongs to."""
+"""Maps each tensor of a GGUF file to the parameter of the model that it holds."""
 
 from __future__ import annotations
 

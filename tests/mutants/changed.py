@@ -150,7 +150,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Which tests ran on an error, and the one that noticed it."""
+    """The tests that ran on an error, and the one that noticed it."""
 
     ran: list[str]
     of: int

@@ -1,4 +1,4 @@
-"""Which tests execute which lines of the sources, recorded with coverage.py."""
+"""Records with coverage.py the tests that execute each line of the sources."""
 
 from __future__ import annotations
 
