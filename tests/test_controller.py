@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -27,11 +28,13 @@ from longgraft.budget.acceptance_estimates import (
     DraftPlan,
     StepPlan,
 )
-from longgraft.budget.controller import REPRICED_EVERY, Controller, Levels, WhilePayingPolicy
+from longgraft.budget.controller import Controller, Levels, WhilePayingPolicy
 from longgraft.budget.cost_model import Costs, LiveCosts
+from longgraft.budget.pass_planner import REPRICED_EVERY, Bid, PassPlanner, PricedPass
 from longgraft.budget.prices import Prices
 from longgraft.engine.stats import Stats
 from longgraft.protocol.observation import Observation
+from longgraft.protocol.pass_plan import Offer
 from longgraft.protocol.proposer import Ask, BatchLoad
 from longgraft.protocol.pruning import Level, PruningPolicy
 from longgraft.trees.tree import DRAFT, FORCED, RETRIEVED, ROOT, UNPRUNED, ProposalTree
@@ -106,26 +109,26 @@ def test_a_level_is_drafted_while_it_is_expected_to_pay():
 def test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price(seconds):
     prices = Prices(LiveCosts(Costs({}, "", {0: seconds}, {}, {}), frozen=True), 0, 20)
     for probability in (0.99, 0.9, 0.5, 0.2):
-        probabilities = [probability ** n for n in range(20)]
-        gains = [sum(probabilities[:n]) - prices.rate * prices.of(n) for n in range(1, 21)]
-        best = 1 + max(range(20), key=gains.__getitem__)
-        assert prices.best(probabilities) == best
-        assert all(probabilities[n] > floor for n, floor in enumerate(prices.floors(20)[:best]))
-    least = [prices.rate * min((prices.of(m) - prices.of(n)) / (m - n) for m in range(n + 1, 21)) for n in range(1, 20)]
-    assert prices.floors(20) == pytest.approx([0.0, *least])
+        probabilities = [probability ** n for n in range(1, 20)]
+        gains = [sum(probabilities[:n]) - prices.of(n) for n in range(20)]
+        best = max(range(20), key=gains.__getitem__)
+        assert prices.best([probabilities], 1.0, math.inf) == [best]
+        floors = prices.floors(20)[1:best + 1]
+        assert all(probability > floor for probability, floor in zip(probabilities[:best], floors, strict=True))
+    least = [min((prices.of(m) - prices.of(n)) / (m - n) for m in range(n + 1, 20)) for n in range(19)]
+    assert list(prices.floors(20)) == pytest.approx([0.0, *least])
 
 
 def test_a_node_is_verified_above_its_price():
-    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 2.0, 3: 4.0}}, {}, {}), frozen=True), 0, 3)      # half a token each
-    assert prices.best([1.0, 0.49, 0.0]) == 1 and prices.best([1.0, 0.51, 0.0]) == 2
+    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 2.0, 3: 4.0}}, {}, {}), frozen=True), 0, 3)      # a second each
+    assert prices.best([[0.49, 0.0]], 0.5, math.inf) == [0] and prices.best([[0.51, 0.0]], 0.5, math.inf) == [1]
 
 
-@pytest.mark.parametrize(("credit", "best"), [(0.0, 1), (0.19, 2), (0.41, 5), (9.0, 10)])
+@pytest.mark.parametrize(("credit", "best"), [(0.0, 0), (0.19, 1), (0.41, 4), (9.0, 9)])
 def test_a_tree_may_lose_no_more_than_the_credit_by_its_best_nodes_probability(credit, best):
     """Each node takes one second, and the first one is wrong once in ten times."""
     prices = Prices(LiveCosts(Costs({}, "", {0: {1: 10.0, 20: 29.0}}, {}, {}), frozen=True), 0, 20)
-    prices.credit = credit
-    assert prices.best([1.0, *[0.9] * 9]) == best
+    assert prices.best([[0.9] * 9], 0.1, credit) == [best]
 
 
 # Estimates and prices, by hand ---------------------------------------------------------------------------------------
@@ -151,8 +154,10 @@ class Ranks:
     def __init__(self, known: ProposalTree, drafted: ProposalTree | None = None, drafter: object = None) -> None:
         self.known, self.drafted, self.drafter = known, drafted, drafter
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None, prices: Prices) -> ProposalTree:
-        return drafted or self.known
+    def rank(self, ask: Ask, drafted: ProposalTree | None, floors: Sequence[float],
+             count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
+        ranked = drafted or self.known
+        return ranked.top(count(ranked.scores.exp().tolist()))
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree | None:
         self.pruning = pruning
@@ -164,8 +169,13 @@ def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, worth: float
     """Returns a controller; levels: 0 for a source without levels; worth, guesses: of the drafter."""
     estimates = AcceptanceEstimates(LiveCosts(costs, frozen=True))
     estimates.drafts.worth, estimates.drafts.guesses = [worth, 1.0], [guesses, 1.0]
-    shape = Levels(SimpleNamespace(sharing=1, waiting=5), 3, levels) if levels else None
+    shape = Levels(SimpleNamespace(waiting=5), 3, levels) if levels else None
     return Controller(ranks, estimates, shape, probing=False)
+
+
+def planned(controller: Controller, ask: Ask) -> PricedPass:
+    """Returns the plan of a pass in which only this request proposes."""
+    return controller.together.begin(controller._bid(ask))
 
 
 KNOWN = tree(0.5, 0.25)
@@ -175,24 +185,27 @@ DRAFT_OF = {"missed": 0.5, "guess": 1}
 @pytest.mark.parametrize(("controller", "plan"), [
     (choosing(Ranks(KNOWN)), StepPlan(100, 1.0, 1 + 2 * ROWS, 1.0, 0.75)),
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, stage=2), drafter=object()), worth=9.0),
-     StepPlan(100, 1.0, 1 + 3 * ROWS + 5 * FEED + 2 * LEVEL, 1.0, 0.75, DraftPlan(0.5, ROWS, 1, 2))),
+     StepPlan(100, 1.0, 1 + 3 * ROWS + 5 * FEED + 2 * LEVEL, 1.0, 0.75,
+              DraftPlan(0.5, 5 * FEED + 2 * LEVEL + ROWS, ROWS, 1, 2))),
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, 0.6, stage=UNPRUNED), drafter=object()), worth=9.0),
-     StepPlan(100, 1.0, 1 + 4 * ROWS + 5 * FEED + 3 * LEVEL, 1.0, 0.75, DraftPlan(0.5, 2 * ROWS, 1, 3))),
+     StepPlan(100, 1.0, 1 + 4 * ROWS + 5 * FEED + 3 * LEVEL, 1.0, 0.75,
+              DraftPlan(0.5, 5 * FEED + 3 * LEVEL + 2 * ROWS, 2 * ROWS, 1, 3))),
     (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7), drafter=object()), levels=0, worth=9.0),
-     StepPlan(100, 1.0, 1 + 3 * ROWS + HOST, 1.0, 0.75, DraftPlan(0.5, ROWS, 1, 0)))],
+     StepPlan(100, 1.0, 1 + 3 * ROWS + HOST, 1.0, 0.75, DraftPlan(0.5, HOST + ROWS, ROWS, 1, 0)))],
     ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"])
 def test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root(controller, plan):
     controller.propose(Ask(0, 60, 100, batch=BatchLoad(1, 0)))
-    assert not controller.estimates._plan.alone
+    assert controller.estimates._plan.timed is not None
     controller.propose(Ask(0, 60, 100))
     found = controller.estimates._plan
-    assert found.alone and found.prefix == plan.prefix
+    assert found.timed is None and found.prefix == plan.prefix
     assert (found.plain, found.seconds, found.token, found.remembered) == pytest.approx(
         (plan.plain, plan.seconds, plan.token, plan.remembered))
     assert (found.draft is None) == (plan.draft is None)
     if plan.draft is not None:
         assert (found.draft.guess, found.draft.expansions) == (plan.draft.guess, plan.draft.expansions)
-        assert (found.draft.missed, found.draft.price) == pytest.approx((plan.draft.missed, plan.draft.price))
+        assert (found.draft.missed, found.draft.seconds, found.draft.price) == pytest.approx(
+            (plan.draft.missed, plan.draft.seconds, plan.draft.price))
 
 
 def test_a_drafter_goes_on_by_how_often_its_best_guess_was_right():
@@ -200,7 +213,7 @@ def test_a_drafter_goes_on_by_how_often_its_best_guess_was_right():
     controller = choosing(ranks, worth=9.0, guesses=0.7)
     controller.propose(Ask(0, 60, 100))
     assert (ranks.pruning.beam, ranks.pruning.probability) == (3, pytest.approx(0.7))
-    assert ranks.pruning.price == pytest.approx(LEVEL * controller.prices_for(Ask(0, 60, 100)).rate)
+    assert ranks.pruning.price == pytest.approx(LEVEL * planned(controller, Ask(0, 60, 100)).rate)
 
 
 @pytest.mark.parametrize(("worth", "pays"), [(0.21, True), (0.19, False)])
@@ -222,30 +235,32 @@ def test_a_source_is_probed_when_it_was_not_used_for_long(levels, probing, waits
     assert (controller.estimates._plan.draft is not None, counted.patience) == (probes, 128 if probes else 64)
 
 
-def test_requests_that_share_passes_share_the_time_for_probes():
+def test_probes_take_their_share_of_the_time():
     estimates = choosing(Ranks(KNOWN)).estimates
     estimates.answer.idle, estimates.answer.spent = 500, 100.0
-    assert not estimates.probe(1.9, others=1) and estimates.probe(1.9, others=0)
+    assert not estimates.probe(2.1) and estimates.probe(1.9)
     assert estimates.answer.probing == 1.9
     estimates.answer.idle = 500
-    assert not estimates.probe(0.2, others=0)
+    assert not estimates.probe(0.2)
 
 
 def test_a_step_is_counted_once_with_its_accepted_tokens():
     estimates = AcceptanceEstimates(LiveCosts(SECONDS, frozen=True))
-    plan = StepPlan(100, 1.0, 1.5, 1.0, 0.75, DraftPlan(0.5, 0.25, 1, 3))
+    plan = StepPlan(100, 1.0, 1.5, 1.0, 0.75, DraftPlan(0.5, 0.3, 0.2, 1, 3))
     seen = Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5)
     for _ in range(2):
         estimates.expect(plan)
         estimates.observe(seen)
     counted = estimates.answer
-    assert (counted.spent, counted.saved, counted.idle) == (3.0, 2 * (2 - 0.5), 0)
+    assert (counted.spent, counted.idle) == (3.0, 0)
+    drafts_saved = 2 * (2 - 0.75 - 0.3)
+    assert (counted.saved, counted.drafts_saved) == pytest.approx((2 * (2 - 0.5) - drafts_saved, drafts_saved))
     assert counted.rate == pytest.approx([3 + DECAY * 3, 1.5 + DECAY * 1.5])
 
     def counts(first: float, each: float) -> float:
         return first * DECAY ** 2 + each * (1 + DECAY)
 
-    added = 2 - 0.75 - 0.25     # the bonus token is not credited
+    added = 2 - 0.75 - 0.2     # the bonus token is not credited
     assert estimates.drafts.worth == pytest.approx([counts(TRIED * WORTH, added), counts(TRIED, 0.5)])
     assert estimates.drafts.guesses == pytest.approx([counts(TRIED * WORTH, 1.0), counts(TRIED, 1.0)])
     assert estimates.drafts.expansions == pytest.approx([counts(TRIED, 3.0), counts(TRIED, 1.0)])
@@ -256,7 +271,7 @@ def test_a_step_is_counted_once_with_its_accepted_tokens():
 def test_a_request_begins_with_what_drafts_were_worth_to_the_one_before():
     estimates = AcceptanceEstimates(LiveCosts(SECONDS, frozen=True))
     before = estimates.worth
-    estimates.expect(StepPlan(100, 1.0, 1.5, 1.0, 0.0, DraftPlan(1.0, 0.0, 1, 0)))
+    estimates.expect(StepPlan(100, 1.0, 1.5, 1.0, 0.0, DraftPlan(1.0, 0.5, 0.0, 1, 0)))
     estimates.observe(Observation(ProposalTree.chain(torch.arange(3)), torch.arange(3), 5))
     taught = estimates.worth
     estimates.reset(100)
@@ -313,7 +328,7 @@ class Simulation:
     """A controller in a world: its ranking, its drafter's cache and its clock are simulated, its decisions are its own.
     """
 
-    memories, drafter, sharing = (), object(), 1
+    memories, drafter = (), object()
 
     def __init__(self, world: World, frozen: bool = True, probing: bool = True) -> None:
         self.world, self.now_, self.random = world, 0.0, random.Random(7)
@@ -347,10 +362,11 @@ class Simulation:
             self.now_ += self.world.level
         return tree(*[self.world.drafter] * (stage + 1), stage=stage if stage < LEVELS - 1 else UNPRUNED)
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None, prices: Prices) -> ProposalTree:
+    def rank(self, ask: Ask, drafted: ProposalTree | None, floors: Sequence[float],
+             count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
         text = self.world.memory if self.world.believed is None else self.world.believed
         nodes = [text] * (ask.budget - 1) if drafted is None else [self.claimed] * (len(drafted) - 1)
-        kept = prices.best(list(accumulate([1.0, *nodes], lambda a, b: a * b)))
+        kept = count(list(accumulate([1.0, *nodes], lambda a, b: a * b)))
         return ProposalTree.build([*range(kept)], [*range(-1, kept - 1)],
                                   [math.log(p) for p in accumulate([1.0, *nodes[:kept - 1]], lambda a, b: a * b)],
                                   [ROOT] + [DRAFT if drafted is not None else RETRIEVED] * (kept - 1))
@@ -445,47 +461,11 @@ def test_prices_follow_the_prefix_and_the_rate():
     costs = Costs({}, "made up", {100: {1: 1.0}, 200: {1: 2.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
     controller = choosing(Ranks(KNOWN), costs)
     positions = 100, 100 + REPRICED_EVERY - 1, 100 + REPRICED_EVERY, 200, 150
-    plain = [controller.prices_for(Ask(0, 60, at)).plain for at in positions]
+    plain = [planned(controller, Ask(0, 60, at)).prices.plain for at in positions]
     assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
-    assert controller.prices_for(Ask(0, 60, 150)) is controller.prices_for(Ask(0, 60, 150))
+    assert planned(controller, Ask(0, 60, 150)).prices is planned(controller, Ask(0, 60, 150)).prices
     controller.estimates.answer.rate = [90.0, 10.0]
-    assert controller.prices_for(Ask(0, 60, 150)).rate == pytest.approx((90 + PRIOR) / (10 + PRIOR * 1.5))
-
-
-def test_prices_count_the_rows_of_the_other_requests():
-    costs = Costs({}, "made up", {0: {1: 1.0, 8: 2.0, 16: 20.0, 64: 90.0}}, {0: {1: 0.0}}, {0: {1: 0.0}})
-    controller = choosing(Ranks(KNOWN), costs)
-    for rows in (0, 1, 8, 9):
-        ask = replace(Ask(0, 60, 0), batch=BatchLoad(1, rows))
-        expected = Prices(controller.costs, 0, 60, 3, BatchLoad(1, rows))
-        assert list(controller.prices_for(ask).seconds) == list(expected.seconds)
-    alone = Prices(controller.costs, 0, 60, 3)
-    assert list(expected.seconds) != list(alone.seconds)
-
-
-def test_rows_beside_other_requests_cost_their_share_of_a_block():
-    """Alone, a row within a block is free.  Beside others it is not known where the block ends."""
-    blocks = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0, 17: 26.0, 24: 26.0, 25: 34.0,
-                                                 32: 34.0}}, {}, {}), frozen=True)
-    alone, among = Prices(blocks, 0, 8), Prices(blocks, 0, 8, batch=BatchLoad(1, 11))
-    assert alone.seconds[6] == 0.0 and among.plain == blocks.verify(12, 0) == 18.0
-    for rows in range(2, 9):
-        assert among.seconds[rows - 1] == pytest.approx(8.0 * (rows - 1) / 8, abs=1.0)
-    full = Prices(blocks, 0, 8, batch=BatchLoad(1, 7))       # a plain pass has eight rows
-    assert full.plain == 10.0 and full.seconds[1] > 0.7
-
-
-def test_each_other_request_has_a_row_at_least():
-    """Eight requests with a row each fill a block, so that any further row needs another block."""
-    blocks = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0}}, {}, {}), frozen=True)
-    assert Prices(blocks, 0, 4, batch=BatchLoad(7, 7)).seconds[1] == pytest.approx(8.0 * 5 / 9)
-
-
-def test_prompts_of_other_requests_do_not_make_time_cheaper():
-    """A pass with a chunk of a prompt takes long, but the answers wait at the usual rate for what it delays."""
-    costs = Costs({}, "made up", {0: {1: 1.0, 2: 1.0, 102: 101.0}}, {}, {})
-    prices = choosing(Ranks(KNOWN), costs, levels=0).prices_for(Ask(0, 60, 0, batch=BatchLoad(1, 100)))
-    assert prices.plain == pytest.approx(100.0) and prices.rate == pytest.approx(2.0)
+    assert planned(controller, Ask(0, 60, 150)).rate == pytest.approx((90 + PRIOR) / (10 + PRIOR * 1.5))
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():
@@ -523,3 +503,119 @@ def test_nothing_is_drafted_for_the_last_token():
                         lambda self, ask: asked.append(1) or propose(self, ask))
         said = answered(session, toy_prompt(60), 2)
     assert len(said.token_ids) == 2 and asked == []     # the first token comes with the prompt
+
+
+# Several requests in a pass ------------------------------------------------------------------------------------------
+
+BLOCKS = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0, 17: 26.0, 24: 26.0}}, {}, {}),
+                   frozen=True)
+
+
+def test_the_nodes_of_a_pass_go_to_the_most_probable_of_all_requests():
+    """Each node takes a second, which is worth half a token."""
+    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 10.0, 60: 69.0}}, {}, {}), frozen=True), 0, 30, requests=3)
+    assert prices.best([[0.9, 0.6, 0.2], [], [0.7, 0.4]], 0.5, math.inf) == [2, 0, 1]
+
+
+def test_requests_fill_a_block_of_rows_together():
+    """Three of eight rows are roots.  A ninth row would take eight seconds more."""
+    prices = Prices(BLOCKS, 0, 16, requests=3)
+    assert prices.plain == prices.token == pytest.approx(10 / 3)
+    assert prices.best([[0.3, 0.2, 0.1, 0.05], [0.25, 0.1], [0.15]], 0.3, math.inf) == [3, 1, 1]
+    assert sum(prices.best([[0.9] * 7, [0.9] * 7], 0.3, math.inf)) == 13      # another whole block pays
+
+
+def test_a_pass_may_lose_the_credit_by_the_misses_of_all_best_nodes_in_it():
+    """Each node takes a second; the best nodes of the two requests are wrong once in ten and six times in ten."""
+    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 10.0, 20: 29.0}}, {}, {}), frozen=True), 0, 18, requests=2)
+    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 0.25) == [2, 0]      # 2 * 0.1
+    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 1.04) == [2, 0]
+    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 1.06) == [2, 1]      # 3 * (0.1 + 0.6) / 2
+
+
+def test_prompts_of_other_requests_do_not_make_time_cheaper():
+    """A pass with a chunk of a prompt takes long, but the answers wait at the usual rate for what it delays."""
+    costs = Costs({}, "made up", {0: {1: 1.0, 2: 1.0, 102: 101.0}}, {}, {})
+    plan = planned(choosing(Ranks(KNOWN), costs, levels=0), Ask(0, 60, 0, batch=BatchLoad(1, 100)))
+    assert plan.prices.plain == pytest.approx(101.0 / 2) and plan.prices.token == pytest.approx(0.5)
+    assert plan.rate == pytest.approx(2.0)
+
+
+def test_requests_of_a_pass_risk_together_what_each_may_lose():
+    """Their steps share the time of a pass, so that eight requests do not lose eight times as much of it."""
+    alone, eight = ([choosing(Ranks(KNOWN), levels=0) for _ in range(count)] for count in (1, 8))
+    for controllers in (alone, eight):
+        batch = BatchLoad(len(controllers) - 1)
+        for _ in range(50):
+            asks = [Bid(Ask(0, 60, 0, batch=batch), one.estimates) for one in controllers]
+            plan = PassPlanner()(asks)
+            for one in controllers:
+                plain = plan.prices.plain
+                one.estimates.expect(StepPlan(0, plain, plain, plan.prices.token))
+                one.estimates.observe(Observation(ProposalTree.root_only(0), torch.tensor([0]), 5))
+    credit = [PassPlanner()([Bid(Ask(0, 60, 0, batch=BatchLoad(len(own) - 1)), one.estimates) for one in own])
+              for own in (alone, eight)]
+    passes = [plan.credit / (len(own) * plan.prices.plain) for plan, own in zip(credit, (alone, eight), strict=True)]
+    assert passes == pytest.approx([CREDIT + 50 * RISKED] * 2)
+
+
+def test_drafts_are_made_by_the_requests_whose_drafts_add_most_while_another_one_pays():
+    """A draft of two requests takes as long as that of one, and is worth 0.1 tokens."""
+    costs = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.1}}, {0: {1: 0.0}})
+    batch = BatchLoad(2)
+    controllers = [choosing(Ranks(KNOWN), costs) for _ in range(3)]
+    plan = PassPlanner()([Bid(Ask(0, 60, 0, batch=batch), one.estimates, 3) for one in controllers])
+    price = plan.rate * plan.drafted(1)
+
+    def drafting(*worth: float) -> list[bool]:
+        return plan.extended([Offer(60, (price * tokens,)) for tokens in worth])
+    assert drafting(0.5, 0.9, 0.3) == [True, True, True]     # none pays alone
+    assert drafting(0.5, 0.4, 0.05) == [False, False, False]
+    assert drafting(1.5, 0.0, 0.2) == [True, False, True] and plan.drafting == 2
+
+
+def test_a_draft_that_is_too_great_a_risk_is_not_made():
+    costs = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 1.0}}, {0: {1: 1.0}})
+    controller = choosing(Ranks(KNOWN), costs)
+    plan = planned(controller, Ask(0, 60, 0))
+    assert plan.extended([Offer(60, (9.0,))]) == [False]
+    controller.estimates.answer.saved = 5.0
+    assert planned(controller, Ask(0, 60, 0)).extended([Offer(60, (9.0,))]) == [True]
+    controller.estimates.answer.drafts_saved = -5.0
+    plan = planned(controller, Ask(0, 60, 0))
+    assert plan.extended([Offer(60, (9.0,))]) == [False]
+    assert plan.credit == pytest.approx(CREDIT + 5.0)       # what drafts have lost does not stop the text
+
+
+def test_a_request_pays_for_its_own_nodes_of_a_pass():
+    plan = planned(choosing(Ranks(KNOWN), levels=0), Ask(0, 60, 0, batch=BatchLoad(1)))
+    assert plan.shares([Offer(60, (0.9, 0.8, 0.7)), Offer(60, (0.9,))]) == [4, 2]
+    assert plan.share_of(3) == pytest.approx(3 * ROWS) and plan.share_of(1) == pytest.approx(ROWS)
+
+
+def test_a_shared_pass_is_timed_once_by_all_its_rows():
+    controllers = [choosing(Ranks(KNOWN), levels=0) for _ in range(2)]
+    planner = PassPlanner()
+    bids = [Bid(Ask(0, 60, at, batch=BatchLoad(1)), one.estimates)
+            for at, one in zip((100, 300), controllers, strict=True)]
+    plan = planner(bids)
+    timed = []
+    plan._costs.timed = lambda *given: timed.append(given)
+    plan.shares([Offer(60, (0.9,)), Offer(60, (0.9,))])
+    plan.timed(2.0), plan.timed(3.0)
+    assert timed == [(4, 200, 2.0)] and plan._costs is not controllers[0].costs
+    reading = planner([Bid(replace(bid.ask, batch=BatchLoad(1, 64)), bid.estimates) for bid in bids])
+    reading.timed(9.0)
+    assert len(timed) == 1
+
+
+def test_shared_passes_have_the_costs_of_the_request_that_reached_farthest():
+    far = LiveCosts(replace(SECONDS, passes={0: SECONDS.passes[0], 5000: {1: 3.0, 61: 9.0}}), frozen=True)
+    estimates = [choosing(Ranks(KNOWN)).estimates for _ in range(2)]
+    planner = PassPlanner()
+
+    def token() -> float:
+        return planner([Bid(Ask(0, 60, 5000, batch=BatchLoad(1)), one, 3) for one in estimates]).prices.token
+    before = token()
+    estimates[1].costs = far
+    assert before == pytest.approx((1.0 + ROWS) / 2) and token() == pytest.approx(3.1 / 2)

@@ -26,7 +26,6 @@ from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all, steps_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
-from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.clock import Clock
 from longgraft.serve.jobs import Busy, Failed, Job
 from longgraft.target_model.passes import Segment
@@ -173,20 +172,21 @@ def test_only_passes_of_one_target_that_want_the_same_reports_are_merged():
         assert report.topk is None or torch.equal(report.topk, single.topk)
 
 
-def test_each_request_knows_the_rows_of_all_others():
+def test_each_request_knows_how_many_others_decode_and_how_much_others_read():
     class Stub:
         """A request that returns what it is told of the others."""
 
-        unread, weight = 0, 1.0
+        rows, weight = 1, 1.0
 
-        def __init__(self, rows: int) -> None:
-            self.rows = rows
+        def __init__(self, unread: int) -> None:
+            self.unread = unread
 
         def step(self, load):
             return load
 
-    loads = advance([Stub(3), Stub(5), Stub(9)])
-    assert [(load.requests, load.rows) for load in loads] == [(2, 14), (2, 12), (2, 8)]
+    loads = advance([Stub(0), Stub(0), Stub(20), Stub(9)])
+    assert [(load.requests, load.rows, load.chunk) for load in loads] == [
+        (1, 29, 0), (1, 29, 0), (2, 9, 20), (2, 20, 9)]
 
 
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
@@ -257,8 +257,9 @@ def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():
 
 def test_nodes_cost_more_while_other_requests_wait():
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 16: 1.1, 64: 5.0, 128: 12.0}}, {}, {}), frozen=True)
-    single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, batch=BatchLoad(3, 40))
-    assert among.plain == pytest.approx(costs.verify(41, 0))
+    single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, 4, 37)
+    assert among.plain == pytest.approx(costs.verify(41, 0) / 4) and among.token == pytest.approx(
+        costs.verify(4, 0) / 4)
     assert among.seconds[15] == pytest.approx(costs.verify(56, 0) - costs.verify(41, 0)) and single.seconds[15] < 0.11
     session = repeatable("graft-x-text", kernels=None, costs=costs)
     sizes = {}
@@ -271,11 +272,11 @@ def test_nodes_cost_more_while_other_requests_wait():
 def test_shared_passes_do_not_change_the_costs_of_a_pass_alone():
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {}, {}))
     estimates, before = AcceptanceEstimates(costs), costs.state()
-    seen = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0)
+    seen, told = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0), []
     for _ in range(8):
-        estimates.expect(StepPlan(0, 1.0, 1.0, 1.0, alone=False))
+        estimates.expect(StepPlan(0, 1.0, 1.0, 1.0, timed=told.append))
         estimates.observe(seen)
-    assert costs.state() == before
+    assert costs.state() == before and told == [9.0] * 8
     for _ in range(8):
         estimates.expect(StepPlan(0, 1.0, 1.0, 1.0))
         estimates.observe(seen)

@@ -6,6 +6,7 @@ Costs and the worth of drafts outlive the request.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from longgraft.budget.cost_model import CostState, LiveCosts
@@ -18,7 +19,7 @@ PRIOR = 4.0         # steps of plain decoding with which the rate begins
 TRIED = 2.0         # drafts that the first estimates of a drafter weigh as much as
 WORTH = 0.75        # tokens that a drafter's first draft is expected to add where the text predicts nothing
 RISKED = 0.02       # share of the time that may be lost, and that measuring and probing may take
-CREDIT = 1.0        # plain passes that may be lost before anything was gained
+CREDIT = 1.0        # tokens' worth of seconds that may be lost before anything was gained
 PATIENCE = 8, 128   # fewest and most tokens before a source that is expected to lose is tried again
 
 
@@ -28,12 +29,12 @@ class StepPlan:
 
     Attributes:
         prefix: Tokens in the target's KV cache before the pass.
-        plain: Seconds of a plain step.
-        seconds: Expected seconds of the step.
+        plain: The request's share of a plain pass, in seconds.
+        seconds: The same of this pass and of the drafts for it.
         token: Seconds that a token is worth, as in `Prices`.
         remembered: Accepted tokens expected without a draft; the bonus token is not counted.
         draft: The step's draft; None without one.
-        alone: True if no other request shares the pass.
+        timed: Takes the seconds of a pass that other requests share; None: the request is alone in it.
     """
 
     prefix: int
@@ -42,7 +43,7 @@ class StepPlan:
     token: float
     remembered: float = 0.0
     draft: DraftPlan | None = None
-    alone: bool = True
+    timed: Callable[[float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ class DraftPlan:
 
     Attributes:
         missed: Probability that the text does not predict the next token.
+        seconds: What it takes longer than the step would without it.
         price: Price of its nodes, in tokens.
         guess: Its most probable first token; None if there was none.
         expansions: Levels after the first one; 0 for a source without levels.
     """
 
     missed: float
+    seconds: float
     price: float
     guess: int | None
     expansions: int
@@ -84,7 +87,8 @@ class _Answer:
     Attributes:
         rate: [tokens, seconds], decaying, of recent steps.
         spent: Seconds of all steps.
-        saved: Seconds that plain decoding would have taken longer so far; negative if it was faster.
+        saved: Seconds by which plain decoding would have been slower so far, without drafts; negative: faster.
+        drafts_saved: The same of drafts alone.
         probing: Seconds of drafts that were expected to cost more than they bring.
         idle: Tokens since the last draft.
         patience: Tokens before the next probe; each probe doubles it.
@@ -95,6 +99,7 @@ class _Answer:
     rate: list[float] = field(default_factory=lambda: [0.0, 0.0])
     spent: float = 0.0
     saved: float = 0.0
+    drafts_saved: float = 0.0
     probing: float = 0.0
     idle: int = 0
     patience: int = PATIENCE[0]
@@ -129,15 +134,18 @@ class AcceptanceEstimates(Memory):
 
     def observe(self, seen: Observation) -> None:
         """Compares a step with its plan, or has the costs of a longer prompt measured."""
-        # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint forces are no
-        # merit of any source.
-        tokens = int((seen.tree.origin[seen.path] != FORCED).sum())
         if seen.prompt:
             self._read(len(seen.path), seen.seconds)
         plan, self._plan = self._plan, None
         if plan is None:
             return
-        if plan.alone and not (seen.tree.origin & FORCED).any():
+        # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint forces are no
+        # merit of any source.
+        origins = seen.tree.origin.tolist()
+        tokens = sum(origins[node] != FORCED for node in seen.path.tolist())
+        if plan.timed is not None:
+            plan.timed(seen.seconds)
+        elif not any(origin & FORCED for origin in origins):
             self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # the tree may have fewer nodes than planned
         answer = self.answer
         _count(answer.rate, tokens, plan.seconds)
@@ -146,7 +154,11 @@ class AcceptanceEstimates(Memory):
         answer.idle += tokens
         if plan.draft is not None:
             answer.idle = 0
-            self._compare(plan.draft, tokens - 1 - plan.remembered, int(seen.following[0]))
+            added = tokens - 1 - plan.remembered
+            drafts_saved = added * plan.token - plan.draft.seconds
+            answer.drafts_saved += drafts_saved
+            answer.saved -= drafts_saved
+            self._compare(plan.draft, added, int(seen.following[0]))
 
     def _compare(self, draft: DraftPlan, added: float, following: int) -> None:
         drafts = self.drafts
@@ -164,13 +176,13 @@ class AcceptanceEstimates(Memory):
         self.answer.reading += seconds
         self.costs.reach(self.answer.read, RISKED * self.answer.reading)
 
-    def probe(self, seconds: float, others: int) -> bool:
+    def probe(self, seconds: float) -> bool:
         """Tells whether a draft that is not expected to pay is made nevertheless, in so many seconds.
 
-        Its source must have been idle for long, and all probes of the requests in a pass share their time.
+        Its source must have been idle for long.
         """
         answer = self.answer
-        if answer.idle < answer.patience or answer.probing + seconds > RISKED / (1 + others) * answer.spent:
+        if answer.idle < answer.patience or answer.probing + seconds > RISKED * answer.spent:
             return False
         answer.probing += seconds
         answer.patience = min(2 * answer.patience, PATIENCE[1])
@@ -199,12 +211,18 @@ class AcceptanceEstimates(Memory):
         tokens, seconds = self.answer.rate
         return max(1.0 / plain, (tokens + PRIOR) / (seconds + PRIOR * plain))
 
-    def credit(self, token: float) -> float:
+    def credit(self, token: float, drafts: bool = False) -> float:
         """Returns the seconds that the next step may lose, so that the answer never falls far behind plain decoding.
 
-        token: seconds that a token is worth
+        Negative if more was lost already.
+
+        Args:
+            token: Seconds that a token is worth.
+            drafts: Count what drafts have lost, too.  Then a draft may not lose more; but nodes from the text wait for
+                nothing that drafts have lost.
         """
-        return max(0.0, CREDIT * token + RISKED * self.answer.spent + self.answer.saved)
+        saved = self.answer.saved + (self.answer.drafts_saved if drafts else 0.0)
+        return CREDIT * token + RISKED * self.answer.spent + saved
 
     def mark(self) -> State:
         return copy.deepcopy(self.answer), copy.deepcopy(self.drafts), self._plan, self.costs.state()

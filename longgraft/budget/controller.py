@@ -7,21 +7,22 @@ The controller's choices never change the answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates, DraftPlan, StepPlan
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.budget.prices import Prices
+from longgraft.budget.pass_planner import Bid, PassPlanner, PricedPass
 from longgraft.drafters.pruning import mass
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.protocol.pass_plan import Offer
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
 from longgraft.runtime.clock import Clock
+from longgraft.target_model.planned_together import PlannedTogether
 from longgraft.trees.tree import UNPRUNED, ProposalTree
-
-REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
 
 
 @dataclass(frozen=True)
@@ -56,84 +57,95 @@ class Levels:
     most: int
 
 
+Together = PlannedTogether[Bid, PricedPass]
+
+
+def planned_together() -> Together:
+    """Makes the planner that the lanes of an engine share."""
+    return PlannedTogether("the plan of a pass", PassPlanner())
+
+
 class Controller:
     """Chooses each step's proposal: nothing, remembered nodes, or a draft beside them, whichever should gain most.
+
+    Requests that share a pass are planned together.
 
     Attributes:
         ranked: Ranks all drafted and remembered nodes.
         estimates: What earlier steps have shown.
         levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at all.
         probing: True if a source that is expected to cost more than it brings gets another chance now and then.
+        together: Plans all requests of a pass; None: this request alone.
     """
 
     def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, levels: Levels | None = None, *,
-                 probing: bool = True, clock: Clock | None = None) -> None:
+                 probing: bool = True, clock: Clock | None = None, together: Together | None = None) -> None:
         self.ranked, self.estimates, self.levels, self.probing = ranked, estimates, levels, probing
         self.costs, self.clock = estimates.costs, clock or Clock()
+        self.together = together or planned_together()
         self.memories = (*ranked.memories, estimates)
-        # (position, prices by (other requests, their rows, requests that share a draft, budget))
-        self._prices: tuple[int, dict[tuple[int, int, int, int], Prices]] = 0, {}
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("control"):
-            prices = self.prices_for(ask)
-            tree = self.ranked.rank(ask, None, prices)
-            plan = StepPlan(ask.position, prices.plain, prices.plain + prices.of(len(tree)), prices.token,
-                            _expected(tree), alone=not ask.batch.requests)
-            if self.ranked.drafter is not None:
-                tree, plan = self._with_draft(ask, prices, tree, plan)
-            self.estimates.expect(plan)
-            return tree
+            plan = self.together.begin(self._bid(ask))
+            floors = (plan.rate * plan.prices.floors(ask.budget)).tolist()
+            if self.ranked.drafter is None:
+                tree = self.ranked.rank(ask, None, floors, self._shared(plan, ask))
+                return self._planned(ask, plan, tree, _expected(tree))
+            known = self.ranked.rank(ask, None, floors)
+            missed = 1.0 - float(known.scores[1].exp()) if len(known) > 1 else 1.0
+            if self._drafts(ask, plan, missed):
+                return self._with_draft(ask, plan, known, missed, floors)
+            tree = known.top(self._shared(plan, ask)(_probabilities(known)))
+            return self._planned(ask, plan, tree, _expected(tree))
 
-    def prices_for(self, ask: Ask) -> Prices:
-        """Returns the prices at this prefix.
+    def _bid(self, ask: Ask) -> Bid:
+        if self.levels is None:
+            return Bid(ask, self.estimates)
+        return Bid(ask, self.estimates, self.levels.beam, max(1, self.levels.cache.waiting))
 
-        The rate is this request's own times the number of requests in the pass, as if all were equally fast, because
-        each row delays all of them.  It is at least the rate of plain decoding by all, even while others read prompts.
-        """
-        # The requests that shared the last level stand for those of the next one.
-        sharing = 1 if self.levels is None else min(self.levels.cache.sharing, 1 + ask.batch.requests)
-        if not 0 <= ask.position - self._prices[0] < REPRICED_EVERY:
-            self._prices = ask.position, {}
-        key, known = (ask.batch.requests, ask.batch.rows, sharing, ask.budget), self._prices[1]
-        if key not in known:
-            beam = 0 if self.levels is None else self.levels.beam
-            known[key] = Prices(self.costs, self._prices[0], ask.budget, beam, ask.batch, sharing)
-        prices, others = known[key], ask.batch.requests
-        prices.rate = (1 + others) * self.estimates.rate((1 + others) * prices.token)
-        prices.credit = self.estimates.credit(prices.token)
-        return prices
+    def _shared(self, plan: PricedPass, ask: Ask) -> Callable[[Sequence[float]], int]:
+        """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan gives it."""
+        return lambda probabilities: self.together.share(plan, Offer(ask.budget, probabilities[1:]))
 
-    def _with_draft(self, ask: Ask, prices: Prices, tree: ProposalTree,
-                    plan: StepPlan) -> tuple[ProposalTree, StepPlan]:
-        """Adds a draft, if it is expected to bring more than it costs, or is tried again."""
-        missed = 1.0 - float(tree.scores[1].exp()) if len(tree) > 1 else 1.0
-        cost = self._seconds(prices, self.estimates.expansions)
-        if missed * self.estimates.worth <= prices.rate * cost:
-            if not (self.probing and self.estimates.probe(cost, ask.batch.requests)):
-                return tree, plan
-        elif cost > prices.credit:
-            return tree, plan
-        expected = prices.sharing * self._seconds(prices, 0)
+    def _planned(self, ask: Ask, plan: PricedPass, tree: ProposalTree, remembered: float,
+                 seconds: float = 0.0, draft: DraftPlan | None = None) -> ProposalTree:
+        """Announces the step that verifies this tree, whose drafts took so many seconds; returns the tree."""
+        plain = plan.prices.plain
+        seconds += plain + plan.share_of(len(tree) - 1)
+        timed = None if ask.batch.alone else plan.timed
+        self.estimates.expect(StepPlan(ask.position, plain, seconds, plan.prices.token, remembered, draft, timed))
+        return tree
+
+    def _drafts(self, ask: Ask, plan: PricedPass, missed: float) -> bool:
+        """Tells if the request drafts: if that should bring more than it costs, or is tried again."""
+        if self.together.extended(plan, Offer(ask.budget, (missed * self.estimates.worth,))):
+            return True
+        alone = plan.drafted(1)
+        # What would pay, but was refused for its risk, is no probe.
+        pays = missed * self.estimates.worth > plan.rate * alone
+        return self.probing and not pays and self.estimates.probe(alone)
+
+    def _with_draft(self, ask: Ask, plan: PricedPass, known: ProposalTree, missed: float,
+                    floors: Sequence[float]) -> ProposalTree:
+        """Returns the ranking of remembered and drafted nodes."""
+        policy = None
+        if self.levels is not None:
+            policy = WhilePayingPolicy(self.levels.beam, self.estimates.accuracy, plan.rate * plan.level)
         began = self.clock.now(wait=False)
-        drafted = self.ranked.draft(ask, None if self.levels is None else WhilePayingPolicy(
-            self.levels.beam, self.estimates.accuracy, prices.rate * prices.level))
+        drafted = self.ranked.draft(ask, policy)
         took = self.clock.now(wait=False) - began       # no sync needed: each level's policy waited for the device
         expansions = self._expansions(drafted)
-        expected += prices.sharing * expansions * prices.level      # all that share wait for all shares
-        self._learn_cost(ask, expected, took)
-        ranked = self.ranked.rank(ask, drafted, prices)
-        nodes = prices.rate * (prices.of(len(ranked)) - prices.of(len(tree)))
-        draft = DraftPlan(missed, nodes, _guess(drafted), expansions)
-        return ranked, replace(plan, seconds=prices.plain + prices.of(len(ranked)) + expected, draft=draft)
-
-    def _seconds(self, prices: Prices, expansions: float) -> float:
-        """Returns the seconds of a draft with so many levels after the first one, or of a proposal without levels."""
-        if self.levels is None:
-            return self.costs.proposal
-        return prices.feed(max(1, self.levels.cache.waiting)) + expansions * prices.level
+        seconds = plan.feed + expansions * plan.level
+        self._learn_cost(ask, seconds, took)
+        without, = plan.prices.best([_probabilities(known)[1:]], plan.rate, plan.credit)
+        remembered = _expected(known.top(1 + without))
+        ranked = self.ranked.rank(ask, drafted, floors, self._shared(plan, ask))
+        nodes = plan.prices.of(len(ranked) - 1) - plan.prices.of(without)
+        draft = DraftPlan(missed, seconds + nodes, plan.rate * nodes, _guess(drafted), expansions)
+        return self._planned(ask, plan, ranked, remembered, seconds, draft)
 
     def _expansions(self, drafted: ProposalTree) -> int:
         if self.levels is None:
@@ -143,8 +155,13 @@ class Controller:
     def _learn_cost(self, ask: Ask, expected: float, took: float) -> None:
         if self.levels is None:
             self.costs.proposed(took)
-        elif not ask.batch.requests:        # otherwise other requests' work was timed, too
+        elif ask.batch.alone:        # otherwise other requests' work was timed, too
             self.costs.drafted(expected, took)
+
+
+def _probabilities(tree: ProposalTree) -> list[float]:
+    """Returns the probabilities of a ranked tree's nodes, the root first."""
+    return tree.scores.exp().tolist()
 
 
 def _expected(tree: ProposalTree) -> float:

@@ -14,6 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from longgraft.config.data_files import read_table
 from longgraft.config.new_paths import new_file
 
@@ -181,7 +183,7 @@ class LiveCosts:
                  ) -> None:
         """measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds."""
         self.costs, self.frozen, self.measure = costs, frozen, measure
-        self._reached = max(costs.passes)
+        self.reached = max(costs.passes)
         # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # seconds of a proposal
@@ -196,9 +198,9 @@ class LiveCosts:
 
         Extrapolated that far, the noise of the measured ones would decide.  seconds: that it may take
         """
-        if self.measure is None or self.frozen or prefix < FARTHER * self._reached:
+        if self.measure is None or self.frozen or prefix < FARTHER * self.reached:
             return
-        self.costs, self._reached = self.measure(prefix, seconds), prefix
+        self.costs, self.reached = self.measure(prefix, seconds), prefix
         self._own = self._rows() | self._own
         self._measured.clear()
 
@@ -214,7 +216,7 @@ class LiveCosts:
     def copy(self) -> LiveCosts:
         """Returns an independent copy."""
         made = LiveCosts(self.costs, self.frozen, self.measure)
-        made._reached = self._reached
+        made.reached = self.reached
         made.restore(self.state())
         return made
 
@@ -225,7 +227,9 @@ class LiveCosts:
     def verify_up_to(self, rows: int, prefix: int) -> Sequence[float]:
         """Returns the seconds of passes of 0, 1, 2 .. rows."""
         points = self._curve("passes", prefix)
-        return [along(points, count) for count in range(rows + 1)]
+        known = [count for count, _ in points if count <= rows]
+        grid = sorted({0, rows, *known})
+        return np.interp(np.arange(rows + 1), grid, [along(points, count) for count in grid]).tolist()
 
     def level(self, rows: int, prefix: int) -> float:
         return along(self._curve("levels", prefix), rows)

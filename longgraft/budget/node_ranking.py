@@ -7,10 +7,9 @@ There is no split between drafted and retrieved nodes, no template and no gate: 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from typing import Protocol
 
 from longgraft.budget.expert_weights import ExpertWeights, NodePredictions
 from longgraft.memories.adjacency_memory import AdjacencyMemory
@@ -26,19 +25,6 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's nodes
 ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)    # probabilities of a matrix row's entries, by rank
-
-
-class Price(Protocol):
-    """The price of trees, in expected tokens."""
-
-    def floors(self, budget: int) -> Sequence[float]:
-        """Returns, by number of nodes so far, the probability that the next node must exceed.
-
-        Below it no larger tree can pay.
-        """
-
-    def best(self, probabilities: Sequence[float]) -> int:
-        """Returns how many of these nodes, the root first, gain most beyond their price."""
 
 
 @dataclass(slots=True)
@@ -108,17 +94,24 @@ class RankedProposer:
         assert self.drafter is not None
         return on_host(self.drafter.propose(replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)))
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None = None, price: Price | None = None) -> ProposalTree:
-        """Returns the tree of the most probable nodes: `ask.budget` of them, or as many as gain most beyond their
-        price."""
-        floors = [0.0] * ask.budget if price is None else price.floors(ask.budget)
+    def rank(self, ask: Ask, drafted: ProposalTree | None = None, floors: Sequence[float] | None = None,
+             count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
+        """Returns the tree of the most probable nodes.
+
+        Args:
+            ask: What is proposed.
+            drafted: Drafted nodes, which are ranked beside the text's; None: only the text's.
+            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for each.
+            count: Takes the probabilities of the best nodes, the root first, and returns how many of them are kept.
+        """
+        floors = [0.0] * ask.budget if floors is None else floors
         with self.clock.part("merge"):
             if drafted is None and self.text is not None:
                 tokens, parents, probabilities, match = self.text.known().rank(floors)
-                n = len(tokens) if price is None else price.best(probabilities)
+                n = count(probabilities)
                 return ProposalTree.build([ask.root, *tokens[1:n]], parents[:n], _logs(probabilities[:n]),
                                           [ROOT] + [RETRIEVED] * (n - 1), None, match[:n])
-            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), floors, price)
+            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), floors, count)
 
     def _read(self, drafted: ProposalTree) -> _Drafted:
         read = _Drafted(stage=drafted.stage, origin=drafted.origin.tolist())
@@ -134,7 +127,8 @@ class RankedProposer:
             read.rows = dict(zip(read.children, found, strict=True))
         return read
 
-    def _rank(self, ask: Ask, drafted: _Drafted, floors: Sequence[float], price: Price | None) -> ProposalTree:
+    def _rank(self, ask: Ask, drafted: _Drafted, floors: Sequence[float],
+              count: Callable[[Sequence[float]], int]) -> ProposalTree:
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
@@ -160,7 +154,7 @@ class RankedProposer:
                 if -negative * probability > lowest:
                     entered += 1
                     heappush(heap, (negative * probability, entered, len(tokens) - 1, token, child))
-        n = len(tokens) if price is None else price.best(probabilities)
+        n = count(probabilities)
         tree = ProposalTree.build(tokens[:n], parents[:n], _logs(probabilities[:n]), origin[:n],
                                   drafted.stage, match[:n])
         self.weights.expect(tree, [node.predictions for node in nodes[:n]])

@@ -1,4 +1,4 @@
-"""Prices of a step's nodes and draft levels, and the number of nodes that pays."""
+"""Prices of the nodes and draft levels of one pass, and the number of nodes that pays."""
 
 from __future__ import annotations
 
@@ -7,67 +7,91 @@ from collections.abc import Sequence
 import numpy as np
 
 from longgraft.budget.cost_model import LiveCosts
-from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
 
-# Rows over which costs of shared passes are averaged: kernels multiply rows in blocks of 8, and it is not known exactly
-# how many rows the other requests will have.
-BLOCK = 8
 FED = (1, 64)           # numbers of fed tokens whose price is looked up; the others lie on the line through both
 
 
 class Prices:
-    """Prices of trees of 1 to `most` nodes at one prefix, in seconds beyond a plain step and in tokens.
+    """Prices in a pass of one or several requests, in seconds beyond a plain pass, where each has one row.
 
     Attributes:
-        plain: Seconds of a pass in which this request has one row.
-        token: Seconds that a token is worth to plain decoding: those of a pass in which every request has one row,
-            divided by the number of requests.
-        seconds: By number of nodes - 1, the seconds of the larger pass beyond `plain`.
-        rate: Tokens per second, by which seconds become tokens.
-        credit: Seconds that the step may be expected to lose.
-        sharing: Requests that draft in the same passes; each pays its share of a level and of a feed.
-        level: Seconds of a draft level; 0 without a drafter that has levels.
+        plain: Seconds of a plain pass, divided by the number of requests.
+        token: Seconds that a token is worth to plain decoding: as `plain`, without rows of prompts that are being read.
+        seconds: By number of nodes beyond the roots, of all requests together: the seconds beyond the plain pass.
     """
 
-    def __init__(self, costs: LiveCosts, prefix: int, most: int, beam: int = 0, batch: BatchLoad = SINGLE_REQUEST,
-                 sharing: int = 1) -> None:
-        """beam: nodes that a draft level runs on; batch: the other requests, each of which has a row at least."""
-        least = min(batch.rows, batch.requests)
-        self.plain = costs.verify(batch.rows + 1, prefix)
-        self.token = costs.verify(least + 1, prefix) / (1 + batch.requests)
-        around = BLOCK // 2 if batch.rows else 0        # alone, the number of rows is known
-        own = np.arange(1, most + 1)[:, None]
-        rows = np.maximum(batch.rows + own + np.arange(-around, around + 1), least + own)
-        seconds = np.array(costs.verify_up_to(int(rows.max()), prefix))[rows].mean(axis=1)
-        self.seconds = seconds - seconds[0]
-        # By number of nodes: the least cost per further node, over all larger trees.
-        counts = np.arange(most)
-        further = counts - counts[:, None]
-        slopes = np.where(further > 0, (seconds - seconds[:, None]) / np.maximum(further, 1), np.inf)
-        self._least = [0.0, *slopes[:-1].min(axis=1).tolist()]
-        self.rate, self.credit = 1.0 / self.token, float("inf")
-        self.sharing = sharing
-        self.level = costs.level(sharing * beam, prefix) / sharing if beam else 0.0
-        self._feeds = [costs.feed(sharing * rows, prefix) / sharing for rows in FED] if beam else [0.0, 0.0]
+    def __init__(self, costs: LiveCosts, prefix: int, most: int, requests: int = 1, reading: int = 0,
+                 beam: int = 0) -> None:
+        """Looks the costs up.
 
-    def floors(self, budget: int) -> list[float]:
-        """Returns, by number of nodes so far, the probability below which a next node makes no larger tree pay."""
-        return [self.rate * least for least in self._least[:budget]]
-
-    def best(self, probabilities: Sequence[float]) -> int:
-        """Returns how many of these nodes, the root first, gain most tokens beyond their price.
-
-        The seconds that are lost if even the best node is wrong, times the probability of that, are within the credit.
+        Args:
+            costs: Seconds of passes, levels and feeds.
+            prefix: Tokens before the rows, on average over the requests.
+            most: Most nodes of all trees, the roots not counted.
+            requests: Requests that decode in the pass.
+            reading: Rows of prompts that other requests read in the pass.
+            beam: Nodes that a draft level runs on; 0 without a drafter that has levels.
         """
-        gains = np.cumsum(probabilities) - self.rate * self.seconds[:len(probabilities)]
-        lost = self.seconds[:len(probabilities)] * (1.0 - probabilities[1] if len(probabilities) > 1 else 1.0)
-        return int(gains[lost <= self.credit].argmax()) + 1
+        rows = requests + reading
+        seconds = np.array(costs.verify_up_to(rows + most, prefix))
+        self.plain = float(seconds[rows]) / requests
+        self.token = float(seconds[requests]) / requests
+        self.seconds = seconds[rows:] - seconds[rows]
+        self._costs, self._prefix, self._beam = costs, prefix, beam
+        self._floors: dict[int, np.ndarray] = {}
 
-    def feed(self, rows: int) -> float:
-        """Returns the seconds of feeding so many observed tokens to the drafter, which also gives the first level."""
-        low, high = self._feeds
-        return low + (high - low) * (rows - FED[0]) / (FED[1] - FED[0])
+    def floors(self, budget: int) -> np.ndarray:
+        """Returns, by number of nodes of one request's tree, root included, the least cost of each further node.
+
+        That is in seconds per node, over all larger trees of the budget, while the other requests have one row each.
+        """
+        if budget not in self._floors:
+            seconds = self.seconds[:budget]
+            counts = np.arange(len(seconds))
+            further = counts - counts[:, None]
+            slopes = np.where(further > 0, (seconds - seconds[:, None]) / np.maximum(further, 1), np.inf)
+            self._floors[budget] = np.array([0.0, *slopes[:-1].min(axis=1)])
+        return self._floors[budget]
+
+    def feed(self, tokens: float, sharing: int = 1) -> float:
+        """Returns the seconds in which `sharing` requests feed so many observed tokens each to their drafters.
+
+        The first draft level comes with it.
+        """
+        if not self._beam:
+            return 0.0
+        low, high = (self._costs.feed(sharing * fed, self._prefix) for fed in FED)
+        return low + (high - low) * (tokens - FED[0]) / (FED[1] - FED[0])
+
+    def level(self, sharing: int = 1) -> float:
+        """Returns the seconds of a further draft level of `sharing` requests."""
+        return self._costs.level(sharing * self._beam, self._prefix) if self._beam else 0.0
+
+    def best(self, probabilities: Sequence[Sequence[float]], rate: float, credit: float) -> list[int]:
+        """Returns how many of its nodes each request verifies, so that all together gain most beyond their price.
+
+        What is lost if the requests' best nodes are wrong, times the probability of that, is within the credit.
+
+        Args:
+            probabilities: For each request those of its nodes, without the root, best first.
+            rate: Tokens per second by which seconds become tokens.
+            credit: Seconds that the pass may be expected to lose.
+        """
+        nodes = [(-probability, owner, place) for owner, own in enumerate(probabilities)
+                 for place, probability in enumerate(own)]
+        if not nodes:
+            return [0] * len(probabilities)
+        order = np.array(sorted(nodes))
+        offered, owners = -order[:, 0], order[:, 1].astype(int)
+        is_best = order[:, 2] == 0
+        missed = np.cumsum(is_best * (1.0 - offered)) / np.cumsum(is_best)
+        seconds = self.seconds[1:len(offered) + 1]
+        gains = np.cumsum(offered) - rate * seconds
+        gains[missed * seconds > credit] = -np.inf
+        best = int(gains.argmax())
+        taken = best + 1 if gains[best] > 0.0 else 0
+        return np.bincount(owners[:taken], minlength=len(probabilities)).tolist()
 
     def of(self, nodes: int) -> float:
-        """Returns the seconds of a tree of this many nodes beyond a plain step."""
-        return float(self.seconds[min(nodes, len(self.seconds)) - 1])
+        """Returns the seconds of this many nodes beyond the roots."""
+        return float(self.seconds[min(nodes, len(self.seconds) - 1)])

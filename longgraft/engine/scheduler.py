@@ -267,9 +267,10 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
             return [requests[0].step(BatchLoad(chunk=chunks[0] if low_latency else None))]
         except Exception as error:
             return [error]
-    rows = sum(request.rows for request in requests)
-    return together([partial(request.step, BatchLoad(len(requests) - 1, rows - request.rows, chunk))
-                     for request, chunk in zip(requests, chunks, strict=True)])
+    answering = [request.unread == 0 for request in requests]
+    loads = [BatchLoad(sum(answering) - answers, sum(chunks) - chunk, chunk)
+             for answers, chunk in zip(answering, chunks, strict=True)]
+    return together([partial(request.step, load) for request, load in zip(requests, loads, strict=True)])
 
 
 def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = PASS_TOKENS) -> list[int]:

@@ -61,11 +61,6 @@ class Eagle3Cache(DraftCache):
     def networks(self) -> tuple[nn.Module, ...]:
         return self.network,
 
-    @property
-    def sharing(self) -> int:
-        """Number of requests in the last pass over a drafted level."""
-        return self.passes.sharing
-
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
         return seen.features(self.network.config.feature_layers), seen.following

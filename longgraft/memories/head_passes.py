@@ -53,14 +53,13 @@ class HeadPasses:
 
     Attributes:
         packs: True if several requests may share a pass; set to False when such a pass fails.
-        sharing: Number of requests in the last pass over a drafted level.
     """
 
     name, drafts = "the EAGLE-3 head", True
 
     def __init__(self, network: Eagle3Network, window: int | None = None, kernels: CpuKernels | None = None) -> None:
         """window: as in `Eagle3Cache`."""
-        self.network, self.window, self.packs, self.sharing = network, window, True, 1
+        self.network, self.window, self.packs = network, window, True
         weight = network.fc.weight
         # Both fall back to torch for what they do not support: many rows, another device or another dtype.
         self.product = kernels.product if kernels else linear
@@ -89,8 +88,6 @@ class HeadPasses:
             return list(self.network.logits(inputs, self.product).float().log_softmax(-1).split(counts))
         if part is Part.FUSE:
             return list(self.network.fuse(inputs, self.product).split(counts))
-        if part is Part.LEVEL:
-            self.sharing = len(rows)
         tokens, positions, caches, layouts = zip(*((one.tokens, one.positions, one.cache, one.layout) for one in rows),
                                                  strict=True)
         cache = caches[0] if len(rows) == 1 else PackedCache(caches, counts)

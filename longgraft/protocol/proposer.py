@@ -24,8 +24,8 @@ class BatchLoad:
     """The other work in the passes that a request shares with other requests.
 
     Attributes:
-        requests: Number of other requests.
-        rows: Rows that the other requests have in a pass.
+        requests: Number of other requests that decode.
+        rows: Rows of prompts that other requests read.
         chunk: Prompt tokens that this request may prefill in one pass, so that other requests do not wait for long; 0:
             the request rests; None: no limit.
     """
@@ -33,6 +33,11 @@ class BatchLoad:
     requests: int = 0
     rows: int = 0
     chunk: int | None = None
+
+    @property
+    def alone(self) -> bool:
+        """True if no other request has rows in the pass."""
+        return not self.requests and not self.rows
 
 
 SINGLE_REQUEST = BatchLoad()

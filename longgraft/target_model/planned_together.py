@@ -7,10 +7,10 @@ from enum import IntEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from longgraft.protocol.pass_plan import Offer, PassPlan
-from longgraft.protocol.proposer import Ask
 from longgraft.target_model.passes import AFTER_DRAFTS, SHARED
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 P = TypeVar("P", bound=PassPlan)
 
 
@@ -27,7 +27,7 @@ class _Decision(NamedTuple):
     decide: Callable[[Sequence[Any]], Sequence[Any]]
 
 
-class PlannedTogether(Generic[P]):
+class PlannedTogether(Generic[Q, P]):
     """Has one plan decide for all requests that share a pass.  The lanes of an engine share one object.
 
     A decision waits for all passes of drafters, so that every request that will need it has come.  Outside of
@@ -39,14 +39,14 @@ class PlannedTogether(Generic[P]):
 
     drafts = True
 
-    def __init__(self, name: str, planner: Callable[[Sequence[Ask]], P]) -> None:
+    def __init__(self, name: str, planner: Callable[[Sequence[Q]], P]) -> None:
         """name: name of the plan in messages; planner: makes the plan of a pass from what all requests that will
-        propose in it are asked for"""
+        propose in it hand over"""
         self.name, self.planner, self.packs = name, planner, True
 
-    def begin(self, ask: Ask) -> P:
+    def begin(self, mine: Q) -> P:
         """Returns the plan of the pass; called by each request that will propose in it, before it drafts."""
-        return self._decided(_Turn.BEGIN, self._begin, ask)
+        return self._decided(_Turn.BEGIN, self._begin, mine)
 
     def extended(self, plan: P, offer: Offer) -> bool:
         """Tells if this request drafts the further levels that it asks for."""
@@ -56,8 +56,8 @@ class PlannedTogether(Generic[P]):
         """Returns the number of nodes of this request's tree, root included."""
         return self._decided(_Turn.SHARE, plan.shares, offer)
 
-    def _begin(self, asks: Sequence[Ask]) -> list[P]:
-        return [self.planner(asks)] * len(asks)
+    def _begin(self, theirs: Sequence[Q]) -> list[P]:
+        return [self.planner(theirs)] * len(theirs)
 
     def _decided(self, turn: _Turn, decide: Callable[[Sequence[Any]], Sequence[T]], mine: Any) -> T:
         decision, shared = _Decision(turn, decide), SHARED.get()

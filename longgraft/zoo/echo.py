@@ -101,7 +101,7 @@ class PlannedGates:
     """
 
     gates: Gates
-    together: PlannedTogether[EchoPlan]
+    together: PlannedTogether[Ask, EchoPlan]
     plan: EchoPlan
     levels: int
 
@@ -122,7 +122,7 @@ class EchoDrafter:
     drafter: prunes with `Filled(gates)`; together: has an `EchoPlanner`
     """
 
-    def __init__(self, drafter: Eagle3Drafter, gates: Gates, together: PlannedTogether[EchoPlan]) -> None:
+    def __init__(self, drafter: Eagle3Drafter, gates: Gates, together: PlannedTogether[Ask, EchoPlan]) -> None:
         self.drafter, self.gates, self.together, self.memories = drafter, gates, together, drafter.memories
 
     def propose(self, ask: Ask) -> Tree:

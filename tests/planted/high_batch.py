@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation("levels run before outputs", "HeadPasses.turn", "return part", "return -part", "test_high_batch.py::test_passes_run_in_the_order_in_which_most_requests_meet"),
     Mutation("shared rows attend to the first request's cache", "HeadPasses.forward", "zip(q.split(counts, dim=2), keys, values, layouts, strict=True)", "zip(q.split(counts, dim=2), keys[:1] * len(rows), values[:1] * len(rows), layouts, strict=True)", "test_high_batch.py::test_drafts_share_passes_and_have_the_same_bits_as_alone"),
     Mutation("each lane drafts with passes of its own", "Parts.drafter_cache", "self.target.fused_kernels, passes))", "self.target.fused_kernels))", "test_high_batch.py::test_drafts_share_passes_and_have_the_same_bits_as_alone"),
-    Mutation("a shared level has its whole price", "Prices.__init__", "self.level = costs.level(sharing * beam, prefix) / sharing", "self.level = costs.level(beam, prefix)", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
-    Mutation("a shared feed has its whole price", "Prices.__init__", "costs.feed(sharing * rows, prefix) / sharing for", "costs.feed(rows, prefix) for", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
-    Mutation("drafts are timed while others run", "Controller._learn_cost", "elif not ask.batch.requests:", "elif True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
+    Mutation("a level that requests share has the rows of one", "Prices.level", "sharing * self._beam", "self._beam", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
+    Mutation("a feed that requests share has the rows of one", "Prices.feed", "sharing * fed", "fed", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
+    Mutation("drafts are timed while others run", "Controller._learn_cost", "elif ask.batch.alone:", "elif True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
 )

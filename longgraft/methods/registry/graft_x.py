@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.budget.acceptance_estimates import AcceptanceEstimates
-from longgraft.budget.controller import Controller, Levels
+from longgraft.budget.controller import Controller, Levels, Together, planned_together
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.config.options import Checked, like, option
@@ -69,20 +69,24 @@ def controlled(p: Parts) -> Controller:
         estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
                           lambda: AcceptanceEstimates(costs))
         return Controller(RankedProposer(text, p.source, None, p.clock, pool=1), estimates, probing=c.probing,
-                          clock=p.clock)
+                          clock=p.clock, together=_together(p))
     cache = p.drafter_cache()
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, p.shape.top_k), p.shape.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
     return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock), estimates, levels,
-                      probing=c.probing, clock=p.clock)
+                      probing=c.probing, clock=p.clock, together=_together(p))
 
 
 def text_controlled(p: Parts) -> Controller:
     """The same, with only the text."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock)
+    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
+
+
+def _together(p: Parts) -> Together:
+    return p.of_engine(("the plan of a pass", p.choices), planned_together)
 
 
 def _needed_costs(p: Parts) -> LiveCosts:

@@ -1,0 +1,141 @@
+"""One plan for all requests of a pass: the drafts and nodes of all that together gain most beyond their price.
+
+Which request a node belongs to does not matter: each row delays all of them by the same seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from longgraft.budget.acceptance_estimates import AcceptanceEstimates
+from longgraft.budget.cost_model import LiveCosts
+from longgraft.budget.prices import Prices
+from longgraft.protocol.pass_plan import Offer
+from longgraft.protocol.proposer import Ask
+
+REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
+
+
+@dataclass(frozen=True, eq=False)
+class Bid:
+    """The state of one request when it enters a plan.
+
+    Attributes:
+        ask: The proposal that it is asked for.
+        estimates: What its earlier steps have shown.
+        beam: Nodes that a level of its drafter feeds; 0: its source, if any, has no levels.
+        waiting: Observed tokens that wait for its drafter.
+    """
+
+    ask: Ask
+    estimates: AcceptanceEstimates
+    beam: int = 0
+    waiting: int = 1
+
+
+class PricedPass:
+    """The plan of one pass (`PassPlan`).
+
+    Attributes:
+        prices: Prices of the pass.
+        rate: Tokens per second of all requests, by which seconds become tokens.
+        credit: Seconds that the pass may be expected to lose, of all requests together.
+        drafting: Requests that draft together, once that is decided.
+        nodes: Nodes of all trees without their roots, once they are decided.
+    """
+
+    def __init__(self, prices: Prices, bids: Sequence[Bid], costs: LiveCosts) -> None:
+        """costs: learn the seconds of the pass"""
+        estimates = [bid.estimates for bid in bids]
+        self.prices = prices
+        self.rate = fmean(one.rate(prices.token) for one in estimates)
+        self.credit = sum(one.credit(prices.token) for one in estimates)
+        self.drafting, self.nodes = 1, 0
+        self._drafts_credit = sum(one.credit(prices.token, drafts=True) for one in estimates)
+        self._waiting = fmean(bid.waiting for bid in bids)
+        self._expansions = fmean(one.expansions for one in estimates)
+        self._has_levels = bids[0].beam > 0
+        self._bids, self._costs = bids, costs
+        self._timed = False
+
+    @property
+    def level(self) -> float:
+        """A request's share of a further draft level, in seconds."""
+        return self.prices.level(self.drafting) / self.drafting
+
+    @property
+    def feed(self) -> float:
+        """A request's share of feeding the drafters, which gives the first level, in seconds."""
+        if not self._has_levels:
+            return self._costs.proposal
+        return self.prices.feed(self._waiting, self.drafting) / self.drafting
+
+    def drafted(self, requests: int) -> float:
+        """Returns the expected seconds of drafts by so many requests, or of proposals by sources without levels."""
+        if not self._has_levels:
+            return requests * self._costs.proposal
+        return self.prices.feed(self._waiting, requests) + self._expansions * self.prices.level(requests)
+
+    def extended(self, offers: Sequence[Offer]) -> list[bool]:
+        """Returns which requests draft; the probability that each offers is the tokens that its draft should add."""
+        order = sorted(range(len(offers)), key=lambda index: -offers[index].probabilities[0])
+        chosen, most, added = 0, 0.0, 0.0
+        for count, index in enumerate(order, 1):
+            added += offers[index].probabilities[0]
+            seconds = self.drafted(count)
+            if added - self.rate * seconds > most and seconds <= self._drafts_credit:
+                chosen, most = count, added - self.rate * seconds
+        self.drafting = max(1, chosen)
+        return [index in order[:chosen] for index in range(len(offers))]
+
+    def shares(self, offers: Sequence[Offer]) -> list[int]:
+        """Returns the number of nodes of each request's tree, root included."""
+        taken = self.prices.best([offer.probabilities for offer in offers], self.rate, self.credit)
+        self.nodes = sum(taken)
+        return [1 + nodes for nodes in taken]
+
+    def share_of(self, nodes: int) -> float:
+        """Returns the seconds of so many of the verified nodes."""
+        return self.prices.of(self.nodes) * nodes / self.nodes if nodes else 0.0
+
+    def timed(self, seconds: float) -> None:
+        """Learns how long the shared pass took; counts once."""
+        batch = self._bids[0].ask.batch
+        if not self._timed and not batch.rows:
+            prefix = round(fmean(bid.ask.position for bid in self._bids))
+            self._costs.timed(1 + batch.requests + self.nodes, prefix, seconds)
+        self._timed = True
+
+
+class PassPlanner:
+    """Makes the plan of each pass of an engine.
+
+    A request alone has its own costs.  Shared passes have others: several caches are read in them.
+    """
+
+    def __init__(self) -> None:
+        self._shared: LiveCosts | None = None
+        self._priced_at = 0
+        self._prices: dict[tuple[int, ...], Prices] = {}
+
+    def __call__(self, bids: Sequence[Bid]) -> PricedPass:
+        batch = bids[0].ask.batch
+        costs = bids[0].estimates.costs if batch.alone else self._costs_of_shared(bids)
+        prefix = round(fmean(bid.ask.position for bid in bids))
+        if not 0 <= prefix - self._priced_at < REPRICED_EVERY:
+            self._priced_at = prefix
+            self._prices = {}
+        most = sum(bid.ask.budget - 1 for bid in bids)
+        key = (id(costs), batch.requests, batch.rows, most)
+        if key not in self._prices:
+            self._prices[key] = Prices(costs, self._priced_at, most, 1 + batch.requests, batch.rows, bids[0].beam)
+        return PricedPass(self._prices[key], bids, costs)
+
+    def _costs_of_shared(self, bids: Sequence[Bid]) -> LiveCosts:
+        """Returns the costs of shared passes, which begin as those of the request whose costs reach farthest."""
+        farthest = max((bid.estimates.costs for bid in bids), key=lambda costs: costs.reached)
+        if self._shared is None or self._shared.reached < farthest.reached:
+            self._shared = farthest.copy()
+        return self._shared
