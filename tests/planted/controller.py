@@ -42,4 +42,5 @@ MUTATIONS = (
     Mutation("a shared pass is timed by each of its requests", "PricedPass.timed", "not self._timed and not", "not", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_its_rows"),
     Mutation("a pass is timed with the prompts that it reads", "PricedPass.timed", " and not batch.rows", "", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_its_rows"),
     Mutation("costs of shared passes never reach a longer prefix", "PassPlanner._costs_of_shared", " or self._shared.reached < farthest.reached", "", "test_controller.py::test_shared_passes_have_the_costs_of_the_request_that_reached_farthest"),
+    Mutation("nodes cost as if nobody else waited", "PassPlanner.__call__", "most, 1 + batch.requests, batch", "most, 1, batch", "test_controller.py::test_prompts_of_other_requests_do_not_make_time_cheaper"),
 )
