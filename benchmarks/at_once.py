@@ -26,14 +26,13 @@ import longgraft
 from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Session
-from longgraft.eval.prompts.buckets import fit
 from longgraft.eval.prompts.suites import load_suite
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PLAIN = "ar"
 KINDS = {"chats": ("mt_bench", "gsm8k"), "code": ("humaneval",),
          "long": ("lcc", "qmsum"), "mixed": ("mt_bench", "humaneval", "lcc")}
-LONG = 2048     # tokens to which a long prompt is cut
+LONG = 2048     # tokens of a long prompt that are kept, the last ones
 SHORT_ANSWER = 0.5      # the shortest answer, as a share of the longest
 
 
@@ -95,13 +94,12 @@ def answered(session: Session, prompts: Sequence[Sequence[int]], lengths: Sequen
 
 
 def prompts_of(kind: str, data: Path, session: Session, count: int) -> list[list[int]]:
-    """Returns the ids of prompts of a kind, from its suites in turn; texts are cut to LONG tokens."""
+    """Returns the ids of prompts of a kind, from its suites in turn; of long ones the last LONG."""
     suites = [load_suite(suite, data) for suite in KINDS[kind]]
     found = []
     for index in range(count):
         example = suites[index % len(suites)][index // len(suites)]
-        cut = None if example.chat else fit(example, session.tokenizer, LONG)
-        found.append(example.encode(session.tokenizer) if cut is None else list(cut.ids))
+        found.append(example.encode(session.tokenizer)[-LONG:])
     return found
 
 
