@@ -1,6 +1,6 @@
 """Several requests at once beside plain batched decoding: rounds that interleave the methods, by requests left.
 
-    python -m benchmarks.at_once smollm2 ROWS OUT.jsonl --methods ar,graft-x-text --at-once 1,2,4,8,16
+    python -m benchmarks.at_once run smollm2 ROWS OUT.jsonl --methods ar,graft-x-text --at-once 1,2,4,8,16
     python -m benchmarks.at_once show OUT.jsonl
 
 All requests of a round begin together and have answers of different lengths, so that a round ends with few of them.
