@@ -35,4 +35,5 @@ MUTATIONS = (
     Mutation("a shared network of experts is dropped", "_granite_moe", "if shared else {}", "if False else {}", "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model"),
     Mutation("a family that transformers does not have is an entry that is missing", "Architecture.configuration", "if model_type not in CONFIG_MAPPING:", "if False:", "test_architectures.py::test_a_family_that_transformers_does_not_have_is_refused"),
     Mutation("a Bamba model is decoded as Granite", "_granite_hybrid", "!= size:", "> size:", "test_architectures.py::test_a_bamba_file_is_not_taken_for_granite"),
+    Mutation("the default cuts recurrent states out of inputs", "SegmentStates.keep", "elif state.seen and not state.recurrent:", "elif state.seen:", "test_architectures.py::test_a_file_in_blocks_decodes_the_ids_of_plain_decoding"),
 )
