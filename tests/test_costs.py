@@ -5,20 +5,26 @@ from __future__ import annotations
 import copy
 import json
 import time
+from collections import defaultdict
 from dataclasses import replace
 from itertools import pairwise
+from statistics import mean
 
 import pytest
 import torch
-from toys.models import small_model, toy_model, toy_network, toy_target
+from toys.configurations import random_model, tiny
+from toys.models import read, small_model, toy_model, toy_network, toy_target
 from toys.recorder import recorder
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
+from transformers import CONFIG_MAPPING
 
 from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
 from longgraft.budget.cost_model import KEPT_CURVES, TABLES, Costs, LiveCosts
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.target_model.model import Target
+from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
+from longgraft.trees.tree import ProposalTree
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
 COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
@@ -265,3 +271,23 @@ def test_measured_passes_have_tokens_of_the_whole_vocabulary(monkeypatch):
     measure(small_model(600), None, [64], 0.3)
     largest = max(seen, key=len)
     assert int(largest.max()) == (len(largest) - 1) * (600 // max(ROWS))
+
+
+def test_measured_rows_wake_as_many_experts_as_rows_of_a_text():
+    """Equal rows wake as many as one, and rows after zeros are less alike than rows of a text."""
+    model = random_model(tiny(CONFIG_MAPPING["qwen3_moe"], num_experts=32, num_experts_per_tok=2))
+    target, woken = Target(model), defaultdict(list)
+
+    def count(module, given) -> None:
+        woken[len(given[1])].append(len(given[1].unique()))
+
+    for layer in model.model.layers:
+        layer.mlp.experts.register_forward_pre_hook(count)
+    measure(target, None, [128], 0.3)
+    measured = {rows: mean(counts) for rows, counts in woken.items()}
+    woken.clear()
+    text, cache = torch.randint(96, (136,), generator=torch.Generator().manual_seed(1)), target.cache(200)
+    for part in text.split([120, 16]):
+        read(target, Segment(ProposalTree.chain(part), cache))
+        cache.keep(torch.arange(len(part)))
+    assert measured[1] == 2 and measured[16] == pytest.approx(mean(woken[16]), rel=0.2) and measured[16] > 6

@@ -92,17 +92,24 @@ def test_the_files_own_word_about_the_begin_token_counts(tmp_path):
     assert first("d.gguf", tokenizer__ggml__pre="qwen2", tokenizer__ggml__add_bos_token=True) == 1
 
 
-@pytest.mark.parametrize(("prefix", "pieces"), [(None, ["▁the", "▁the"]), (True, ["▁the", "▁the"]),
-                                                (False, ["t", "h", "e", "▁the"])])
-def test_sentencepiece_puts_a_space_before_a_text_unless_the_file_forbids_it(prefix, pieces, tmp_path):
+def write_sentencepiece(path, **entries) -> None:
     tokens = [*BYTE_TOKENS, "▁", "t", "h", "e", "▁t", "▁th", "▁the"]
     scores = [float(-n) for n in range(len(tokens) + 2)]
-    write_vocabulary(tmp_path / "toy.gguf", tokens, tokenizer__ggml__model="llama", tokenizer__ggml__scores=scores,
-                     tokenizer__ggml__add_space_prefix=prefix, tokenizer__ggml__pre="made-up")     # not asked for
+    write_vocabulary(path, tokens, **{"tokenizer__ggml__model": "llama", "tokenizer__ggml__scores": scores} | entries)
+
+
+@pytest.mark.parametrize(("prefix", "pieces"), [(None, ["▁the", "▁the"]), (True, ["▁the", "▁the"]),
+                                                (False, ["t", "h", "e", "▁the"])])
+@pytest.mark.parametrize("architecture", ["llama", "granite"])
+def test_sentencepiece_puts_a_space_before_a_text_unless_the_file_forbids_it(architecture, prefix, pieces, tmp_path):
+    """transformers reads the first architecture, longgraft the second."""
+    write_sentencepiece(tmp_path / "toy.gguf", architecture=architecture, tokenizer__ggml__add_space_prefix=prefix,
+                        tokenizer__ggml__pre="made-up")     # not asked for
     tokenizer = AutoTokenizer.from_pretrained(place_of(tmp_path / "toy.gguf").path)
     ids = tokenizer("the the").input_ids
     assert ids[0] == 1 and tokenizer.convert_ids_to_tokens(ids[1:]) == pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the the"
+    assert tokenizer.decode(tokenizer("thé").input_ids, skip_special_tokens=True) == "thé"      # by its bytes
 
 
 def test_folders_that_an_older_version_made_of_a_file_are_made_again(tmp_path):

@@ -148,3 +148,36 @@ class ReorderedWeight(BlockWeight):
     @property
     def sample(self) -> Tensor:
         return self.packed.sample
+
+
+class JoinedWeight(BlockWeight):
+    """A matrix in blocks that a file has as two, which may be of different types.
+
+    Args:
+        first: Its first rows.
+        second: Its other rows.
+        order: [rows] int64, the number of each row among those of both; None: they follow each other.
+    """
+
+    def __init__(self, first: PackedWeight, second: PackedWeight, order: Tensor | None) -> None:
+        super().__init__((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
+        self.packed, self.kind, self._order = (first, second), first.kind, order
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        found = torch.cat([part.product(x, None) for part in self.packed], dim=-1)
+        if self._order is not None:
+            found = found[..., self._order]
+        return found if bias is None else found + bias
+
+    def rows(self, ids: Tensor) -> Tensor:
+        numbers = ids if self._order is None else self._order[ids]
+        found = torch.empty(len(ids), self.shape[1])
+        first, second = self.packed
+        in_first = numbers < len(first)
+        found[in_first] = first.rows(numbers[in_first])
+        found[~in_first] = second.rows(numbers[~in_first] - len(first))
+        return found
+
+    @property
+    def sample(self) -> Tensor:
+        return torch.cat([part.sample for part in self.packed])

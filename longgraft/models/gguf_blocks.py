@@ -20,9 +20,10 @@ from longgraft.kernels.block_weight import put_weight
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import StackedWeight
 from longgraft.kernels.mapped_memory import MappedMemory
-from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight, ReorderedWeight, Zeros
-from longgraft.models.gguf_architectures import ARCHITECTURES, Processor
-from longgraft.models.gguf_names import EXPERTS, parameters_of
+from longgraft.kernels.packed_weight import BLOCK_TYPES, JoinedWeight, PackedWeight, ReorderedWeight, Zeros
+from longgraft.models.gguf_architecture import JOINED, LATENTS, PARTS, Processor
+from longgraft.models.gguf_architectures import ARCHITECTURES
+from longgraft.models.gguf_names import parameters_of
 from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, floats_of
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
@@ -30,7 +31,6 @@ from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_rou
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
 FULL = 0.9                      # share of the free memory that weights may take; the rest is for the cache and passes
 BOTH = "gate_up"                # gates and ups of all experts in one tensor
-LATENTS = ("keys", "values")    # parts of a matrix that expands latents
 
 
 class NoBlocks(ValueError):
@@ -71,7 +71,7 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         if parameter := names.get(tensor.name):
             filler.fill(parameter, tensor)
     filler.fill_experts()
-    filler.fill_latents()
+    filler.fill_parts()
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if config.tie_word_embeddings and isinstance(embedding.weight, FileRows):
         filler.fill_product(head, embedding.weight.tensor)
@@ -109,25 +109,25 @@ class _Filler:
     kernels: CpuKernels
     processor: Any
     experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> part and suffix -> tensor
-    latents: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> keys or values -> tensor
+    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)       # module -> part of a matrix -> tensor
     zeros: Zeros = torch.zeros      # allocates the experts
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
-        """Sets a parameter, or keeps a tensor of experts for `fill_experts`."""
+        """Sets a parameter, or keeps a tensor for `fill_experts` or `fill_parts`."""
         path, _, last = parameter.rpartition(".")
         module_path, _, part = path.rpartition(".")
-        if part in (*EXPERTS, BOTH) and hasattr(self.model.get_submodule(module_path), "down_proj"):
+        if part in (*PARTS, BOTH) and hasattr(self.model.get_submodule(module_path), "down_proj"):
             self.experts.setdefault(module_path, {})[f"{part}.{last}"] = tensor
             return
         module = self.model.get_submodule(path)
-        if last in LATENTS:
-            self.latents.setdefault(path, {})[last] = tensor
+        if last in (*LATENTS, *JOINED):
+            self.parts.setdefault(path, {})[last] = tensor
             return
         matrix = last == "weight" and isinstance(module, nn.Linear | nn.Embedding)
         if tensor.type in BLOCK_TYPES and not matrix and not is_router(module):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
         if tensor.type not in BLOCK_TYPES or is_router(module):
-            floats = floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+            floats = self._floats(tensor)
             if (columns := self._columns(tensor)) is not None:
                 floats = floats[:, torch.from_numpy(np.argsort(columns))]
             changed = self.processor.process(floats.numpy(), tensor.name)
@@ -147,12 +147,16 @@ class _Filler:
 
     def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
         """Sets the weight of a linear module."""
+        packed, columns = self._packed(tensor), self._columns(tensor)
+        put_weight(module, packed if columns is None else ReorderedWeight(packed, torch.from_numpy(columns)))
+
+    def _packed(self, tensor: FileTensor) -> PackedWeight:
+        """Returns a matrix in blocks, with its rows in the model's order."""
         slabs = self._slabs(tensor, self._order(tensor))
         rows, inputs = tensor.shape
         packed = self.kernels.packed_blocks(BLOCK_TYPES[tensor.type], (rows, inputs), self.dtype, slabs)
         _check_scales(packed, tensor)
-        columns = self._columns(tensor)
-        put_weight(module, packed if columns is None else ReorderedWeight(packed, torch.from_numpy(columns)))
+        return packed
 
     def _columns(self, tensor: FileTensor) -> np.ndarray | None:
         """Returns the model's number of each column of a file's matrix; None if they are alike."""
@@ -166,24 +170,43 @@ class _Filler:
             gate = gate_of_experts(own)
             if gate is None:
                 raise NoBlocks(f"the experts of {type(own).__name__} join their gates in a way that is not known")
-            weights = {part: self._stack(tensors, part, own.num_experts) for part in EXPERTS}
+            weights = {part: self._stack(tensors, part, own.num_experts) for part in PARTS}
             inner, hidden = weights["gate"].shape[1:]
             if weights["up"].shape[1:] != (inner, hidden) or weights["down"].shape[1:] != (hidden, inner):
                 raise NoBlocks(f"the matrices of {path} do not fit each other")
-            biases = {part: floats_of(of.type, of.bytes_of(self.file)).view(of.shape).to(self.dtype)
-                      for part in EXPERTS if (of := tensors.get(f"{part}.bias")) is not None}
+            biases = {part: self._floats(of).to(self.dtype)
+                      for part in PARTS if (of := tensors.get(f"{part}.bias")) is not None}
             setattr(self.model.get_submodule(parent), name, BlockExperts(self.kernels, weights, biases, gate))
 
-    def fill_latents(self) -> None:
-        """Joins the matrices that expand latents to keys and to values, which a file has apart.
+    def fill_parts(self) -> None:
+        """Sets the matrices that a file has as two; one of which a part is missing is left without a weight."""
+        for path, tensors in self.parts.items():
+            module = self.model.get_submodule(path)
+            if set(tensors) == set(JOINED):
+                self._fill_joined(path, module, *(tensors[part] for part in JOINED))
+            elif set(tensors) == set(LATENTS):
+                keys, values = (self._floats(tensors[part]) for part in LATENTS)
+                # A file has keys [heads, latents, numbers] transposed, which blocks cannot follow: they become floats.
+                self._set_floats(module, torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1))
 
-        A file has keys [heads, latents, numbers] transposed, which blocks cannot follow: they become floats.
-        """
-        for path, tensors in self.latents.items():
-            keys, values = (floats_of(of.type, of.bytes_of(self.file)).view(of.shape) for of in
-                            (tensors[kind] for kind in LATENTS))
-            weight = torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1).to(self.dtype)
-            self.model.get_submodule(path).weight = nn.Parameter(weight.contiguous(), requires_grad=False)
+    def _fill_joined(self, path: str, module: Any, first: FileTensor, second: FileTensor) -> None:
+        """Joins the rows of two matrices, in blocks if both are."""
+        order = self.processor.joined_rows(path)
+        numbers = None if order is None else torch.from_numpy(order)
+        if (first.rows + second.rows, first.shape[1]) != tuple(module.weight.shape):
+            raise NoBlocks(f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and the model "
+                           f"{module.weight.shape[0]}")
+        if first.type in BLOCK_TYPES and second.type in BLOCK_TYPES:
+            put_weight(module, JoinedWeight(self._packed(first), self._packed(second), numbers))
+            return
+        floats = torch.cat([self._floats(first), self._floats(second)])
+        self._set_floats(module, floats if numbers is None else floats[numbers])
+
+    def _floats(self, tensor: FileTensor) -> Tensor:
+        return floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
+
+    def _set_floats(self, module: Any, weight: Tensor) -> None:
+        module.weight = nn.Parameter(weight.to(self.dtype).contiguous(), requires_grad=False)
 
     def _stack(self, tensors: dict[str, FileTensor], part: str, experts: int) -> StackedWeight:
         """Returns one of the matrices of all experts."""

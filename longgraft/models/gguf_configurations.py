@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from transformers import PretrainedConfig
 
-from longgraft.models.gguf_architectures import Architecture
+from longgraft.models.gguf_architecture import Architecture
 from longgraft.models.gguf_header import ORIGINAL
 from longgraft.target_model.supported import refuse
 

@@ -16,6 +16,7 @@ from longgraft.config.file_errors import reason
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)           # versions of the format that can be read
+WITH_YARN = ("gpt-oss", "mellum")       # architectures of which longgraft reads YaRN's rotary scaling by itself
 KEY_LENGTH = 8              # bytes of the number before a key of the metadata: the key's length
 ORIGINAL = "Give the original model: a folder with safetensors, or its hub id."
 
@@ -98,14 +99,11 @@ def _scaling(arch: str, metadata: dict[str, Any]) -> str:
     """Returns the rotary scaling of the metadata that transformers drops, in words; "" if there is none.
 
     Without a type, a factor scales linearly, and `scale_linear` is its older name (`load_hparams` in llama.cpp).
-    transformers knows the scaling of gpt-oss by itself.
     """
-    if arch == "gpt-oss":
-        return ""
     factor = metadata.get(f"{arch}.rope.scaling.factor", metadata.get(f"{arch}.rope.scale_linear", 1.0))
     unscaled = factor in (0.0, 1.0)
     kind = metadata.get(f"{arch}.rope.scaling.type", "none" if unscaled else "linear")
-    if kind == "none" or (kind == "linear" and unscaled):
+    if kind == "none" or (kind == "linear" and unscaled) or (kind == "yarn" and arch in WITH_YARN):
         return ""
     return f"rope scaling {kind!r}" if unscaled else f"rope scaling {kind!r} by {factor:g}"
 

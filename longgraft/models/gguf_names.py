@@ -11,7 +11,6 @@ from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_header import ORIGINAL
 from longgraft.models.gguf_tensors import TensorTable
 
-EXPERTS = ("gate", "up", "down")    # matrices of an expert; a file has one tensor of each for all experts of a layer
 UNUSED = ("rope_freqs.weight",)     # tensors whose content goes into the configuration
 # A layer's number, and the parameter that holds two of the matrices or one.
 _STACK = re.compile(r"(?P<module>.*\.(?P<layer>\d+)\..*)\.(?P<parameter>gate_up_proj|down_proj)")

@@ -93,7 +93,7 @@ def write_vocabulary(path: Path, tokens: Sequence[str], **entries) -> None:
 
     tokens: normal tokens, from the third id on; the first two are <unk> and <s>.  entries: as of `write_gguf`
     """
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, entries.pop("architecture", "llama"))
     for add in (writer.add_context_length, writer.add_embedding_length, writer.add_block_count,
                 writer.add_feed_forward_length, writer.add_head_count, writer.add_head_count_kv):
         add(8)
