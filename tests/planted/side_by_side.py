@@ -52,4 +52,5 @@ MUTATIONS = (
     Mutation("nothing is decoded while all requests rest", "Scheduler.step", "one.rests_until <= since] or running", "one.rests_until <= since]", "test_side_by_side.py::test_a_request_rests_while_others_step_unless_it_is_cancelled"),
     Mutation("a prompt that one pass can read is long", "shares", "is_long = unread[index] > PASS_TOKENS", "is_long = unread[index] >= PASS_TOKENS", "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest"),
     Mutation("the oldest prompt gets more tokens than it has", "shares", "min(unread[oldest], max(1,", "max(unread[oldest], max(1,", "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest"),
+    Mutation("the time in the queue is the time since the start of the machine", "Scheduler._begin", "time.monotonic() - one.since", "time.monotonic()", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy"),
 )
