@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from inspect import signature
@@ -146,6 +147,15 @@ def test_the_thread_that_steps_a_request_owns_it_until_the_request_is_dropped():
     pool.start()
     pool.join()
     assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+
+
+def test_an_ended_request_leaves_its_session_to_other_threads():
+    session = toy_session("ar")
+    with ThreadPoolExecutor(1) as pool:     # its thread lives on
+        request = pool.submit(session.open, PROMPT, 4).result()
+        assert len(pool.submit(list, request).result()) > 4
+        assert session.generate(PROMPT, 4).token_ids == plain("llama", 60, 4, Sampling())
+        assert request.finish_reason == "length" and request.step() is None
 
 
 def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
