@@ -54,6 +54,15 @@ def test_the_time_of_a_prompt_is_the_targets_and_that_of_the_memories_that_a_met
         assert fork.prefill_seconds(fork.memories) == 0
 
 
+def test_a_fork_cancels_the_request_that_runs_and_loses_nothing_with_it():
+    session, = sessions("graft")
+    left = session.open(PROMPT, NEW)
+    left.step()
+    with Fork([session.engine], PROMPT, NEW):
+        assert left.finish_reason == "cancelled"
+        assert found(session, Sampling()) == found(toy_session("graft"), Sampling())
+
+
 def test_a_closed_fork_leaves_the_engines_as_they_were():
     session, = sessions("graft")
     with Fork([session.engine], PROMPT, NEW):
