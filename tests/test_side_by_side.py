@@ -196,6 +196,13 @@ def test_each_request_knows_the_rows_of_all_others():
     assert [(load.requests, load.rows) for load in loads] == [(2, 14), (2, 12), (2, 8)]
 
 
+def test_the_rows_of_a_request_are_those_of_its_last_pass():
+    session = repeatable("ar", chunk=50)
+    long, short = session.open(toy_prompt(80), 3), beside(session, toy_prompt(1), 3)
+    assert (long.rows, short.rows) == (1, 1)
+    assert [advance([long, short]) and (long.rows, short.rows) for _ in range(3)] == [(50, 1), (30, 1), (1, 1)]
+
+
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf

@@ -53,4 +53,5 @@ MUTATIONS = (
     Mutation("a prompt that one pass can read is long", "shares", "is_long = unread[index] > PASS_TOKENS", "is_long = unread[index] >= PASS_TOKENS", "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest"),
     Mutation("the oldest prompt gets more tokens than it has", "shares", "min(unread[oldest], max(1,", "max(unread[oldest], max(1,", "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest"),
     Mutation("the time in the queue is the time since the start of the machine", "Scheduler._begin", "time.monotonic() - one.since", "time.monotonic()", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy"),
+    Mutation("a prompt of one token is two rows", "Request._advance", "max(1, step.read", "max(2, step.read", "test_side_by_side.py::test_the_rows_of_a_request_are_those_of_its_last_pass"),
 )
