@@ -103,6 +103,12 @@ def test_stop_strings_are_one_several_or_none():
         stop_strings(["a", "b\ud800"])
 
 
+def test_a_stop_string_that_is_no_token_is_searched_in_the_text():
+    tokenizer = byte_tokenizer(special=("<end>",), plain=("<tool>",))       # without a token for what is unknown
+    hidden = Encoder(tokenizer, len(tokenizer), "toy").hidden_tokens(["absent", "<end>", "<tool>", "a"])
+    assert hidden == {tokenizer.convert_tokens_to_ids("<end>")}
+
+
 def test_a_recording_of_unknown_ids_is_refused():
     with pytest.raises(ValueError, match="recorded continuation has token ids from 1 to 99"):
         toy_session("graft").generate([1, 2], 4, replay=[1, 99])

@@ -34,7 +34,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.static_pass import StaticPass, why_not_fixed
 from longgraft.target_model.verifier import Verifier
-from longgraft.trees.padded import PaddedTree, on_host
+from longgraft.trees.padded import SIZES, PaddedTree, on_host
 from longgraft.trees.tree import ProposalTree
 
 SHAPE = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -290,6 +290,13 @@ def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_
     assert before.items() <= regions.recordings.items()
     answered(session, toy_prompt(400), 16)
     assert not before.keys() & regions.recordings.keys()
+
+
+def test_caches_of_recorded_steps_have_room_for_padded_rows():
+    session = toy_session("ar", regions=Regions(recorder))
+    for length in range(1, 500, 7):
+        session.open(toy_prompt(length), 8)
+        assert session.engine.cache.capacity >= session.engine.rows(length, 8) + SIZES[-1], length
 
 
 def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_keeps_them():

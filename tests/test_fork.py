@@ -45,6 +45,24 @@ def test_a_prompt_of_one_token_can_be_forked():
             assert answered(session, toy_prompt(1), NEW).token_ids == plain("llama", 1, NEW, Sampling())
 
 
+def test_the_time_of_a_prompt_is_the_targets_and_that_of_the_memories_that_a_method_has():
+    several = sessions("graft", "ar")
+    with Fork([session.engine for session in several], PROMPT, NEW) as fork:
+        seconds = [fork.prefill_seconds(session.engine.proposer.memories) for session in several]
+        assert seconds[0] > seconds[1] == fork.target_seconds > 0
+    with Fork([session.engine for session in several], toy_prompt(1), NEW) as fork:     # nothing is read before
+        assert fork.prefill_seconds(fork.memories) == 0
+
+
+def test_a_fork_cancels_the_request_that_runs_and_loses_nothing_with_it():
+    session, = sessions("graft")
+    left = session.open(PROMPT, NEW)
+    left.step()
+    with Fork([session.engine], PROMPT, NEW):
+        assert left.finish_reason == "cancelled"
+        assert found(session, Sampling()) == found(toy_session("graft"), Sampling())
+
+
 def test_a_closed_fork_leaves_the_engines_as_they_were():
     session, = sessions("graft")
     with Fork([session.engine], PROMPT, NEW):

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from toys.served import started, text_session, until
+from toys.served import PATIENCE, started, text_session, until
 
 FOLDER = Path(__file__).parents[1] / "docs" / "gateway"
 
@@ -47,7 +47,7 @@ def test_a_gateway_keeps_conversations_and_asks_another_replica_when_one_ends(tm
         gateway = subprocess.Popen([haproxy, "-db", "-f", str(tmp_path / "haproxy.cfg")])
         stack.callback(gateway.wait, 10)
         stack.callback(gateway.kill)
-        http = stack.enter_context(httpx.Client(base_url=url, timeout=30))
+        http = stack.enter_context(httpx.Client(base_url=url, timeout=PATIENCE))
 
         def ready() -> bool:
             try:

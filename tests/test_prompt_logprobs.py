@@ -10,6 +10,7 @@ from toys.sessions import METHODS, repeatable, toy_prompt, toy_session
 from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.side_by_side import generate_all
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.target_model.model import TOPK_ROWS
 
 PROMPT = toy_prompt(60)
 
@@ -40,6 +41,14 @@ def test_every_method_gives_the_log_probabilities_of_the_prompt(method):
 @pytest.mark.parametrize("chunk", [1, 7, 59, 60, None])
 def test_chunks_end_anywhere(chunk):
     check(toy_session("graft", chunk=chunk).generate(PROMPT, 3, prompt_logprobs=2))
+
+
+def test_chunks_are_as_long_as_the_session_s_and_all_their_logits_fit():
+    asked = Sampling(prompt_logprobs=0)
+    for chunk, reads in ((17, [17, 17, 17, 9]), (None, [60]), (10_000, [60])):
+        assert [step.read for step in toy_session("ar", chunk=chunk).open(PROMPT, 1, asked)] == reads
+    long = toy_session("ar", chunk=None).open(toy_prompt(500), 1, asked)
+    assert long.step().read == TOPK_ROWS
 
 
 def test_a_known_beginning_is_read_again_and_still_kept():

@@ -18,7 +18,7 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from ray.serve.request_router import PendingRequest
 from toys.commands import assert_before_loading, run
-from toys.served import serving, until
+from toys.served import PATIENCE, serving, until
 
 from longgraft.config.settings import Pair, Settings
 from longgraft.engine.decoder import Step
@@ -388,7 +388,7 @@ class Stream:
 
 
 def figures(url: str) -> str:
-    return httpx.get(f"{url}/metrics", headers=HEADERS, timeout=30).text
+    return httpx.get(f"{url}/metrics", headers=HEADERS, timeout=PATIENCE).text
 
 
 @pytest.mark.slow

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
+from inspect import signature
 from types import SimpleNamespace
 
 import pytest
 from toys.models import toy_model
 from toys.oracle import plain
-from toys.served import text_session
+from toys.served import PATIENCE, text_session
 from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 
 import longgraft
@@ -19,6 +21,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session, answer
+from longgraft.engine.side_by_side import generate_all
 from longgraft.loading import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT
 
@@ -69,6 +72,7 @@ def test_steps_are_chunks_then_decodings_and_add_up_to_the_answer(method):
     assert [t for step in steps for t in step.tokens] == plain("llama", 60, 24, Sampling())
     assert request.finish_reason == "length" and request.step() is None
     stats = request.stats
+    assert steps[3].origins == (ROOT,)      # the prompt's last chunk gives the first token
     origins = [o for step in steps[4:] for o in step.origins]
     assert len(steps) == 4 + stats.steps and origins.count(ROOT) == stats.steps
     drafted = sum(bool(o & DRAFT) and not o & RETRIEVED for o in origins)
@@ -128,12 +132,12 @@ def test_the_thread_that_steps_a_request_owns_it_until_the_request_is_dropped():
     def worker() -> None:
         steps.append(request.step())
         go.set()
-        gone.wait(10)
+        assert gone.wait(PATIENCE)
         steps.extend(request)
 
     thread = threading.Thread(target=worker)
     thread.start()
-    go.wait(10)
+    assert go.wait(PATIENCE)
     with pytest.raises(RuntimeError, match="in another thread, and serves one at a time"):
         session.generate(PROMPT, 4)
     gone.set()
@@ -143,6 +147,15 @@ def test_the_thread_that_steps_a_request_owns_it_until_the_request_is_dropped():
     pool.start()
     pool.join()
     assert answered(session, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())
+
+
+def test_an_ended_request_leaves_its_session_to_other_threads():
+    session = toy_session("ar")
+    with ThreadPoolExecutor(1) as pool:     # its thread lives on
+        request = pool.submit(session.open, PROMPT, 4).result()
+        assert len(pool.submit(list, request).result()) > 4
+        assert session.generate(PROMPT, 4).token_ids == plain("llama", 60, 4, Sampling())
+        assert request.finish_reason == "length" and request.step() is None
 
 
 def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
@@ -214,6 +227,11 @@ def test_other_special_tokens_and_the_same_text_in_ordinary_tokens_are_as_before
     # The text ends before the stop string that begins first, also if the other is a token.
     recording = session.encode("xxab")
     assert session.generate(recording, 40, stop=["ab", "b"], replay=recording).text == "xx"
+
+
+def test_an_answer_has_the_same_default_length_however_it_is_asked_for():
+    ways = GenerationRequest, Session.request, Session.generate, Session.stream, generate_all, longgraft.generate
+    assert {signature(way).parameters["max_new_tokens"].default for way in ways} == {256}
 
 
 def test_generate_takes_stop_token_ids():

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 
 import httpx
 import pytest
@@ -98,7 +97,7 @@ def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(pair):
                 "prompt": [1] * 10, "max_tokens": 500, "stream": True}) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: {")
-            threading.Timer(0.05, process.send_signal, [signal.SIGINT]).start()
+            process.send_signal(signal.SIGINT)
             *parts, error, _, done, _ = lines
         assert json.loads(error[6:])["error"]["code"] == "shutting_down" and done == "data: [DONE]"
         assert len(parts) < 2 * 450     # of 500 parts, each with an empty line: it did not wait for the rest

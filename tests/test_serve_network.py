@@ -7,7 +7,8 @@ import json
 import signal
 import socket
 import threading
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
 
@@ -161,6 +162,18 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
     until(lambda: not worker.jobs and not worker.waiting)
 
 
+@contextmanager
+def opening(gate: Gate, true: Callable[[], object]) -> Iterator[None]:
+    """Allows all further steps as soon as the condition is true, which may be after the block."""
+    def allow() -> None:
+        until(true)
+        gate.allow()
+    thread = threading.Thread(target=allow)
+    thread.start()
+    yield
+    thread.join(PATIENCE)
+
+
 def test_a_server_that_is_closed_ends_its_answers_with_their_step():
     gate = Gate(5)
     with ExitStack() as asked:
@@ -169,7 +182,7 @@ def test_a_server_that_is_closed_ends_its_answers_with_their_step():
             until(lambda: gate.steps == 6)
             refused = asked.enter_context(posting(url, False, max_tokens=300))
             until(lambda: worker.waiting == 1)
-            threading.Timer(0.3, gate.allow).start()
+            asked.enter_context(opening(gate, lambda: worker.trouble and not worker.waiting))
         assert gate.steps <= 7 and worker.trouble
     assert [answer.status_code for answer in (*streamed, *refused)] == [200, 503]
     *_, error, done, end = streamed[0].text.split("\n\n")
@@ -182,7 +195,7 @@ def states(url) -> list[int]:
     return [*found, post(url).status_code]
 
 
-@pytest.mark.parametrize("seconds", [20.0, 0.0])       # enough, and too few
+@pytest.mark.parametrize("seconds", [PATIENCE, 0.0])       # enough, and too few
 def test_a_terminated_server_finishes_its_requests_and_refuses_new_ones(seconds):
     gate = Gate(5)
     with (started(None, gate, max_running=1, drain_timeout=seconds) as (url, server),

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from contextlib import ExitStack
+from http.client import HTTPResponse
 
 import httpx
 import pytest
@@ -194,8 +195,8 @@ def test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sen
 
 
 @pytest.mark.parametrize("data, trickle", [
-    (b"GET /health HT", 0), (b"G", 100), (b"", 0), (request(COMPLETIONS, b'{"prompt": "a"}')[:-3], 0),
-    (request(COMPLETIONS, b'{"prompt": "%s"}' % (b"a" * 200))[:-200], 100)])
+    (b"GET /health HT", 0), (b"G", 2000), (b"", 0), (request(COMPLETIONS, b'{"prompt": "a"}')[:-3], 0),
+    (request(COMPLETIONS, b'{"prompt": "%s"}' % (b"a" * 2000))[:-2000], 1000)])
 def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_closed(monkeypatch, data, trickle):
     monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.15)
     monkeypatch.setattr(http_server, "BODY_SECONDS", 0.15)
@@ -213,13 +214,19 @@ def test_a_request_that_does_not_arrive_in_time_is_answered_and_its_connection_c
 
 
 def test_the_deadline_of_a_request_does_not_apply_to_its_answer(monkeypatch):
-    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.1)
-    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.1)
-    gate = Gate()
-    with listening(None, gate) as (url, _), httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        for _ in range(2):      # over one connection
-            threading.Timer(0.4, gate.allow, [4]).start()
-            assert http.post(COMPLETIONS, json={"prompt": "ab", "max_tokens": 2}).status_code == 200
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.2)
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.2)
+    gate, asked = Gate(), request(COMPLETIONS, b'{"prompt": "ab", "max_tokens": 2}')
+    with listening(None, gate) as (url, worker), sent(url, asked) as wire:
+        for again in (asked, b""):      # over one connection
+            until(lambda: worker.jobs)
+            time.sleep(0.3)
+            gate.allow(2)       # the prompt and one further token
+            answer = HTTPResponse(wire)
+            answer.begin()
+            assert answer.status == 200 and json.loads(answer.read())["usage"]["completion_tokens"] == 2
+            wire.sendall(again)
+        assert gate.steps == 4
 
 
 @pytest.mark.parametrize("data", [b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
@@ -248,9 +255,10 @@ def test_half_sent_bodies_have_a_common_limit(monkeypatch):
     half = request("/tokenize", b'{"content": "%s"}' % (b"a" * 900_000))[:-10]
     with ExitStack() as stack, listening(None, max_body=1) as (url, _):
         wires = [stack.enter_context(sent(url, half)) for _ in range(3)]
-        refused = select.select(wires, [], [], 20)[0]
+        refused = select.select(wires, [], [], PATIENCE)[0]
         assert len(refused) == 1 and refused[0].recv(64).startswith(b"HTTP/1.1 429")
-        assert httpx.post(f"{url}/tokenize", json={"content": "ab"}).status_code == 200, "small ones are taken"
+        assert httpx.post(f"{url}/tokenize", json={"content": "ab"}, timeout=PATIENCE
+                          ).status_code == 200, "small ones are taken"
         for wire in wires:
             if wire is not refused[0]:
                 wire.sendall(b'aaaaaaaa"}')
@@ -289,8 +297,9 @@ def test_an_idle_connection_stays_open_for_the_time_that_its_header_names(monkey
         wire.settimeout(PATIENCE)
         assert b"keep-alive: timeout=1\r\n" in received(wire, HEALTHY).lower()
         time.sleep(0.4)     # longer than a request may take to arrive
+        began = time.monotonic()
         wire.sendall(HEALTH)
-        began, answer = time.monotonic(), received(wire, HEALTHY)
+        answer = received(wire, HEALTHY)
         assert answer.startswith(b"HTTP/1.1 200") and wire.recv(64) == b"", "it is closed without a word"
         assert time.monotonic() - began > 0.8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import threading
+import time
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -13,7 +14,7 @@ import pytest
 import torch
 from toys.levels import LOCAL
 from toys.models import FAMILIES, toy_target
-from toys.served import Gate, text_session, tokens_of, until_true, working
+from toys.served import PATIENCE, Gate, text_session, tokens_of, until_true, working
 from toys.sessions import beside, repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
@@ -21,6 +22,7 @@ from longgraft.budget.acceptance_estimates import AcceptanceEstimates, StepPlan
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.prices import Prices
 from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.request import Request
 from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduled, Scheduler, advance, shares
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all, steps_of
@@ -44,6 +46,11 @@ def side_by_side(session: Session, asked=ASKED, new: int = 16, most: int = 3) ->
     """Returns the answers of all requests, decoded `most` at once."""
     found = generate_all(session, [ids for ids, _ in asked], new, samplings=[law for _, law in asked], most=most)
     return [one.token_ids for one in found]
+
+
+def running(session: Session) -> list[Request]:
+    """Returns the requests that are being answered in any lane."""
+    return [lane.request for lane in session.engine.lanes if lane.request is not None]
 
 
 def filled(scheduler: Scheduler, count: int) -> Scheduler:
@@ -189,6 +196,13 @@ def test_each_request_knows_how_many_others_decode_and_how_much_others_read():
         (1, 29, 0), (1, 29, 0), (2, 9, 20), (2, 20, 9)]
 
 
+def test_the_rows_of_a_request_are_those_of_its_last_pass():
+    session = repeatable("ar", chunk=50)
+    long, short = session.open(toy_prompt(80), 3), beside(session, toy_prompt(1), 3)
+    assert (long.rows, short.rows) == (1, 1)
+    assert [advance([long, short]) and (long.rows, short.rows) for _ in range(3)] == [(50, 1), (30, 1), (1, 1)]
+
+
 def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
@@ -298,7 +312,7 @@ def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     list(scheduler.step())
     assert scheduler.running[-1].request is lane.request and len(session.engine.lanes) == 3
     scheduler.close()
-    assert not session.engine.busy and scheduler.idle
+    assert not running(session) and scheduler.idle
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 0)
     alone = filled(Scheduler(session, 8), 2)
     list(alone.step())
@@ -318,6 +332,7 @@ def test_requests_begin_in_the_order_of_the_policy(policy, wanted):
     list(steps_of(scheduler, asked))
     began = sorted(asked, key=lambda one: one.since + one.queued)
     assert [asked.index(one) for one in began] == wanted
+    assert all(0 < one.queued < time.monotonic() - one.since for one in asked)
 
 
 def test_a_request_that_cannot_begin_is_refused_before_the_others_step():
@@ -339,7 +354,7 @@ def test_a_lane_that_could_not_begin_holds_nothing(monkeypatch):
     monkeypatch.setattr(memory, "reset", lambda capacity: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         session.open(toy_prompt(60), 4)
-    assert not session.engine.cache.capacity and not session.engine.busy
+    assert not session.engine.cache.capacity and not running(session)
 
 
 def test_requests_whose_events_were_not_taken_are_not_lost():
@@ -493,7 +508,7 @@ def test_an_error_in_one_of_many_answers_releases_all(monkeypatch):
     monkeypatch.setattr("longgraft.engine.scheduler.advance", lambda requests, _: [MemoryError()] * len(requests))
     with pytest.raises(MemoryError):
         generate_all(session, [ids for ids, _ in ASKED])
-    assert not session.engine.busy and not session.engine.cache.capacity
+    assert not running(session) and not session.engine.cache.capacity
 
 
 def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came():
@@ -570,7 +585,7 @@ def test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread(monk
 
     def opened(*_, **more):
         entered.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE)
         raise KeyboardInterrupt
     monkeypatch.setattr(session, "open", opened)
 

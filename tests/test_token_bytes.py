@@ -41,6 +41,13 @@ def test_a_token_without_a_spelling_has_no_bytes():
     assert TokenBytes(characters())(characters().encode("q")[0]) == b"q"
 
 
+def test_a_token_that_is_not_spelled_in_the_alphabet_of_bytes_is_its_text():
+    made = Tokenizer(models.WordLevel({"\u65e5": 0, "\u010a": 1}, unk_token="\u010a"))
+    made.decoder = decoders.ByteLevel()
+    spelt = TokenBytes(PreTrainedTokenizerFast(tokenizer_object=made))
+    assert [spelt(token) for token in (0, 1)] == ["\u65e5".encode(), b"\n"]
+
+
 def test_parts_of_a_character_are_entries_of_their_own():
     """Both decode to U+FFFD."""
     first, second, third = BYTES.encode("\u20ac")

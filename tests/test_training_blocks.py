@@ -8,8 +8,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from toys.models import VOCAB, shared_blocks, toy_target
-from toys.sessions import toy_prompt
+from toys.models import VOCAB, shared_blocks, small_model, toy_network, toy_target
+from toys.sessions import toy_prompt, toys
 from toys.training import BLOCKS, files_of_a_toy_run
 
 from longgraft.acceptance.rules import Greedy
@@ -20,6 +20,7 @@ from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.training.frozen import observed
 from longgraft.zoo.dflash.cache import DFlashCache
 from longgraft.zoo.dflash.files import load_blocks
+from longgraft.zoo.dflash.methods import DFLASH
 from longgraft.zoo.dflash.objective import _BlockFlash, block_attention, block_states, compared
 from longgraft.zoo.dflash.training import BlockTrainer
 
@@ -46,6 +47,13 @@ def test_a_block_sees_the_same_in_training_as_when_it_drafts(anchor):
     states = block_states(network, features, prompt[None], positions, torch.tensor([[1, 7, 25, 40]]))
     ours = network.logits(states[0, [1, 7, 25, 40].index(anchor), 1:])
     torch.testing.assert_close(ours, memory.guesses(int(prompt[anchor])), atol=2e-3, rtol=1e-3)
+
+
+def test_toys_that_a_test_in_inference_mode_makes_first_can_be_trained():
+    with torch.inference_mode():
+        blocks = toys.__wrapped__("llama", 0)[DFLASH.name]
+        made = blocks, toy_network.__wrapped__(), small_model.__wrapped__(VOCAB).model
+    assert not any(parameter.is_inference() for one in made for parameter in one.parameters())
 
 
 def test_flash_attention_of_blocks_and_its_gradients_equal_the_reference():

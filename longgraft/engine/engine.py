@@ -86,11 +86,6 @@ class Engine:
                     f"allows {limit:,} positions. Shorten the prompt"
                     f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
 
-    @property
-    def busy(self) -> bool:
-        """True while a request is being answered."""
-        return any(lane.request for lane in self.lanes)
-
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Returns the rows of the target's cache that a request reserves."""
         return prompt_tokens + max_new_tokens + self.budget

@@ -12,4 +12,5 @@ MUTATIONS = (
     Mutation("the last token of the vocabulary is unknown", "Encoder.known", "max(ids) < self.vocab_size", "max(ids) < self.vocab_size - 1", "test_encoding.py::test_text_chats_and_ids_of_every_kind_are_prompts"),
     Mutation("half a character in a stop string is passed on", "stop_strings", '        _whole_characters(value, "stop string")\n', "        pass\n", "test_encoding.py::test_stop_strings_are_one_several_or_none"),
     Mutation("raw memory is taken for ids", "encoder:_ids", "(bytes, bytearray, memoryview)", "(bytes, bytearray)", "test_encoding.py::test_an_invalid_prompt_is_refused"),
+    Mutation("every stop string is a token", "Encoder.hidden_tokens", "token is not None and ", "", "test_encoding.py::test_a_stop_string_that_is_no_token_is_searched_in_the_text"),
 )

@@ -13,4 +13,5 @@ MUTATIONS = (
     Mutation("a drafted tree is one of a memory", "Tally.count", '"draft" if drafted else "memory"', '"draft" if tree.stage is not None else "memory"', "test_figures.py::test_steps_are_counted_by_what_was_proposed_and_nodes_by_their_depth"),
     Mutation("the root counts as a proposed node", "Tally.stats", "self._proposed[depth + 1]", "self._proposed[depth]", "test_figures.py::test_steps_are_counted_by_what_was_proposed_and_nodes_by_their_depth"),
     Mutation("stages are not counted", "Tally.count", '            self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1\n', "            pass\n", "test_figures.py::test_stages_are_counted_by_the_expansions_that_were_made"),
+    Mutation("an unused request has read a token", "Stats", "prompt_tokens: int = 0", "prompt_tokens: int = 1", "test_figures.py::test_figures_without_a_step_are_zero"),
 )

@@ -24,4 +24,7 @@ MUTATIONS = (
     Mutation("generate forgets its stop tokens", "loading:generate", "stop_token_ids=stop_token_ids, ", "", "test_request.py::test_generate_takes_stop_token_ids"),
     Mutation("a negative end token is a token", "end_tokens", "if token >= 0", "if token >= -1", "test_request.py::test_a_negative_end_token_stands_for_none"),
     Mutation("a bar is shown if it is not wanted", "session:_bar", "None if progress is None else not progress", "None if progress is None else progress", "test_request.py::test_the_reading_of_a_prompt_shows_a_bar_if_wanted"),
+    Mutation("a stream is longer than an answer", "Session.stream", "max_new_tokens: int = 256", "max_new_tokens: int = 512", "test_request.py::test_an_answer_has_the_same_default_length_however_it_is_asked_for"),
+    Mutation("the first token has no source", "Decoder.begin", "origins=(ROOT,), ", "", "test_request.py::test_steps_are_chunks_then_decodings_and_add_up_to_the_answer"),
+    Mutation("an ended request belongs to its thread", "Request.supersede", "        if self._finish is not None:\n            return\n", "", "test_request.py::test_an_ended_request_leaves_its_session_to_other_threads"),
 )

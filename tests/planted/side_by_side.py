@@ -51,4 +51,6 @@ MUTATIONS = (
     Mutation("shared passes are taken for slow ones", "AcceptanceEstimates.observe", "        if plan.timed is not None:\n            plan.timed(seen.seconds)\n        elif", "        if", "test_side_by_side.py::test_shared_passes_do_not_change_the_costs_of_a_pass_alone"),
     Mutation("a request's own prompt counts as others'", "scheduler:advance", "sum(chunks) - chunk, chunk)", "sum(chunks), chunk)", "test_side_by_side.py::test_each_request_knows_how_many_others_decode_and_how_much_others_read"),
     Mutation("a request counts itself among the others", "scheduler:advance", "sum(answering) - answers,", "sum(answering),", "test_side_by_side.py::test_each_request_knows_how_many_others_decode_and_how_much_others_read"),
+    Mutation("the time in the queue is the time since the start of the machine", "Scheduler._begin", "time.monotonic() - one.since", "time.monotonic()", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy"),
+    Mutation("a prompt of one token is two rows", "Request._advance", "max(1, step.read", "max(2, step.read", "test_side_by_side.py::test_the_rows_of_a_request_are_those_of_its_last_pass"),
 )

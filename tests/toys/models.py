@@ -50,7 +50,16 @@ QUIET = ("self_attn", "conv", "linear_attn", "mamba")       # layers that mix to
 SHARED: dict[str, torch.nn.Module] = {}     # models that `toy_model` has made
 
 
-@cache
+def once(make):
+    """Keeps what a function makes for all tests of a process.
+
+    It is made outside inference mode, in which the first test may run: no other test could compute gradients with
+    tensors that were made within.
+    """
+    return cache(torch.inference_mode(False)(make))
+
+
+@once
 def toy_model(family: str = "llama"):
     """Returns a random model with few near ties, few repeats, and loops that a lookup can find.
 
@@ -81,7 +90,7 @@ def hidden_states(model, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return deepcopy(model)(ids, output_hidden_states=True).hidden_states
 
 
-@cache
+@once
 def toy_network(seed: int = 0, **more: bool) -> Eagle3Network:
     """Returns a random EAGLE-3 head for `toy_model`, with half the vocabulary.  more: options of `HeadConfig`"""
     torch.manual_seed(seed)
@@ -99,7 +108,7 @@ def toy_target(family: str = "llama", attention: str = "auto", kernels: CpuKerne
     return Target(toy_model(family), family, attention, kernels)
 
 
-@cache
+@once
 def small_model(vocab: int, seed: int = 0, layers: int = 2) -> Target:
     """Returns a small random Llama with large weights, so that its answers vary."""
     import transformers

@@ -32,7 +32,7 @@ from longgraft.zoo.longspec.methods import LONGSPEC
 from longgraft.zoo.medusa.methods import MEDUSA
 from longgraft.zoo.rest import DATASTORE
 from longgraft.zoo.small_model import SMALL as SMALL_MODEL
-from toys.models import VOCAB, medusa_heads, shared_blocks, small_model, toy_longspec, toy_network, toy_target
+from toys.models import VOCAB, medusa_heads, once, shared_blocks, small_model, toy_longspec, toy_network, toy_target
 
 # Costs of a machine where a few rows take little longer than one and drafting is cheap, so that all choices occur.
 TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
@@ -60,7 +60,7 @@ TOYS: dict[str, Callable[[Target, int], object]] = {
 }
 
 
-@cache
+@once
 def toys(family: str, seed: int) -> dict[str, object]:
     """Builds all of TOYS, once per family and seed."""
     return {name: toy(toy_target(family), seed) for name, toy in TOYS.items()}
