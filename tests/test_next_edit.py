@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 from toys.commands import assert_before_loading, run
 from toys.completing import completing, toy
+from toys.gguf_files import write_gguf
 from toys.served import asking
 
 import longgraft
@@ -15,6 +18,7 @@ from longgraft.completion.changes import before_last_change, changes_of
 from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
 from longgraft.completion.window import Edit, RewriteEnding, Window
+from longgraft.models.catalogue import CATALOGUE
 
 BEFORE = """from shapes import area
 
@@ -269,6 +273,23 @@ def answering(says: str):
             self.text = says
             return Generation(says, [], request.stats, "eos")
     return step_through
+
+
+@pytest.mark.parametrize("name", ["sweep-next-edit-0.5b", "sweep-next-edit-1.5b"])
+def test_sweeps_models_load_from_files_of_their_form_and_suggest_edits(repo, name, tmp_path, monkeypatch):
+    monkeypatch.setenv("LONGGRAFT_CACHE", str(tmp_path / "cache"))
+    entry = CATALOGUE[name]
+    assert entry.hub.startswith("sweepai/") and not entry.wheels and entry.licence == "Apache-2.0"
+    file = tmp_path / "cache" / "models" / f"{name}.gguf"
+    write_gguf(file, tied=True, kind="Q8_0", special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|file_sep|>"),
+               tokenizer__ggml__pre="qwen2", tokenizer__ggml__eot_token_id=None, tokenizer__ggml__bos_token_id=None)
+    monkeypatch.setitem(CATALOGUE, name, replace(entry, sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+                                                 size=file.stat().st_size))
+    session = longgraft.load(name, None, tell=False, method="pld")
+    found = suggested(repo, REWRITTEN, session)
+    separator = session.tokenizer.convert_tokens_to_ids("<|file_sep|>")
+    assert found.edit == EDIT and found.prompt.ids.count(separator) == 3 and separator in found.prompt.ends
+    assert session.tokenizer.decode(found.prompt.ids) == BLOCK      # its 512 positions have no room for more
 
 
 def test_a_model_without_the_separator_is_refused(repo):
