@@ -133,15 +133,17 @@ def test_the_current_window_is_a_prediction(repo):
     assert found.generation.stats.accepted_by_origin["retrieved"] > 0.8 * len(lines)
 
 
-def test_a_keystroke_reads_at_most_the_window_anew(repo):
+def test_a_keystroke_reads_at_most_its_change_and_the_windows_anew(repo):
     (repo / "shapes.py").write_text("def area(side):\n" + "".join(f"    side += {n}\n" for n in range(200)))
-    session, read = completing(fim=True, prefixes=0.1), []
+    session, read, most = completing(fim=True, prefixes=0.1), [], 0
     for typed in ("", "p", "pr", "pri"):
-        text = NOW.replace("greet()\n", f"greet()\n{typed}")
-        found = suggested(repo, text + "<|file_sep|>", session, text=text)
+        text = NOW.replace("\n\n\ngreet()\n", f"\n\n\n{typed}\ngreet()\n")
+        typing = difflib.unified_diff(NOW.splitlines(True), text.splitlines(True), "a/main.py", "b/main.py", n=1)
+        changes = DIFF + "".join(typing)
+        found = suggested(repo, text + "<|file_sep|>", session, text=text, changes=changes)
         read.append(len(found.prompt.ids) - found.reused)
-    window = len(found.prompt.prediction[0]) + len("<|file_sep|>current/main.py\n<|file_sep|>updated/main.py\n")
-    assert read[0] > 900 and max(read[1:]) <= window + 128       # tokens of a kept cell
+        most = len(toy(True)[1].decode(found.prompt.ids).rpartition("<|file_sep|>main.py.diff")[2])
+    assert read[0] > 900 and max(read[1:]) <= most + 128      # tokens of a kept cell
 
 
 def test_changes_are_read_from_a_diff_and_secrets_are_left_out():
