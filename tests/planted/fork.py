@@ -14,4 +14,5 @@ MUTATIONS = (
     Mutation("a fork's room is not checked", "Snapshot.check", "if rows > self.cache.capacity", "if False", "test_fork.py::test_a_request_that_cannot_continue_is_refused_and_says_why"),
     Mutation("a fork ignores predictions", "Engine.open", "bool(predictions or corpora or needs_prompt)", "False", "test_fork.py::test_a_request_that_cannot_continue_is_refused_and_says_why"),
     Mutation("verification reads every prompt twice", "losslessness:_compared", "if session.engine.prefixes is None and", "if False and", "test_fork.py::test_a_method_is_verified_from_one_reading_of_the_prompt"),
+    Mutation("a fork reads no prediction", "Fork.__init__", "if prediction:", "if False:", "test_fork.py::test_answers_from_a_fork_repeat_its_prediction_as_they_do_alone"),
 )
