@@ -3,6 +3,7 @@
     pip download --no-deps -d wheels "requests==2.31.0"        # and so on, several releases of a package
     python -m benchmarks.agents build wheels/*.whl --out edits.jsonl
     python -m benchmarks.agents replay edits.jsonl --model qwen2.5-coder-0.5b
+    python -m benchmarks.agents rows edits.jsonl --out rows.jsonl       # whole-file edits, a suite of `longgraft sweep`
 
 A session is one file of a package and its changes from release to release.  The first turn shows the file and names
 what is to be changed; the answer is the change itself, as search/replace blocks or as the whole file.  Every later turn
@@ -55,6 +56,16 @@ class Edit:
     licence: str
     before: str
     after: str
+
+    @property
+    def asked(self) -> str:
+        """The request, which names what is to be changed."""
+        return f"Change {', '.join(f'`{name}`' for name in self.names[:6]) or 'the file'} as in {self.release}."
+
+    def row(self) -> dict[str, str]:
+        """Returns the edit as a row of a suite (`eval/prompts/suites.py`)."""
+        return {"_id": f"{self.release}: {self.session}", "instruction": self.asked, "before": self.before,
+                "after": self.after, "release": self.release, "path": self.session, "licence": self.licence}
 
     @property
     def names(self) -> list[str]:
@@ -117,12 +128,11 @@ def conversations(edits: Sequence[Edit], form: str, turns: int) -> Iterator[tupl
         messages = [{"role": "system", "content": SYSTEM.format(PRINTED[form])}]
         made = []
         for number, edit in enumerate(own[start:start + turns]):
-            asked = f"Change {', '.join(f'`{name}`' for name in edit.names[:6]) or 'the file'} as in {edit.release}."
             shown = f"Here is `{session}`:\n```python\n{edit.before}\n```\n" if number == 0 else (
                 f"<tool_response>\nApplied to {session}.\n$ python -m pytest -q\n"
                 f"{'.' * 48} [100%]\n48 passed in 2.{number}1s\n</tool_response>\n")
             said = edit.blocks() if form == "blocks" else f"```python\n{edit.after}\n```"
-            messages = [*messages, {"role": "user", "content": shown + asked}]
+            messages = [*messages, {"role": "user", "content": shown + edit.asked}]
             made.append((messages, said))
             messages = [*messages, {"role": "assistant", "content": said}]
         yield session, made
@@ -147,6 +157,17 @@ def build(wheels: list[Path], out: Path = Path("edits.jsonl"), shortest: Annotat
     found = [edit for own in packages.values() for edit in edits_of(own, shortest, longest, changed)]
     out.write_text("".join(json.dumps(asdict(edit)) + "\n" for edit in found), encoding="utf-8")
     print(f"{out}: {len(found)} edits of {len({edit.session for edit in found})} files")
+
+
+@app.command()
+def rows(edits: Path, out: Path = Path("rows.jsonl"), count: Annotated[int, typer.Option(
+        help="Most rows; they are spread evenly over the edits.")] = 20) -> None:
+    """Write edits as rows of a suite: instruction, file before and after, release and licence."""
+    found = [Edit(**line.value) for line in read_json_lines(edits)]
+    count = min(count, len(found))
+    chosen = [found[number * len(found) // count] for number in range(count)]
+    out.write_text("".join(json.dumps(edit.row()) + "\n" for edit in chosen), encoding="utf-8")
+    print(f"{out}: {count} rows of {len({edit.session for edit in chosen})} files")
 
 
 @app.command()

@@ -1,12 +1,14 @@
 """Completion of lines held out of a real repository: accuracy and speed, with and without other files in the prompt.
 
     python -m benchmarks.completion run urllib3-2.8.0 held-out --files "src/urllib3/**/*.py"
+    python -m benchmarks.completion run REPO OUT --model qwen2.5-coder-0.5b --timed 0 --minutes 120
     python -m benchmarks.completion report held-out
 
-A seed draws the lines, and the prompt contains nothing below them.  Completions are greedy and end with their line.  A
-small model soon repeats itself in greedy decoding, and in a loop every guess is right.  Speed is therefore measured on
-the file's own continuation, which replaces the draws, with the method and with plain decoding.  An interrupted run can
-be continued.  Files are gathered and laid out as in `longgraft complete`.
+A seed draws the lines.  Each is completed with the ten lines above it (none), with the file above it (file), and with
+passages of the repository, too.  The prompt contains nothing below the line, unless --below.  Completions are greedy
+and end with their line.  A small model soon repeats itself in greedy decoding, and in a loop every guess is right.
+Speed is therefore measured on the file's own continuation, which replaces the draws, with the method and with plain
+decoding.  An interrupted run can be continued.  Files are gathered and laid out as in `longgraft complete`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ from longgraft.loading import load
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 ABOVE = 10              # least number of lines above a held-out line
 CHARACTERS = 10         # least number of characters of a held-out line
-CONTEXTS = ("file", "repository")
+CONTEXTS = ("none", "file", "repository")
 PLAIN = "ar"
 SHOWN = (8_000, 16_000, 32_000)     # characters of pieces for which `names` counts
 
@@ -62,6 +64,14 @@ class Held:
     rest: str
     cursor: Cursor
     asks: tuple[str, ...]
+
+    def cursor_for(self, context: str, below: bool) -> Cursor:
+        """Returns the cursor with the file as far as a context shows it.  below: the lines after it, too"""
+        before = self.cursor.before
+        if context == "none":
+            before = "\n".join(before.split("\n")[-ABOVE - 1:])
+        after = self.rest.partition("\n")[2] if below else ""
+        return Cursor(self.path, before, f"\n{after}" if after else "")
 
 
 @dataclass(frozen=True)
@@ -134,27 +144,34 @@ def _code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
 def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="Files that lines are drawn from.")] = "**/*.py",
         lines: int = 100, seed: int = 0, tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 4096,
         new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-        timed: Annotated[int, typer.Option(help="N: every Nth line is also timed, with plain decoding beside it.")] = 5,
-        method: str = "graft-x", minutes: float = 30.0) -> None:
-    """Complete every line with and without the repository, and write one row per answer."""
+        timed: Annotated[int, typer.Option(help="N: every Nth line is timed, beside plain decoding; 0: none.")] = 5,
+        method: Annotated[str | None, typer.Option(help="None: the model's default.")] = None, minutes: float = 30.0,
+        model: Annotated[str | None, typer.Option(help="None: the embedded pair.")] = None,
+        below: Annotated[bool, typer.Option(help="Show the lines below, too.")] = False) -> None:
+    """Complete every line with no context, with the file's and with the repository's; write one row per answer."""
     end, out = time.monotonic() + 60 * minutes, out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    sessions = {name: load(method=name, tell=False) for name in dict.fromkeys((method, PLAIN))}
-    session = sessions[method]
+    session = load(model, tell=False, **({} if method is None else {"method": method}))
+    method = session.method
+    sessions = {method: session}
+    if timed:
+        sessions[PLAIN] = load(model, method=PLAIN, tell=False)
     layout = PromptLayout(session.tokenizer, session.target.vocab_size)
-    about = {**environment(session.target.device), "repository": repo.name, "files": files, "lines": lines,
-             "seed": seed, "tokens": tokens, "new": new, "timed": timed, "method": method}
+    about = {**environment(session.target.device), "model": session.target.name, "repository": repo.name,
+             "files": files, "lines": lines, "seed": seed, "tokens": tokens, "new": new, "timed": timed,
+             "method": method, "below": below}
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     rows = out / "rows.jsonl"
     done = {(row.path, row.line, row.context) for row in read(rows)}
     for number, held in enumerate(held_out(repo.resolve(), files, seed, lines)):
         # The order changes, so that no method always runs second on a warm machine.
-        names = () if number % timed else list(sessions)[::1 if number // timed % 2 else -1]
+        names = () if not timed or number % timed else list(sessions)[::1 if number // timed % 2 else -1]
         for context in CONTEXTS:
             if (held.path, held.line, context) in done or time.monotonic() > end:
                 continue
-            shown = () if context == "file" else gather(repo, held.cursor, tokens).snippets
-            laid = layout.lay_out(held.cursor, shown, tokens, repo.name if shown else "")
+            cursor = held.cursor_for(context, below)
+            shown = gather(repo, cursor, tokens).snippets if context == "repository" else ()
+            laid = layout.lay_out(cursor, shown, tokens, repo.name if shown else "")
             ids = layout.coder.ids(laid.held + held.rest)[:new]
             made = [_answer_row(session, held, laid, context, method, new),
                     *(_answer_row(sessions[name], held, laid, context, name, len(ids), ids) for name in names)]
@@ -224,12 +241,13 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yields the table: accuracy of greedy answers and speed of replays, for lines with answers in both contexts."""
-    asked = {context: {(row.path, row.line) for row in rows if row.context == context} for context in CONTEXTS}
+    """Yields the table: accuracy of greedy answers and speed of replays, for lines with answers in all contexts."""
+    contexts = [context for context in CONTEXTS if any(row.context == context for row in rows)]
+    asked = {context: {(row.path, row.line) for row in rows if row.context == context} for context in contexts}
     rows = [row for row in rows if all((row.path, row.line) in places for places in asked.values())]
     for which, kept in (("all", rows), ("with another file's name", [row for row in rows if row.asks]),
                         ("without", [row for row in rows if not row.asks])):
-        for context in CONTEXTS:
+        for context in contexts:
             here = [row for row in kept if (row.context, row.mode) == (context, "greedy")]
             timed = [row for row in kept if (row.context, row.mode) == (context, "replay")]
             if here:

@@ -1,12 +1,16 @@
 """Suggestions at cursors as an editor asks for them: the time until they are complete, cold and while someone types.
 
     python -m benchmarks.suggestions run qwen2.5-coder-0.5b DIR --in REPO --in REPO:src/part --count 10
+    python -m benchmarks.suggestions run qwen2.5-coder-0.5b DIR --in REPO --layout next-edit --tokens 8192
     python -m benchmarks.suggestions report DIR
 
 A seed draws lines of code.  The cursor is where the line's code begins, and the file goes on after it with the next
 line.  Each cursor is asked for twice: cold, with no prefix kept, and again after a third of the line was typed, as an
 editor asks after a few keys.  Prompts are the file alone, or with passages of the repository.  Both decodings of a
 prompt are greedy, so they must give the same text; the run stops if they do not.
+
+A next edit is asked for after the line above the cursor was added, which is the recent change; while someone types, the
+change grows by what was typed.  `benchmarks.editors` sends the same requests to servers.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ import typer
 from benchmarks.completion import PLAIN, drawn_lines, print_table
 from benchmarks.report import environment
 from longgraft.completion.completer import Completer, Completion
-from longgraft.completion.options import CompletionOptions
-from longgraft.completion.snippets import Cursor
+from longgraft.completion.options import NEXT_EDIT, CompletionOptions
+from longgraft.completion.snippets import Change, Cursor
 from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session
 from longgraft.eval.reports.panels import pyplot
@@ -53,6 +57,13 @@ class Asked:
         typed = len(self.truth) // 3
         cursor = replace(self.cursor, before=self.cursor.before + self.truth[:typed])
         return replace(self, cursor=cursor, truth=self.truth[typed:])
+
+    def changed(self) -> Asked:
+        """Returns the cursor with a recent change: the line above and the cursor's, as far as it is typed, were added.
+        """
+        *_, there, above, here = self.cursor.before.split("\n")
+        change = Change(self.cursor.path, (there,), (there, above, here), self.line - 2)
+        return replace(self, cursor=replace(self.cursor, changes=(change,)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,8 @@ def run(model: str, out: Path,
         tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 2048,
         new: Annotated[int, typer.Option(help="Most tokens of a suggestion.")] = 96,
         method: Annotated[str | None, typer.Option(help="Compared with plain decoding; none: the default.")] = None,
-        ) -> None:
+        layout: Annotated[str, typer.Option(help="auto, or next-edit.")] = "auto",
+        until: Annotated[str, typer.Option(help="block, line or stop.")] = "block") -> None:
     """Ask at every cursor, and write one row per suggestion."""
     out.mkdir(parents=True, exist_ok=True)
     (out / EMPTY).mkdir(exist_ok=True)
@@ -105,9 +117,9 @@ def run(model: str, out: Path,
     sessions = {"default" if method is None else method: load(model, tell=False, prefixes=KEPT, **chosen),
                 PLAIN: load(model, method=PLAIN, tell=False, prefixes=KEPT)}
     about = {**environment(torch.device("cpu")), "model": model, "in": [Path(name).name for name in repos],
-             "count": count, "seed": seed, "tokens": tokens, "new": new}
+             "count": count, "seed": seed, "tokens": tokens, "new": new, "layout": layout, "until": until}
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
-    options = CompletionOptions(max_new_tokens=new, tokens=tokens)
+    options = CompletionOptions(max_new_tokens=new, tokens=tokens, layout=layout, until=until)
     for name in repos:
         root, _, part = name.partition(":")
         for asked in asked_at(Path(root).resolve(), part, seed, count):
@@ -128,13 +140,18 @@ def _rows(session: Session, asked: Asked, folder: Path, context: str, method: st
     assert session.engine.prefixes is not None      # it was loaded with KEPT
     session.engine.prefixes.clear()
     for state, where in zip(STATES, (asked, asked.typing()), strict=True):
+        if options.layout == NEXT_EDIT:
+            where = where.changed()
         yield _row(completer.complete(folder, where.cursor, options), where, context, state, method)
 
 
 def _row(made: Completion, asked: Asked, context: str, state: str, method: str) -> Row:
     stats, seconds = made.generation.stats, made.seconds
+    wanted, said = asked.truth.strip(), made.text.strip()
+    if made.prompt.form == NEXT_EDIT:       # an edit has the whole line
+        wanted = (asked.cursor.before.rpartition("\n")[2] + asked.truth).strip()
     return Row(asked.root.name, asked.cursor.path, asked.line, context, state, method, asked.truth, made.text,
-               made.ended, made.text.strip().split("\n")[0].rstrip() == asked.truth.strip(), stats.prompt_tokens,
+               made.ended, said.split("\n")[0].rstrip() == wanted, stats.prompt_tokens,
                made.reused, seconds["gather"], seconds["first"], seconds["total"], stats.new_tokens, stats.steps,
                sum(stats.accepted_per_step))
 
@@ -161,10 +178,11 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                        "gather, s": f"{statistics.median(row.gather_seconds for row in here):.2f}",
                        "first token, s": f"{statistics.median(row.first_seconds for row in here):.2f}",
                        "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
+                       "new tokens": round(statistics.median(row.new_tokens for row in here)),
                        "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
                        # Reading the prompt gives the first token.
                        "tokens per step":
-                           f"{sum(row.new_tokens - 1 for row in here) / sum(row.steps for row in here):.2f}"}
+                           f"{sum(row.new_tokens - 1 for row in here) / max(1, sum(row.steps for row in here)):.2f}"}
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -189,6 +207,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
+    if len(values) == 1:
+        return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 

@@ -6,13 +6,10 @@ import gc
 import io
 import json
 import weakref
-from functools import cache
 
 import pytest
-import torch
 from toys.commands import assert_before_loading, run
-from toys.models import SMALL
-from toys.tokenizers import SPELLINGS, byte_tokenizer
+from toys.completing import NAMES, completing, toy
 
 import longgraft
 from longgraft.cli.complete import summed_up
@@ -20,7 +17,6 @@ from longgraft.completion.completer import Completer, CompletionOptions
 from longgraft.completion.cursor import locate
 from longgraft.engine.session import answer
 
-NAMES = tuple(SPELLINGS["qwen-coder"].split())
 MAIN = '''"""Uses the other file."""
 
 from pkg.shapes import area
@@ -36,26 +32,6 @@ def last():
 '''
 
 
-@cache
-def model_of(size: int):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(4)
-    return Qwen3ForCausalLM(Qwen3Config(**SMALL | {"vocab_size": size, "max_position_embeddings": 8192, "head_dim": 16,
-                                                   "num_hidden_layers": 2})).eval()
-
-
-@cache
-def toy(fim: bool = False):
-    """Returns (model, tokenizer); fim: adds Qwen's tokens, which decode to their text unless they are cut off."""
-    tokenizer = byte_tokenizer(("<|endoftext|>",), plain=NAMES if fim else ())
-    return model_of(len(tokenizer)), tokenizer
-
-
-def toy_session(fim: bool = False, **options):
-    return longgraft.load(toy(fim), None, tell=False, **{"method": "pld"} | options)
-
-
 @pytest.fixture
 def repo(tmp_path):
     (tmp_path / "pkg").mkdir()
@@ -68,7 +44,7 @@ def repo(tmp_path):
 
 def completed(repo, says: str, fim: bool = False, session=None, line: int = 7, file: str = "main.py", **options):
     """Completes with a model that replays the text `says`."""
-    session = session or toy_session(fim)
+    session = session or completing(fim)
     replay = session.tokenizer(says, add_special_tokens=False)["input_ids"]
     return longgraft.complete(repo, file, line, session=session, replay=replay, **options)
 
@@ -120,7 +96,7 @@ def test_fill_in_the_middle_uses_the_models_own_tokens(repo):
 
 
 def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
-    session, opened = toy_session(fim=True), []
+    session, opened = completing(fim=True), []
     usual = session.open
     monkeypatch.setattr(session, "open", lambda *a, **kw: opened.append(a[4]) or usual(*a, **kw))
     longgraft.complete(repo, "main.py", 7, session=session, max_new_tokens=1)
@@ -129,7 +105,7 @@ def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
 
 
 def test_an_end_token_is_left_out_of_the_text():
-    session = toy_session()
+    session = completing()
     ids = answer(session.open("abc", 6)).token_ids
     end = next(n for n in range(1, 6) if ids[n] not in ids[:n])
     found = answer(session.open("abc", 6, eos=[ids[end]]))
@@ -146,12 +122,12 @@ def test_text_after_the_cursor_is_proposed_if_the_prompt_lacks_it(repo):
 def test_a_second_completion_reads_only_what_changed(repo):
     lines = [f"value_{n} = {n}\n" for n in range(120)]
     (repo / "main.py").write_text("from pkg.shapes import area\n" + "".join(lines))
-    session = toy_session(prefixes=0.1)
+    session = completing(prefixes=0.1)
     first = longgraft.complete(repo, "main.py", 121, session=session, max_new_tokens=8)
     lines[-3] = "value = area(7)\n"
     (repo / "main.py").write_text("from pkg.shapes import area\n" + "".join(lines))
     second = longgraft.complete(repo, "main.py", 121, session=session, max_new_tokens=8)
-    cold = longgraft.complete(repo, "main.py", 121, session=toy_session(), max_new_tokens=8)
+    cold = longgraft.complete(repo, "main.py", 121, session=completing(), max_new_tokens=8)
     assert first.reused == cold.reused == 0 and second.reused > 0.8 * len(first.prompt.ids)
     assert second.generation.token_ids == cold.generation.token_ids and second.prompt.ids == cold.prompt.ids
 
@@ -161,10 +137,10 @@ def test_a_prompt_keeps_the_order_of_the_last_one(repo):
         (repo / "pkg" / f"part{n}.py").write_text(f"def part{n}(side):\n    return {n}\n" * 4)
     head = "".join(f"from pkg.part{n} import part{n}\n" for n in range(3))
     (repo / "main.py").write_text(head + MAIN)
-    session = toy_session(prefixes=0.1)
+    session = completing(prefixes=0.1)
     first = read(repo, 4, session)
     (repo / "main.py").write_text(head + MAIN + "part2(part1(1), 5)\n    part5(3)\n    part4(3)\n    ")
-    second, anew = read(repo, 13, session), read(repo, 13, toy_session())
+    second, anew = read(repo, 13, session), read(repo, 13, completing())
     assert len(first) > 2 and second[:len(first)] == first and anew[:len(first)] != first
     changed = repo / "pkg" / f"{first[1].split('.')[0].split('/')[1]}.py"
     changed.write_text("# " + changed.read_text())
@@ -173,7 +149,7 @@ def test_a_prompt_keeps_the_order_of_the_last_one(repo):
 
 
 def test_a_file_that_git_now_ignores_is_not_shown_again(repo):
-    session = toy_session(prefixes=0.1)
+    session = completing(prefixes=0.1)
     assert "pkg/shapes.py:1" in read(repo, 4, session)
     (repo / ".gitignore").write_text("pkg/shapes.py\n")
     assert "pkg/shapes.py:1" not in read(repo, 4, session)
@@ -186,7 +162,7 @@ def read(repo, line: int, session) -> list[str]:
 
 
 def test_a_session_is_freed_with_everything_kept_for_it(repo):
-    session = toy_session(prefixes=0.1)
+    session = completing(prefixes=0.1)
     longgraft.complete(repo, "main.py", 7, session=session, max_new_tokens=1)
     gone = weakref.ref(session)
     del session
@@ -212,13 +188,13 @@ def test_an_unsaved_file_has_the_given_text(repo):
 
 def test_a_mistake_raises_a_clear_error(repo):
     with pytest.raises(ValueError, match="chosen when it is loaded"):
-        longgraft.complete(repo, "main.py", 1, session=toy_session(), method="ar")
+        longgraft.complete(repo, "main.py", 1, session=completing(), method="ar")
     with pytest.raises(ValueError, match="allows 8,192 positions"):
-        longgraft.complete(repo, "main.py", 1, session=toy_session(), max_new_tokens=9000)
+        longgraft.complete(repo, "main.py", 1, session=completing(), max_new_tokens=9000)
 
 
 def test_a_prompt_is_made_to_fit_the_model(repo):
-    session = toy_session()
+    session = completing()
     (repo / "main.py").write_text("x = 1\n" * 3000)
     laid, _, _ = Completer(session).lay_out(repo, locate(repo, "main.py", 3000), CompletionOptions(tokens=10 ** 6))
     assert 6000 < len(laid.ids) <= 8192 - 256

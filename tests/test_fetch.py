@@ -118,6 +118,20 @@ def test_one_sentence_says_why_both_sources_failed(on_hub, hub, tmp_path):
         fetch.get(missing)
 
 
+def test_a_file_of_unknown_size_is_as_long_as_the_hub_states(on_hub, hub, cache, tmp_path):
+    unsure = replace(on_hub, wheels=(), size=len(CONTENT) + 1000, exact=False)
+    assert fetch.get(unsure).read_bytes() == CONTENT and left(cache) == ["toy.gguf"]
+    (cache / "toy.gguf").unlink()
+    with pytest.raises(ValueError, match=r"it has another file: .* with SHA-256"):
+        fetch.get(replace(unsure, sha256="0" * 64))
+    place = tmp_path / "hub" / "models--toys--toy" / "snapshots" / "commit" / "toy.gguf"
+    place.parent.mkdir(parents=True)
+    (place.parents[2] / "refs").mkdir()
+    (place.parents[2] / "refs" / "main").write_text("commit")
+    place.write_bytes(CONTENT)
+    assert fetch.here(unsure) == place
+
+
 def test_a_model_without_wheels_comes_from_a_revision_of_the_hub_or_not_at_all(on_hub, hub, asked, monkeypatch):
     lone = replace(on_hub, wheels=(), revision="main")
     with pytest.raises(fetch.NotFetched, match=r"^Model 'toy' could not be fetched: the hub: [^;\n]*404[^;\n]*\. Try "

@@ -38,6 +38,18 @@ def test_a_request_of_a_fork_reads_only_the_last_token():
         assert [request.step().reused, request.step().read] == [len(PROMPT) - 1, 1]
 
 
+@pytest.mark.parametrize("name", ["graft-x-text", "pld", "token-recycling", "samd"])
+def test_answers_from_a_fork_repeat_its_prediction_as_they_do_alone(name):
+    predicted = plain("llama", len(PROMPT), NEW, Sampling())[2:]
+    session, alone = sessions(name, name)
+    wanted = answered(alone, PROMPT, NEW, prediction=predicted)
+    with Fork([session.engine], PROMPT, NEW, predicted):
+        for _ in range(2):
+            ours = answered(session, PROMPT, NEW)
+            assert ours.token_ids == wanted.token_ids
+            assert ours.stats.accepted_per_step == wanted.stats.accepted_per_step
+
+
 def test_a_prompt_of_one_token_can_be_forked():
     session, = sessions("graft")
     with Fork([session.engine], toy_prompt(1), NEW):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
-from benchmarks.completion import Row, held_out, summary
+from toys.completing import toy
+
+from benchmarks.completion import Row, held_out, report, run, summary
 
 TEXT = ('"""About\nthis: it is long."""\nimport helpers_of_mine\nfrom other import (one_thing,\n    other_thing)\n'
         "# a comment, long enough\nshort = 1\n" + "\n" * 8
@@ -35,3 +38,27 @@ def test_quality_is_of_greedy_answers_and_speed_of_two_replays_of_a_line():
     assert (everything["n"], everything["exact"], everything["edit similarity"]) == (2, "0.500", "0.900")
     assert (everything["accepted per step"], everything["tok/s"], everything["times"]) == ("1.50", "10.0", "3.00")
     assert (asking["n"], asking["names shown"], asking["timed"]) == (1, "0/1", 1)
+
+
+def test_a_cursor_has_the_text_of_its_context(tmp_path):
+    (tmp_path / "a.py").write_text(TEXT)
+    found = next(one for one in held_out(tmp_path, "*.py", 0, 10) if one.line == 17)
+    file, none = (found.cursor_for(context, below=False) for context in ("file", "none"))
+    assert file == found.cursor == found.cursor_for("repository", below=False)
+    assert file.before.endswith(none.before) and len(none.before.split("\n")) == 11 and none.after == ""
+    assert found.cursor_for("file", below=True).after == "\n    return elsewhere(value_of)\n"
+
+
+def test_every_line_is_completed_in_every_context_with_a_given_model(tmp_path, capsys):
+    repo = tmp_path / "repo"
+    repo.mkdir()
+    (repo / "a.py").write_text(TEXT)
+    (repo / "b.py").write_text("def elsewhere(a): return a\n")
+    for part in toy(True):
+        part.save_pretrained(tmp_path / "model")
+    run(repo, tmp_path / "out", lines=2, tokens=512, new=4, timed=0, method="pld", model=str(tmp_path / "model"))
+    capsys.readouterr()
+    report(tmp_path / "out")
+    table = capsys.readouterr().out
+    assert all(f"| all | {context} | 2 |" in table for context in ("none", "file", "repository"))
+    assert json.loads((tmp_path / "out" / "about.json").read_text())["method"] == "pld"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from toys.served import characters
 
 from longgraft.config.data_files import read_recording
 from longgraft.eval.prompts.suites import SUITES, Example, load_suite
@@ -124,6 +126,19 @@ def test_any_file_with_a_prompt_column_is_a_suite(tmp_path, row, prompt, body, c
     assert (example.prompt(), example.body, example.chat) == (prompt, body, chat)
     assert (example.suite, example.id) == ("mine", "mine-1")
     assert example.follow_ups == (("And?",) if "messages" in row or isinstance(row.get("prompt"), list) else ())
+
+
+@pytest.mark.parametrize("row", [
+    {"before": "x = 1\n", "after": "x = 2\n", "instruction": "Set x to 2."},
+    {"before": "x = 1\n", "after": "x = 2\n", "instruction_descriptive": "Set x to 2.", "instruction_lazy": "x is 2"},
+    {"old_contents": "x = 1\n", "new_contents": "x = 2\n", "message": "Set x to 2."}])
+def test_a_row_with_a_file_before_and_after_is_an_edit(tmp_path, row):
+    example, = load_suite(str(write(tmp_path / "mine.jsonl", row)))
+    assert example.prompt().startswith("x = 1\n\n\nEdit this file: Set x to 2.\n") and example.chat and not example.body
+    assert (example.prediction, example.continuations) == ("x = 1\n", {"true": "x = 2\n"})
+    assert example.predicted(characters()) == characters()("x = 1\n")["input_ids"]
+    plain = replace(example, prediction="")
+    assert plain.predicted(characters()) == [] and plain.fingerprint("greedy") != example.fingerprint("greedy")
 
 
 def test_a_longbench_row_keeps_its_prompt_in_a_file_of_any_name(tmp_path):

@@ -15,11 +15,13 @@ import torch
 from toys.commands import run
 from toys.sources import own_rows
 
+from longgraft.engine.fork import Fork
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.reports.report import write
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import ROWS, Failure, Row, read_rows
 from longgraft.eval.runs.sweep import sweep
+from longgraft.loading import load
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +49,27 @@ def test_every_row_comes_once_and_a_second_run_gives_the_same(rows, tmp_path):
     assert {row.key.bucket: row.prompt_tokens <= row.key.bucket for row in first} == {256: True, 512: True}
     write(tmp_path / "a")
     assert "identical" in (tmp_path / "a" / "summary.md").read_text()
+
+
+def test_edits_are_decoded_with_the_file_as_prediction(tmp_path, monkeypatch):
+    predictions, usual = [], Fork.__init__
+
+    def recorded(self, engines, ids, limit, prediction=()):
+        predictions.append(prediction)
+        usual(self, engines, ids, limit, prediction)
+
+    monkeypatch.setattr(Fork, "__init__", recorded)
+    files = [f"def area_{n}(side):\n    return side * {n}\n" * 6 for n in (2, 3)]
+    edits = tmp_path / "edits.jsonl"
+    edits.write_text("".join(json.dumps({"_id": file[9], "before": file, "instruction": "Rename side to edge.",
+                                         "after": file.replace("side", "edge")}) + "\n" for file in files))
+    options = {"lengths": (), "methods": ("pld",), "modes": ("replay",), "max_new_tokens": 80, "check_tokens": None}
+    found = sweep(config(edits, **options), tmp_path / "run")
+    assert len(found) == 4 and not any(isinstance(row, Failure) for row in found)
+    assert all(row.lossless.first_divergence is None and row.tokens_per_step > 2 for row in found
+               if row.key.method == "pld")
+    tokenizer = load("embedded", tell=False, method="ar").tokenizer
+    assert [tokenizer.decode(ids) for ids in predictions if ids] == files
 
 
 def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path, capsys, monkeypatch):

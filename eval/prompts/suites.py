@@ -19,6 +19,12 @@ __all__ = ["SUITES", "Example", "load_suite"]
 Recordings = dict[str, dict[str, str]]      # row id -> source (`true` or a model) -> text
 
 QUESTIONS = ("prompt", "question", "instruction")
+# Columns of an edit: CanItEdit's names first, then CommitPack's.  InstructCoder's input and output are also those of
+# ordinary instructions, so they must be renamed.
+BEFORE = ("before", "old_contents")
+AFTER = ("after", "new_contents")
+ASKED = ("instruction", "instruction_descriptive", "instruction_lazy", "message")
+EDIT = "\n\nEdit this file: {}\nAnswer with the whole file as it is afterwards, and nothing else."
 # The text on the hub in place of prompts that SPEED-Bench's sources do not let it pass on.
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
 
@@ -42,6 +48,7 @@ class Example:
     continuations: Mapping[str, str] = field(default_factory=dict, hash=False)
     later: tuple[Mapping[str, str], ...] = field(default=(), hash=False)     # continuations of the later turns
     history: tuple[tuple[str, str], ...] = ()       # (question, answer) of earlier turns
+    prediction: str = ""                # text that the answer may repeat: the file to edit
 
     @property
     def turn(self) -> int:
@@ -80,7 +87,14 @@ class Example:
         """Returns the fingerprint of the uncut texts that an answer in this mode depends on; answers before it are left
         out, because each has a row of its own."""
         asked = [question for question, _ in self.history] + [self.prompt()]
-        return digest((asked, self.chat, self.max_new_tokens, self.recording if mode == "replay" else ""))
+        predicted = (self.prediction,) if self.prediction else ()
+        return digest((asked, self.chat, self.max_new_tokens, self.recording if mode == "replay" else "", *predicted))
+
+    def predicted(self, tokenizer: Any) -> list[int]:
+        """Returns the ids of the prediction; [] if there is none."""
+        if not self.prediction:
+            return []
+        return list(tokenizer(self.prediction, add_special_tokens=False)["input_ids"])
 
     def encode(self, tokenizer: Any, body: str | None = None) -> list[int]:
         """Returns the ids that are fed.
@@ -165,13 +179,17 @@ def _example(name: str, where: str, number: int, row: Row, catalogue: Mapping[st
     if dataset in catalogue and catalogue[dataset].template and "context" in row:
         name = dataset
     suite = catalogue.get(name, Suite(""))
-    parts = _long(where, row, suite) if suite.template else _free(where, row, suite)
+    edits = not suite.template and all(any(row.get(column) for column in columns) for columns in (BEFORE, AFTER, ASKED))
+    read = _long if suite.template else _edit if edits else _free
+    parts = read(where, row, suite)
     if any(WITHHELD in text for text in (parts["before"], *parts.get("follow_ups", ()))):
         raise ValueError(f"{where}: the hub has no text for this prompt, only a note that it may not be passed on.\n"
                          "Run prepare_data.py of NVIDIA/Model-Optimizer's examples/specdec_bench and give the path of "
                          "the JSONL file that it writes.")
     identity = identity_of(where, row) or f"{name}-{number}"
     own = {str(row.get("model") or "true"): text_of(where, row, ("continuation",))} if row.get("continuation") else {}
+    if edits:
+        own = {"true": _filled(where, row, AFTER), **own}
     later = tuple(texts.of(turn_id(identity, turn)) for turn, _ in enumerate(parts.get("follow_ups", ()), 2))
     return Example(name, identity, **parts, answers=_answers(row), max_new_tokens=suite.max_new_tokens,
                    continuations=texts.of(identity, own), later=later)
@@ -187,6 +205,17 @@ def _long(where: str, row: Row, suite: Suite) -> dict[str, Any]:
         context, after = context + question, after.removeprefix("{input}")
     return {"before": before.replace("{input}", question), "body": context,
             "after": after.replace("{input}", question), "unit": suite.unit, "chat": suite.chat}
+
+
+def _edit(where: str, row: Row, suite: Suite) -> dict[str, Any]:
+    """Returns the parts of an instruction to edit a file, which is not cut; the answer may repeat the file."""
+    file = _filled(where, row, BEFORE)
+    return {"before": file + EDIT.format(_filled(where, row, ASKED)), "body": "", "after": "", "prediction": file}
+
+
+def _filled(where: str, row: Row, columns: Sequence[str]) -> str:
+    """Returns the first of these columns that is not empty."""
+    return text_of(where, row, [column for column in columns if row.get(column)])
 
 
 def _free(where: str, row: Row, suite: Suite) -> dict[str, Any]:

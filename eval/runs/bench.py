@@ -146,7 +146,9 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     variants = bench.able(v for v in config.variants if any(v.name == key.method for key in wanted))
     # Replays are checked against plain decoding, also if a resumed run already has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
-    with PromptMeasurement(bench.engines, variants, fitted.ids, max(limit, config.check_tokens or 0)) as state:
+    predicted = example.predicted(session.tokenizer)
+    with PromptMeasurement(bench.engines, variants, fitted.ids, max(limit, config.check_tokens or 0),
+                           prediction=predicted) as state:
         checks = _Checks(config, state)
         for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
             draw = draw_of(config, bench, example, mode)

@@ -71,8 +71,10 @@ class _Counting(Scheduler[Scheduled]):
 def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws: Sequence[Draw], done: Done) -> Batch:
     tokens: list[list[int]] = [[] for _ in prompts]
     waits, since = list[float](), time.monotonic()
-    asked = [Scheduled(GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=draw.eos))
-             for prompt, draw in zip(prompts, draws, strict=True)]
+    predicted = [prompt.example.predicted(session.tokenizer) for prompt in prompts]
+    asked = [Scheduled(GenerationRequest(prompt.ids, draw.limit, draw.sampling, eos=draw.eos,
+                                         predictions=(ids,) if ids else ()))
+             for prompt, draw, ids in zip(prompts, draws, predicted, strict=True)]
     places = {one: index for index, one in enumerate(asked)}
     scheduler = _Counting(session, key.running)
     for one, step in steps_of(scheduler, asked):

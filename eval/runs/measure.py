@@ -20,7 +20,7 @@ class PromptMeasurement:
     """One prompt, from which `decode` starts any number of times, by any of the variants."""
 
     def __init__(self, made: VariantEngines, variants: Iterable[Variant], ids: Sequence[int], limit: int,
-                 learning: bool = True) -> None:
+                 learning: bool = True, prediction: Sequence[int] = ()) -> None:
         """Reads the prompt.
 
         Args:
@@ -29,11 +29,12 @@ class PromptMeasurement:
             ids: The prompt.
             limit: Most tokens of an answer.
             learning: False: lasting memories begin empty, and nothing is kept of what they learn.
+            prediction: Token ids of a text that the answers may repeat.
         """
         self.target, self.ids, self._made = made.target, list(ids), made
         self._engines = made.of([variant for variant in variants if variant.ours], learning)
         self._before = {key: made.prompts[key] for key in self._engines}
-        self._fork = Fork(list(self._engines.values()), self.ids, limit)
+        self._fork = Fork(list(self._engines.values()), self.ids, limit, prediction)
 
     @property
     def prefill_seconds(self) -> float:

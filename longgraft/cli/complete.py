@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from difflib import unified_diff
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +15,9 @@ import typer
 
 from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
-from longgraft.cli.prompts import read_source
-from longgraft.completion.options import CompletionOptions
+from longgraft.cli.prompts import STDIN, read_source
+from longgraft.completion.options import NEXT_EDIT, CompletionOptions
+from longgraft.completion.repository.symbols import LINE_END
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Pair, SamplingSettings, Settings
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 completing = typer.Typer()
 
 EXAMPLE = "longgraft complete --repo . --file src/cache.py --line 42 --explain"
+UNENDED = "\\ No newline at end of file"      # a line of a diff, after a line without an end
 SHOWN = 8       # most files that are named among those left out
 
 
@@ -39,11 +43,15 @@ class CursorOptions(Checked):
                                 none="the line's end")
     text: str | None = option(None, "The file's text if it is not saved: a file, or - for standard input",
                               metavar="FILE", none="what is on disk")
+    changes: str | None = option(None, "Recent changes, the last one last, for --layout next-edit: a file with a "
+                                 "unified diff, or - for standard input", metavar="FILE", none="no changes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.file or self.line is None:
             raise ValueError("Say where the cursor is: --file FILE --line N, and --column N within the line.")
+        if self.text == self.changes == STDIN:
+            raise ValueError("--text and --changes both read standard input. Give one of them as a file.")
 
     @property
     def root(self) -> Path:
@@ -51,11 +59,13 @@ class CursorOptions(Checked):
 
     def cursor(self) -> Cursor:
         """Returns the cursor in the file; raises ValueError if there is no such place."""
+        from longgraft.completion.changes import changes_of
         from longgraft.completion.cursor import locate
 
         assert self.line is not None
         text = None if self.text is None else read_source(self.text)
-        return locate(self.root, self.file, self.line, self.column, text)
+        changes = () if self.changes is None else changes_of(read_source(self.changes))
+        return replace(locate(self.root, self.file, self.line, self.column, text), changes=changes)
 
 
 @dataclass(frozen=True)
@@ -93,10 +103,21 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
     if output.as_json:
         print(json.dumps(described(found, session.target.name)))
         return
-    print("" if output.stream else found.text)
+    print("" if output.stream else shown(found))
     if output.explain:
         print("\n".join(explained(found)), file=sys.stderr)
     print("\n".join(summed_up(found)), file=sys.stderr)
+
+
+def shown(found: Completion) -> str:
+    """Returns the completion's text; a next edit is a unified diff, which `patch -p1` and `git apply` read."""
+    if found.edit is None:
+        return found.text
+    before = list(StringIO(LINE_END.sub("\n", found.cursor.before + found.cursor.after)))
+    start, end = found.edit.first_line - 1, found.edit.last_line
+    after = [*before[:start], *StringIO(found.edit.text), *before[end:]]
+    lines = unified_diff(before, after, f"a/{found.edit.path}", f"b/{found.edit.path}")
+    return "".join(line if line.endswith("\n") else f"{line}\n{UNENDED}\n" for line in lines).removesuffix("\n")
 
 
 def described(found: Completion, model: str) -> dict[str, Any]:
@@ -104,9 +125,10 @@ def described(found: Completion, model: str) -> dict[str, Any]:
     prompt, out = found.prompt, found.gathered.left_out
     used = [_described(snippet) | {"tokens": tokens}
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
-    return {"text": found.text, "ended": found.ended, "loops": found.loops, "model": model, "path": found.cursor.path,
-            "layout": prompt.form, "prompt_tokens": len(prompt.ids), "reused_tokens": found.reused,
-            "file_tokens": {"before": prompt.before, "after": prompt.after},
+    edit = None if found.edit is None else asdict(found.edit)
+    return {"text": found.text, "edit": edit, "ended": found.ended, "loops": found.loops, "model": model,
+            "path": found.cursor.path, "layout": prompt.form, "prompt_tokens": len(prompt.ids),
+            "reused_tokens": found.reused, "file_tokens": {"before": prompt.before, "after": prompt.after},
             "used": used, "unused": [_described(snippet) for snippet in prompt.unused], "left_out": asdict(out),
             "seconds": dict(found.seconds), "token_ids": found.generation.token_ids,
             "stats": found.generation.stats.as_dict()}
@@ -122,7 +144,10 @@ def explained(found: Completion) -> list[str]:
     prompt, out = found.prompt, found.gathered.left_out
     rows = [(f"{tokens:,}", _where(snippet), snippet.why)
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
-    rows.append((f"{prompt.before:,}", found.cursor.path, "the file, before the cursor"))
+    read = "the file, before the cursor"
+    if prompt.form == NEXT_EDIT:
+        read = "recent changes and the lines around the cursor"
+    rows.append((f"{prompt.before:,}", found.cursor.path, read))
     if prompt.form == "fim":
         rows.append((f"{prompt.after:,}", found.cursor.path, "the file, after the cursor"))
     unused = [("", _where(snippet), snippet.why) for snippet in prompt.unused[:SHOWN]]
@@ -143,7 +168,9 @@ def summed_up(found: Completion) -> list[str]:
     prompt, stats, seconds = found.prompt, found.generation.stats, found.seconds
     files = len({snippet.path for snippet in prompt.used})
     snippets = f"{_number(len(prompt.used), 'snippet')} of {_number(files, 'other file')}"
-    return ["", f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them of "
+    nothing = ["no edit: the model would change nothing, or did not come to an end"]
+    return [*(nothing if prompt.form == NEXT_EDIT and found.edit is None else ()),
+            "", f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them of "
             f"{found.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
             f"read {len(prompt.ids) - found.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
             f"{found.reused:,}; first token after {seconds['first']:.2f} s, with "

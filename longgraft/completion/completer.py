@@ -1,5 +1,7 @@
 """Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line or block.
 
+With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it changed.
+
 The text is cut here where the line or block ends; the decoded tokens are the same either way.
 """
 
@@ -16,15 +18,18 @@ from weakref import WeakKeyDictionary
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
+from longgraft.completion.changes import changes_of
 from longgraft.completion.cursor import locate
-from longgraft.completion.options import LEAST, CompletionOptions
+from longgraft.completion.options import LEAST, NEXT_EDIT, CompletionOptions
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
+from longgraft.completion.prompt.next_edit import NextEditLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
 from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.retrieval.gather import Gathered, gather
 from longgraft.completion.snippets import Cursor, Snippet
 from longgraft.completion.stopping import Ending
+from longgraft.completion.window import Edit, RewriteEnding, Window
 from longgraft.engine.encoder import stop_strings
 from longgraft.engine.repetition import loops
 from longgraft.engine.request import Request
@@ -40,13 +45,14 @@ class Completion:
     """A completion.
 
     Attributes:
-        text: The text that follows the cursor.
+        text: The text that follows the cursor; of a next edit, the new lines.
         generation: All decoded tokens, to the end of the step in which the completion ended.
         ended: line, block, or the generation's finish reason.
         cursor: The cursor.
         prompt: What the model read.
         gathered: The snippets from which the prompt's were chosen.
         seconds: Durations: gather, layout, first (from the call to the first token) and total.
+        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an end.
     """
 
     text: str
@@ -56,6 +62,7 @@ class Completion:
     prompt: CompletionPrompt
     gathered: Gathered
     seconds: Mapping[str, float]
+    edit: Edit | None = None
 
     @property
     def used(self) -> tuple[Snippet, ...]:
@@ -82,7 +89,7 @@ class Completion:
 class _Last:
     """The state of one session: layouts by form, and the snippets of the last prompts by root and path."""
 
-    layouts: dict[str, PromptLayout] = field(default_factory=dict)
+    layouts: dict[str, PromptLayout | NextEditLayout] = field(default_factory=dict)
     used: OrderedDict[tuple[Path, str], tuple[Snippet, ...]] = field(default_factory=OrderedDict)
 
 
@@ -119,14 +126,23 @@ class Completer:
         started = time.perf_counter()
         prompt, gathered, seconds = self.lay_out(root, cursor, options)
         eos = {*self.session.eos, *prompt.ends}
-        request = self.session.open(prompt.ids, options.max_new_tokens, sampling, options.stop, tuple(eos),
+        limit = options.max_new_tokens
+        rewrite = None
+        if prompt.form == NEXT_EDIT:
+            rewrite = RewriteEnding(options.until, Window.around(_with_unified_ends(cursor)))
+            limit = min(limit + len(prompt.prediction[0]), self._most_positions - len(prompt.ids))
+        request = self.session.open(prompt.ids, limit, sampling, options.stop, tuple(eos),
                                     prediction=prompt.prediction or None)
-        ending = Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
+        ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
         text = _CompletionText(ending, prompt.held, tell)
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
-        return Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
+        found = Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
+        if rewrite is None:
+            return found
+        edit = rewrite.edit(text.text, ended)
+        return replace(found, text=edit.text if edit else "", edit=edit)
 
     def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
@@ -137,7 +153,11 @@ class Completer:
         layouts, used = self._last.layouts, self._last.used
         if form not in layouts:
             habit = STEADY if self._kept else ANEW
-            layouts[form] = PromptLayout(self.session.tokenizer, self.session.target.vocab_size, form, habit)
+            tokenizer, vocab_size = self.session.tokenizer, self.session.target.vocab_size
+            if form == NEXT_EDIT:
+                layouts[form] = NextEditLayout(tokenizer, vocab_size, habit)
+            else:
+                layouts[form] = PromptLayout(tokenizer, vocab_size, form, habit)
         gathered, key = gather(root, cursor, tokens), (root, cursor.path)
         before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
         snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
@@ -152,6 +172,11 @@ class Completer:
     def _kept(self) -> bool:
         """True if the engine reuses the shared beginning of prompts."""
         return self.session.engine.prefixes is not None
+
+    @property
+    def _most_positions(self) -> int:
+        """Most tokens of prompt and answer together."""
+        return min(self.session.engine.limits.values())
 
     def _room(self, options: CompletionOptions) -> int:
         """Returns the most tokens of a prompt; raises ValueError if too few are left."""
@@ -180,13 +205,13 @@ def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> lis
 
 def _with_unified_ends(cursor: Cursor) -> Cursor:
     """Returns the cursor in a text with line ends \\n, which models know."""
-    return Cursor(cursor.path, LINE_END.sub("\n", cursor.before), LINE_END.sub("\n", cursor.after))
+    return replace(cursor, before=LINE_END.sub("\n", cursor.before), after=LINE_END.sub("\n", cursor.after))
 
 
 class _CompletionText:
     """The decoded text, without the repeated blanks, up to the completion's end; held: the blanks before the cursor."""
 
-    def __init__(self, ending: Ending, held: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, ending: Ending | RewriteEnding, held: str, tell: Callable[[str], None]) -> None:
         self.ending, self.held, self.tell = ending, held, tell
         self.raw = self.text = ""
         self.first = 0.0
@@ -235,7 +260,8 @@ class _CompletionText:
 def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
              session: Session | None = None, text: str | None = None, until: str = "block",
              stop: str | Sequence[str] | None = (), max_new_tokens: int = 256, tokens: int = 8192,
-             layout: str = "auto", tell: Callable[[str], None] = lambda text: None, **options: Any) -> Completion:
+             layout: str = "auto", tell: Callable[[str], None] = lambda text: None, changes: str = "",
+             **options: Any) -> Completion:
     """Completes code at a cursor in a file of a repository.
 
     Args:
@@ -249,8 +275,10 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         stop: Stop strings.
         max_new_tokens: Most tokens of the completion.
         tokens: Most tokens of the prompt.
-        layout: Layout of the prompt: fim, left-to-right or auto.
+        layout: Layout of the prompt: fim, left-to-right, auto, or next-edit, with which the model rewrites the lines
+            around the cursor; `Completion.edit` is the result.
         tell: Called with each piece of the completion's text.
+        changes: Unified diff of recent changes, the last one last, from which a next edit is predicted.
         **options: The fields of `Settings` and `Sampling`, model and drafter.
 
     Returns:
@@ -262,7 +290,7 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     SamplingDefaults().sampling(draw)       # checked before a model is loaded
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
-    cursor = locate(repo, file, line, column, text)
+    cursor = replace(locate(repo, file, line, column, text), changes=changes_of(changes))
     if session is not None and options:
         raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
     session = session or load(tell=False, **options)

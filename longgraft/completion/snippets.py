@@ -1,18 +1,58 @@
-"""The inputs of a completion: the cursor, and snippets of other files."""
+"""The inputs of a completion: the cursor, recent changes, and snippets of other files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Change:
+    """A recent change: lines of a file, and those that took their place.
+
+    before, after: lines without their ends, also unchanged ones around those that changed
+    line: number of the first line of `after` in the file as it is now, from 1
+    """
+
+    path: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    line: int
+
+    @cached_property
+    def same(self) -> int:
+        """Number of unchanged lines at the beginning."""
+        return common(self.before, self.after)
+
+    @property
+    def old_lines(self) -> tuple[str, ...]:
+        """The lines that were replaced, without the unchanged ones around them."""
+        return self.before[self.same:len(self.before) - self._same_at_end]
+
+    @property
+    def new_lines(self) -> tuple[str, ...]:
+        """The lines in their place, without the unchanged ones around them."""
+        return self.after[self.same:len(self.after) - self._same_at_end]
+
+    @cached_property
+    def _same_at_end(self) -> int:
+        return common(self.before[self.same:][::-1], self.after[self.same:][::-1])
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """path: the file's path from the repository's root, with forward slashes; before, after: its text around the
-    cursor."""
+    """A place in a file.
+
+    path: the file's path from the repository's root, with forward slashes
+    before, after: its text around the cursor
+    changes: recent changes, the last one last; a next edit is predicted from them
+    """
 
     path: str
     before: str
     after: str
+    changes: tuple[Change, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -33,3 +73,9 @@ class Snippet:
     @property
     def last_line(self) -> int:
         return self.first_line + self.text.removesuffix("\n").count("\n")
+
+
+def common(one: Sequence[str], other: Sequence[str]) -> int:
+    """Returns the number of lines that both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))

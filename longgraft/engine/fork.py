@@ -33,13 +33,15 @@ class Fork:
         memory_seconds: Seconds that each memory took for it, by the `id` of the memory.
     """
 
-    def __init__(self, engines: Sequence[Engine], ids: Sequence[int], limit: int) -> None:
+    def __init__(self, engines: Sequence[Engine], ids: Sequence[int], limit: int, prediction: Sequence[int] = ()
+                 ) -> None:
         """Reads the prompt.
 
         Args:
             engines: Their first lanes are used; lanes may share memories.
             ids: The prompt.
             limit: Most tokens of an answer.
+            prediction: Token ids of a text that the answers may repeat.
         """
         self._lanes = [engine.lanes[0] for engine in engines]
         self._first = engines[0]
@@ -53,6 +55,8 @@ class Fork:
             lane.continue_from(None)
         for memory in self.memories:
             memory.reset(capacity)
+            if prediction:
+                memory.observe_prediction(torch.tensor(prediction))
         self._read(cache, ids)
         cache.mark()
         self.snapshot = Snapshot(tuple(ids), cache, {id(memory): memory.mark() for memory in self.memories})

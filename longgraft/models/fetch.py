@@ -28,8 +28,8 @@ def here(entry: Entry) -> Path | None:
         return path
     found = [installed(entry.wheels[0])] if len(entry.wheels) == 1 and not entry.terms else []
     found += [cached_by_client(entry.hub, entry.revision)] if entry.hub else []
-    return next((path for path in found
-                 if path and path.stat().st_size == entry.size and sha256_of(path) == entry.sha256), None)
+    return next((path for path in found if path and (path.stat().st_size == entry.size or not entry.exact)
+                 and sha256_of(path) == entry.sha256), None)
 
 
 def get(entry: Entry, accept: str = "") -> Path:
@@ -106,7 +106,7 @@ def _from_hub(entry: Entry) -> None:
         raise NotFetched("it cannot be reached")
     check_room(entry.size - (path.stat().st_size if path.exists() else 0))
     try:
-        download(entry.hub, path, entry.size, entry.sha256, entry.revision)
+        download(entry.hub, path, entry.size if entry.exact else None, entry.sha256, entry.revision)
     except Exception as error:      # the hub's client raises errors of several libraries
         raise NotFetched(reason(error)) from error
     _check(entry)

@@ -44,7 +44,7 @@ def cached_by_client(name: str, revision: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def download(name: str, path: Path, size: int, sha256: str, revision: str = "main") -> None:
+def download(name: str, path: Path, size: int | None, sha256: str, revision: str = "main") -> None:
     """Downloads a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
 
     `hf_hub_download` is not used: as of huggingface_hub 2.4 it removes what an interrupted download has written.
@@ -52,7 +52,7 @@ def download(name: str, path: Path, size: int, sha256: str, revision: str = "mai
     Args:
         name: OWNER/REPOSITORY/FILE.
         path: The file's beginning, from an earlier call that was interrupted; it may be missing.
-        size: Bytes of the whole file.
+        size: Bytes of the whole file; None: as many as the hub states.
         sha256: SHA-256 of the whole file. The hub states it for large files; the caller checks the bytes.
         revision: Of the repository.
 
@@ -67,6 +67,7 @@ def download(name: str, path: Path, size: int, sha256: str, revision: str = "mai
     url = hf_hub_url(*_repository_and_file(name), revision=revision)
     found = get_hf_file_metadata(url)
     stated = found.etag if found.etag and len(found.etag) == len(sha256) else sha256
+    size = found.size or 0 if size is None else size
     if (found.size, stated) != (size, sha256):
         raise ValueError(f"it has another file: {found.size:,} bytes with SHA-256 {stated[:12]}..., and {size:,} with "
                          f"{sha256[:12]}... are needed")

@@ -10,6 +10,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
+from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
@@ -31,7 +32,7 @@ class EncodedPrompt:
     stop, eos:   stop strings and end tokens in addition to the request's
     echo:        the prompt as text, if the request has `echo`
     layout:      layout of a prompt with a suffix: fim or left-to-right
-    predictions: token ids of texts that the prompt does not show and the answer may repeat
+    predictions: token ids of texts that the answer may repeat
     calls:       reads tool calls in the answer
     tool_calls:  the grammar that the answer must follow for its tool calls
     stop_until:  as in `GenerationRequest`: stop strings end text, and no call
@@ -57,14 +58,25 @@ def _completion(state: State, body: CompletionRequest, prompt: str | list[int]) 
     """Encodes a plain prompt, whose special tokens count unless the request objects, or one with a suffix."""
     if body.suffix:
         return _with_suffix(state, body, prompt, body.suffix)
-    ids = plain_prompt(state, prompt, body.special_tokens_in_content or "allow")
+    plain = plain_prompt(state, prompt, body.special_tokens_in_content or "allow")
     if not body.echo:
+        return plain
+    return replace(plain, echo=prompt if isinstance(prompt, str) else state.text(plain.ids))
+
+
+def plain_prompt(state: State, prompt: str | list[int], policy: str) -> EncodedPrompt:
+    """Encodes text or token ids.  The current window of a next edit's prompt is a prediction.
+
+    policy: what to do with special tokens that the text spells
+    """
+    ids = _plain_ids(state, prompt, policy)
+    window = current_window(prompt) if isinstance(prompt, str) else None
+    if window is None:
         return EncodedPrompt(ids)
-    return EncodedPrompt(ids, echo=prompt if isinstance(prompt, str) else state.text(ids))
+    return EncodedPrompt(ids, predictions=(state.ids(window, "prompt")[:state.positions],))
 
 
-def plain_prompt(state: State, prompt: str | list[int], policy: str) -> list[int]:
-    """Encodes text or token ids; policy: what to do with special tokens that the text spells"""
+def _plain_ids(state: State, prompt: str | list[int], policy: str) -> list[int]:
     with client_errors("prompt"):
         ids = state.session.encode(prompt)
     if isinstance(prompt, str) and policy != "allow":

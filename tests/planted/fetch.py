@@ -22,4 +22,6 @@ MUTATIONS = (
     Mutation("an installed wheel is not checked", "fetch:here", " and sha256_of(path) == entry.sha256", "", "test_fetch.py::test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms"),
     Mutation("a model without wheels is not asked of the hub", "fetch:_fetch", "not (entry.wheels and all(map(installed, entry.wheels)))", "not all(map(installed, entry.wheels))", "test_fetch.py::test_a_model_without_wheels_comes_from_a_revision_of_the_hub_or_not_at_all"),
     Mutation("the hub is asked for its newest file", "download", "hf_hub_url(*_repository_and_file(name), revision=revision)", "hf_hub_url(*_repository_and_file(name))", "test_fetch.py::test_a_model_without_wheels_comes_from_a_revision_of_the_hub_or_not_at_all"),
+    Mutation("the size of a file is needed although it is unknown", "fetch:_from_hub", "entry.size if entry.exact else None", "entry.size", "test_fetch.py::test_a_file_of_unknown_size_is_as_long_as_the_hub_states"),
+    Mutation("a file of unknown size is not found in the hub's cache", "fetch:here", " or not entry.exact", "", "test_fetch.py::test_a_file_of_unknown_size_is_as_long_as_the_hub_states"),
 )

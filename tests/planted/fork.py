@@ -16,4 +16,5 @@ MUTATIONS = (
     Mutation("verification reads every prompt twice", "losslessness:_compared", "if session.engine.prefixes is None and", "if False and", "test_fork.py::test_a_method_is_verified_from_one_reading_of_the_prompt"),
     Mutation("a memory takes a second before it reads", "Fork.__init__", "map(id, self.memories), 0.0)", "map(id, self.memories), 1.0)", "test_fork.py::test_the_time_of_a_prompt_is_the_targets_and_that_of_the_memories_that_a_method_has"),
     Mutation("a fork ends the running request after it has read the prompt", "Fork.__init__", "            lane.continue_from(None)\n        for memory", "            pass\n        for memory", "test_fork.py::test_a_fork_cancels_the_request_that_runs_and_loses_nothing_with_it"),
+    Mutation("a fork reads no prediction", "Fork.__init__", "if prediction:", "if False:", "test_fork.py::test_answers_from_a_fork_repeat_its_prediction_as_they_do_alone"),
 )

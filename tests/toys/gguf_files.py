@@ -29,11 +29,12 @@ TEMPLATE = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|i
 
 
 def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "", divided: float = 0,
-               kind: str = "F32", **entries) -> torch.nn.Module:
+               kind: str = "F32", special: Sequence[str] = SPECIAL, **entries) -> torch.nn.Module:
     """Writes a random Llama with a byte-level tokenizer, and returns the model in float32.
 
     kind: number format of the matrices; without: name of a tensor to leave out; odd: name of a tensor to write in a
-    format that cannot be dequantised; divided: factor of Llama 3's rotary scaling, 0 for none; entries: metadata by
+    format that cannot be dequantised; divided: factor of Llama 3's rotary scaling, 0 for none; special: four special
+    tokens; entries: metadata by
     key, with "__" for "."; it takes the place of the toy's own
     """
     torch.manual_seed(3)
@@ -53,7 +54,7 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    add_vocabulary(writer)
+    add_vocabulary(writer, special)
     add_entries(writer, VOCABULARY | entries)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
@@ -77,11 +78,11 @@ def write_gguf(path: Path, tied: bool = False, without: str = "", odd: str = "",
     return model
 
 
-def add_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """Adds a byte-level tokenizer; `VOCABULARY` has the rest of its metadata."""
+def add_vocabulary(writer: gguf.GGUFWriter, special: Sequence[str] = SPECIAL) -> None:
+    """Adds a byte-level tokenizer; `VOCABULARY` has the rest of its metadata.  special: four special tokens"""
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(TOKENS)
+    writer.add_token_list([*special, *TOKENS[len(SPECIAL):]])
     writer.add_token_types([3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL)))
     writer.add_token_merges(MERGES)
     writer.add_add_bos_token(False)

@@ -16,7 +16,7 @@ from longgraft.completion.prompt.fim import Family, Fim, fim_of
 from longgraft.completion.prompt.stable_order import USUAL, Habit, arrange
 from longgraft.completion.snippets import Cursor, Snippet
 
-Form = Literal["fim", "left-to-right"]
+Form = Literal["fim", "left-to-right", "next-edit"]
 Ids = tuple[int, ...]
 LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="snippets path before")
 SUFFIX = 512        # most tokens after the cursor: if they follow the prefix, each edit has them read again
@@ -32,7 +32,7 @@ class CompletionPrompt:
 
     Attributes:
         ids: Token ids of the whole prompt.
-        form: fim or left-to-right.
+        form: fim, left-to-right or next-edit.
         used: Snippets in the order of the prompt.
         tokens: Tokens of each used snippet.
         unused: The other snippets, best first.

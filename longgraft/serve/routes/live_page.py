@@ -25,9 +25,9 @@ from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, AnswerRequest, ChatRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
 from longgraft.serve.jobs import Job, Running
-from longgraft.serve.prompts import EncodedPrompt, chat, plain_prompt
+from longgraft.serve.prompts import chat, plain_prompt
 from longgraft.serve.request_body import BodyRequest, BodyRoute
-from longgraft.serve.routes.openai import check_request, job_of
+from longgraft.serve.routes.openai import check_request, prepared
 from longgraft.serve.state import State
 
 Event = tuple[str, dict[str, Any]]
@@ -55,8 +55,9 @@ def router(state: State) -> APIRouter:
                 "messages": [{"role": "user", "content": body.prompt}],
                 "special_tokens_in_content": body.special_tokens_in_content}))
         else:
-            prompt = EncodedPrompt(plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow"))
-        return job_of(state, body, prompt, body.token_limit or DEFAULT_TOKENS)
+            prompt = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
+        _, job, _ = prepared(state, body, prompt, body.token_limit or DEFAULT_TOKENS)
+        return job
 
     @routes.head("/")
     @routes.get("/")

@@ -13,10 +13,10 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.llamacpp_fields import LlamaCppCompletionRequest
 from longgraft.serve.formats.request_fields import ChatRequest
 from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import EncodedPrompt, chat_text, plain_prompt
+from longgraft.serve.prompts import chat_text, plain_prompt
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.infill import answered
-from longgraft.serve.routes.openai import check_request, job_of
+from longgraft.serve.routes.openai import check_request, prepared
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS
 
@@ -31,10 +31,11 @@ def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def prepare(body: LlamaCppCompletionRequest) -> tuple[CompletionPrompt, Job, str]:
-        ids = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
+        plain = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
         limit = None if body.new_tokens is None else max(1, body.new_tokens)
-        laid = CompletionPrompt(tuple(ids), "left-to-right", (), (), (), len(ids), 0)
-        return laid, job_of(state, body, EncodedPrompt(ids), limit), state.text(ids)
+        laid = CompletionPrompt(tuple(plain.ids), "left-to-right", (), (), (), len(plain.ids), 0)
+        _, job, _ = prepared(state, body, plain, limit)
+        return laid, job, state.text(plain.ids)
 
     @routes.post("/completions", response_model=None, include_in_schema=False)
     @routes.post("/completion", response_model=None, responses=JSON_OR_EVENTS)

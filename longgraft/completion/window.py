@@ -1,0 +1,144 @@
+"""The window that a next edit rewrites, and the edit that a rewritten window stands for.
+
+Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longgraft.completion.snippets import Cursor, common
+
+REACH = 10          # lines above and below the cursor's, with which Sweep's models were trained
+REJOINED = 2        # lines of the window, not all blank, after which an edit is taken to be complete
+FOLLOWING = 64      # most lines after the window that an answer may repeat
+Lines = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A suggested edit: whole lines of a file, and the text in their place.
+
+    Attributes:
+        path: The file's path from the repository's root.
+        first_line: The first line that is replaced, from 1.
+        last_line: The last one; `first_line - 1` if the text is inserted before `first_line`.
+        text: Whole lines with their ends; "" if the lines are deleted.
+    """
+
+    path: str
+    first_line: int
+    last_line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Lines around the cursor, without their ends.
+
+    first_line: number of the first line, from 1; following: the file's lines after the window
+    """
+
+    path: str
+    first_line: int
+    lines: Lines
+    following: Lines = ()
+
+    @classmethod
+    def around(cls, cursor: Cursor) -> Window:
+        """Returns the cursor's line with `REACH` lines on each side, as far as the file has them."""
+        row = cursor.before.count("\n")
+        lines = tuple((cursor.before + cursor.after).split("\n"))
+        start, end = max(0, row - REACH), row + REACH + 1
+        return cls(cursor.path, start + 1, lines[start:end], lines[end:end + FOLLOWING])
+
+    def edit(self, answer: str) -> Edit | None:
+        """Returns the edit that a rewritten window stands for; None if it changes nothing.
+
+        Empty lines at the end do not count, nor do lines after the window that the answer goes on to repeat.
+        """
+        old, new = without_empty(self.lines), without_empty(answer.split("\n"))
+        if not new:
+            return None     # the model ended at once; it did not mean to delete the window
+        return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
+
+    def rejoined(self, text: str) -> str | None:
+        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it has come
+        back to the window's lines, or it repeats what follows the window.  Returns None if it may go on to change.
+        """
+        lines = text.split("\n")[:-1]       # the last line is still being decoded
+        same = common(lines, self.lines)
+        beyond = lines[len(self.lines):]
+        if same == len(self.lines) and beyond and beyond == list(self.following[:len(beyond)]):
+            return "\n".join(self.lines)
+        tail = tuple(lines[same:])[-REJOINED:]
+        if len(tail) < REJOINED or not any(line.strip() for line in tail):
+            return None
+        places = [at for at in range(same, len(self.lines)) if self.lines[at:at + REJOINED] == tail]
+        if len(places) != 1:
+            return None
+        return "\n".join([*lines, *self.lines[places[0] + REJOINED:]])
+
+    def _edit(self, old: Lines, new: Lines) -> Edit | None:
+        start = common(old, new)
+        end = common(old[start:][::-1], new[start:][::-1])
+        if start == len(old) == len(new):
+            return None
+        text = "".join(f"{line}\n" for line in new[start:len(new) - end])
+        return Edit(self.path, self.first_line + start, self.first_line + len(old) - end - 1, text)
+
+    def _without_following(self, lines: Lines) -> Lines:
+        """Returns an answer's lines without those that follow the window in the file, if it repeats the last line of
+        the window and then these."""
+        most = min(len(lines) - 1, len(self.following))
+        for count in range(most, 0, -1):
+            if lines[-count - 1:] == (self.lines[-1], *self.following[:count]):
+                return lines[:-count]
+        return lines
+
+
+@dataclass(frozen=True)
+class RewriteEnding:
+    """Finds where the answer to a next edit ends; it has the methods of `stopping.Ending`.
+
+    until: stop: where the model ends it; line and block: as soon as one edit is complete
+    """
+
+    until: str
+    window: Window
+
+    def of(self, text: str) -> int | None:
+        """Returns where the answer that begins with this text ends; None if it may go on."""
+        if self.until == "stop" or self.window.rejoined(text) is None:
+            return None
+        return text.rindex("\n") + 1
+
+    def certain(self, text: str) -> int:
+        """Returns how many characters are kept whatever follows: all of them."""
+        return len(text)
+
+    def cut(self, text: str) -> str:
+        """Returns a text that the model, a stop string or a limit ended."""
+        return text
+
+    def edit(self, text: str, reason: str) -> Edit | None:
+        """Returns the edit of an answer; None for one that a limit cut off, because it would delete the lines that it
+        did not reach.
+
+        reason: the answer's finish reason, or `until` if it ended where `of` said
+        """
+        if reason == self.until != "stop":
+            return self.window.edit(self.window.rejoined(text) or text)
+        return self.window.edit(text) if reason in ("eos", "stop") else None
+
+
+def without_empty(lines: Sequence[str]) -> Lines:
+    """Returns the lines without the empty ones at the end."""
+    count = next((n for n in range(len(lines), 0, -1) if lines[n - 1]), 0)
+    return tuple(lines[:count])
+
+
+def _size(edit: Edit | None) -> int:
+    """Returns the number of lines that an edit removes and adds."""
+    return 0 if edit is None else edit.last_line - edit.first_line + 1 + edit.text.count("\n")
