@@ -5,7 +5,7 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation("the newest answers go first", "EarlierAnswers.add", "self._answers.popleft()", "self._answers.pop()", "test_earlier_answers.py::test_the_oldest_answers_go_first_where_bytes_are_short"),
     Mutation("remembered answers are not bounded", "EarlierAnswers.add", "while self.bytes > self.most:", "while False:", "test_earlier_answers.py::test_the_oldest_answers_go_first_where_bytes_are_short"),
-    Mutation("short answers cost only their tokens", "_size", "ANSWER + TOKEN * len(tokens)", "TOKEN * len(tokens)", "test_earlier_answers.py::test_many_short_answers_are_bounded_too"),
+    Mutation("short answers cost only their tokens", "earlier_answers:_size", "ANSWER + TOKEN * len(tokens)", "TOKEN * len(tokens)", "test_earlier_answers.py::test_many_short_answers_are_bounded_too"),
     Mutation("the beginning of a long answer is kept", "EarlierAnswers.add", "tokens[-((self.most - ANSWER) // TOKEN):]", "tokens[:(self.most - ANSWER) // TOKEN]", "test_earlier_answers.py::test_the_end_of_an_answer_that_is_too_long_is_kept"),
     Mutation("a client is given all answers", "EarlierAnswers.of", " if whose == client", "", "test_earlier_answers.py::test_a_client_is_given_only_its_own_answers"),
     Mutation("answers are kept and never repeated", "Engine._earlier_answers", "return self.earlier.of(asked.client)", "return []", "test_earlier_answers.py::test_a_remembered_answer_is_repeated_exactly_in_fewer_steps"),
