@@ -134,7 +134,7 @@ class Loaded:
         """Returns what was chosen, as lines for people."""
         target, nodes = self.target, engine.budget
         gates = f", {self._gates(nodes)}" if "thresholds" in self.method.takes else ""
-        spends = f"what pays, up to {nodes} nodes" if adaptive else str(nodes)
+        spends = f"chosen for each step, up to {nodes} nodes" if adaptive else str(nodes)
         kernels = " with compiled kernels" if target.kernels else ", CUDA graphs" if engine.regions.fixed else ""
         kernels += f" and {target.weights} weights" if target.weights != "float" else ""
         kernels += f", cache in {str(target.cache_dtype)[6:]}" if target.cache_dtype else ""

@@ -228,7 +228,7 @@ def test_blocks_are_refused_if_the_file_has_none_or_kernels_are_missing(tmp_path
     assert session.about[0].startswith("weights are dequantised to floats: no matrix of the file is in blocks")
     with pytest.raises(ValueError, match="has no blocks of a GGUF file"):
         longgraft.load((toy_model(), None), None, tell=False, weights="gguf")
-    with pytest.raises(ValueError, match=r"--weights: for a CPU's compiled kernels, .* this model is float16"):
+    with pytest.raises(ValueError, match=r"--weights needs a CPU's compiled kernels, .* this model is float16"):
         longgraft.load(None, None, tell=False, weights="int8", dtype="float16")
     monkeypatch.setattr("shutil.which", lambda name: None)
     cpu_kernels.cache_clear()

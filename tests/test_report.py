@@ -384,8 +384,8 @@ def test_plots_without_usable_rows_are_refused_with_the_reason(rows, labels, mes
 
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("environment", "[]", r"holds \[\]; a table is needed"), ("environment", "{}", "has no 'target'"),
-    ("environment", json.dumps(ENVIRONMENT | {"device": 3}), "'device' is 3, which is of the wrong kind"),
-    ("environment", json.dumps(ENVIRONMENT | {"threads": True}), "'threads' is true, which is of the wrong kind"),
+    ("environment", json.dumps(ENVIRONMENT | {"device": 3}), "'device' is 3; text is needed"),
+    ("environment", json.dumps(ENVIRONMENT | {"threads": True}), "'threads' is true; a whole number is needed"),
     ("config", "{", "not JSON"), ("config", json.dumps(CONFIG | {"seed": "0"}), '\'seed\' is "0"'),
     ("config", None, "No such")])
 def test_files_beside_the_rows_must_have_the_expected_fields(folder, name, text, message):

@@ -11,6 +11,10 @@ from typing import Any
 
 from longgraft.config.file_errors import reason
 
+# Names of types in messages.
+KINDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", dict: "an object", list: "a list",
+                             bool: "true or false"}
+
 
 def parse_json(text: str | bytes, where: str) -> Any:
     """Returns the value of a JSON text, with or without a byte order mark.
@@ -72,7 +76,9 @@ def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None 
             raise ValueError(f"{path} has no {name!r}. Found: {', '.join(table) or 'nothing'}.")
         if not isinstance(table[name], kind) or isinstance(table[name], bool):
             shown = json.dumps(table[name], default=str)[:60]
-            raise ValueError(f"{path}: {name!r} is {shown}, which is of the wrong kind.")
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            wanted = " or ".join(KINDS[one] for one in kinds)
+            raise ValueError(f"{path}: {name!r} is {shown}; {wanted} is needed.")
     return table
 
 

@@ -66,7 +66,11 @@ class NotBuilt(Exception):
 
 
 def loaded(source: Path = KERNELS) -> ctypes.CDLL:
-    """Its functions; NotBuilt if the wheel has none for this machine, and it cannot build or load them."""
+    """Returns the compiled library of a source file.
+
+    Raises:
+        NotBuilt: the wheel has none for this machine, and none can be built or loaded.
+    """
     for path in prebuilt(source):
         try:
             return ctypes.CDLL(str(path))

@@ -84,7 +84,12 @@ class DecoderLayer:
 
 @dataclass(frozen=True, eq=False)
 class DescribedLayer:
-    """kept: what `described` points to."""
+    """A layer as compiled code reads it.
+
+    Attributes:
+        kept: Tensors at the addresses in `described`, so that they outlive it.
+        described: The addresses, sizes and kinds.
+    """
 
     kept: Any
     described: _Layer

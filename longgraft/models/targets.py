@@ -154,8 +154,8 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
             name for name, is_asked in (("--weights", settings.weights in ("int8", "gguf")),
                                         ("--kv-dtype", rounds)) if is_asked]):
         why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
-        raise ValueError(f"{' and '.join(asked)}: for a CPU's compiled kernels, in float32 or bfloat16, and {why}. "
-                         f"Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
+        raise ValueError(f"{' and '.join(asked)} needs a CPU's compiled kernels, which compute in float32 or bfloat16; "
+                         f"here {why}. Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
     if settings.kv_dtype == "float32" and model.dtype != torch.float32:
         raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
                          "Give --dtype float32, too, or leave it out.")

@@ -46,7 +46,7 @@ class TextChoices(Checked):
 
 
 def ranked(p: Parts) -> RankedProposer:
-    """A ranking that fills the budget."""
+    """Returns a ranking that fills the budget."""
     c: GraftXChoices = p.choices
     drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
     pool = {"pool": 1} if p.source else {}
@@ -54,12 +54,12 @@ def ranked(p: Parts) -> RankedProposer:
 
 
 def text_ranked(p: Parts) -> RankedProposer:
-    """The same, with only the text."""
+    """Returns a ranking of the text alone that fills the budget."""
     return RankedProposer(p.text(), clock=p.clock)
 
 
 def controlled(p: Parts) -> Controller:
-    """A ranking with as many nodes and draft levels as pay."""
+    """Returns a ranking with as many nodes and draft levels as pay."""
     c: GraftXChoices = p.choices
     if c.pruning == "none":
         raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
@@ -79,7 +79,7 @@ def controlled(p: Parts) -> Controller:
 
 
 def text_controlled(p: Parts) -> Controller:
-    """The same, with only the text."""
+    """Returns a ranking of the text alone with as many nodes as pay."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
     return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
