@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from benchmarks.machine import race
 from benchmarks.report import Report, Row
 from benchmarks.texts import sources
 from longgraft.acceptance.sampling import Sampling
+from longgraft.budget.cost_measurement import Extent
+from longgraft.budget.cost_measurement import measure as measure_costs
+from longgraft.budget.sample_text import SAMPLE
 from longgraft.engine.session import Session, answer
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resident
@@ -40,11 +44,13 @@ LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD = 20, 1536, 16, 4, 128
 EXPERTS, CHOSEN, INNER = 64, 8, 512
 ROWS = (1, 4, 8, 16)
 SCALES = np.array([1.3e-4, 1e-3], np.float16).view(np.uint8)     # with them, random blocks of Q4_K have weights of 0.02
+CHARACTERS = 10     # most characters of a token, on average
 CPU = torch.device("cpu")
 
 
 @app.command()
-def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a byte-level tokenizer.")]) -> None:
+def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a byte-level tokenizer.")],
+          layers: Annotated[int, typer.Option(help="Fewer make a small file, to try the commands.")] = LAYERS) -> None:
     """Write the mixture, with the tokenizer of another file."""
     import gguf
 
@@ -55,7 +61,7 @@ def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a
             writer.add_key_value(key, field.contents(), kind, sub_type=sub)
     add: Any
     for add, value in ((writer.add_context_length, 32768), (writer.add_embedding_length, HIDDEN),
-                       (writer.add_block_count, LAYERS), (writer.add_feed_forward_length, INNER),
+                       (writer.add_block_count, layers), (writer.add_feed_forward_length, INNER),
                        (writer.add_head_count, HEADS), (writer.add_head_count_kv, KV_HEADS),
                        (writer.add_key_length, HEAD), (writer.add_value_length, HEAD),
                        (writer.add_layer_norm_rms_eps, 1e-6), (writer.add_rope_freq_base, 1e6),
@@ -63,7 +69,7 @@ def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a
                        (writer.add_expert_feed_forward_length, INNER)):
         add(value)
     generator = np.random.default_rng(0)
-    for name, shape in _shapes(len(reader.fields["tokenizer.ggml.tokens"].data)):
+    for name, shape in _shapes(len(reader.fields["tokenizer.ggml.tokens"].data), layers):
         if name.endswith("norm.weight"):
             writer.add_tensor(name, np.ones(shape, np.float32))
         elif "gate_inp" in name:
@@ -79,7 +85,7 @@ def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a
     print(f"{out}: {out.stat().st_size / 1e9:.2f} GB")
 
 
-def _shapes(vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _shapes(vocabulary: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields the tensors' names and shapes."""
     yield from (("token_embd.weight", (vocabulary, HIDDEN)), ("output_norm.weight", (HIDDEN,)))
     layer = {"attn_norm": (HIDDEN,), "attn_q": (HEADS * HEAD, HIDDEN), "attn_k": (KV_HEADS * HEAD, HIDDEN),
@@ -87,7 +93,7 @@ def _shapes(vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
              "attn_k_norm": (HEAD,), "ffn_norm": (HIDDEN,), "ffn_gate_inp": (EXPERTS, HIDDEN),
              "ffn_gate_exps": (EXPERTS, INNER, HIDDEN), "ffn_up_exps": (EXPERTS, INNER, HIDDEN),
              "ffn_down_exps": (EXPERTS, HIDDEN, INNER)}
-    for number in range(LAYERS):
+    for number in range(layers):
         yield from ((f"blk.{number}.{name}.weight", shape) for name, shape in layer.items())
 
 
@@ -103,8 +109,8 @@ def measure(file: Path, prompt: int = 2048, new: int = 256, repeats: int = 3, ou
     report.add(Row("loading", "the first", seconds, figures={"resident": resident() - before}, note=(
         f"file {file.stat().st_size / 1e9:.2f} GB; resident {(resident() - before) / 1e9:.2f} GB more, "
         f"peak {peak_memory(CPU) / 1e9:.2f} GB")))
-    ids = plain.encode(sources())[:prompt + new]
-    _passes(plain.target, ids[:prompt], patience, report)
+    ids = plain.encode(sources()[:CHARACTERS * (prompt + new)])[:prompt + new]
+    _passes(plain.target, ids[:prompt], plain.encode(SAMPLE), patience, report)
     # The answer repeats what stands in the prompt, as an edit does, with a change after every 40 tokens.
     said = [ids[n] if n % 40 else ids[-n % len(ids)] for n in range(new)]
     for name in ("ar", "default"):
@@ -113,35 +119,49 @@ def measure(file: Path, prompt: int = 2048, new: int = 256, repeats: int = 3, ou
     raise typer.Exit(report.finish())
 
 
-def _passes(target: Target, ids: list[int], patience: float, report: Report) -> None:
-    """Adds the times of passes after the prompt, and the experts of a layer that they wake."""
+def _passes(target: Target, ids: list[int], text: list[int], patience: float, report: Report) -> None:
+    """Adds the times of passes after the prompt, and the experts of a layer that they and priced passes wake.
+
+    text: tokens with which passes are priced
+    """
+    with _woken_experts(target) as priced:
+        measure_costs(target, None, Extent([len(ids)]), text=text)
     cache = target.cache(len(ids) + max(ROWS))
     for part in torch.tensor(ids).split(256):
         target.run([Segment(ProposalTree.chain(part), cache)], Wants())
         cache.keep(torch.arange(len(part)))
-    woken: list[int] = []
-
-    def count(module: Any, given: tuple) -> None:
-        woken.append(len(given[1].unique()))
 
     def verify(tree: ProposalTree) -> None:
         cache.length = len(ids)
         target.run([Segment(tree, cache)], Wants())
 
     trees = {n: ProposalTree.chain(torch.tensor(ids[-n:])) for n in ROWS}
-    experts: dict[int, float] = {}
-    for n, tree in trees.items():
-        hooks = [module.register_forward_pre_hook(count) for module in target.model.modules()
-                 if isinstance(module, BlockExperts)]
-        verify(tree)
-        experts[n] = sum(woken) / len(woken)
-        woken.clear()
-        for hook in hooks:
-            hook.remove()
+    with _woken_experts(target) as woken:
+        for tree in trees.values():
+            verify(tree)
     spent = race({str(n): partial(verify, tree) for n, tree in trees.items()}, CPU, patience)
     for n in ROWS:
-        report.add(Row("pass", f"{n} rows", spent[str(n)], figures={"rows": n, "experts": experts[n]}, note=(
-            f"{experts[n]:.1f} of {EXPERTS} experts a layer; {spent[str(n)] / spent['1']:.2f} plain passes")))
+        experts, prices = mean(woken[n]), f", {mean(priced[n]):.1f} where it was priced" if n in priced else ""
+        report.add(Row("pass", f"{n} rows", spent[str(n)], figures={"rows": n, "experts": experts}, note=(
+            f"{experts:.1f} of {EXPERTS} experts a layer{prices}; {spent[str(n)] / spent['1']:.2f} plain passes")))
+
+
+@contextmanager
+def _woken_experts(target: Target) -> Iterator[dict[int, list[int]]]:
+    """Yields the numbers of experts that layers wake inside the block, by the rows of the pass."""
+    woken: dict[int, list[int]] = {}
+
+    def count(module: Any, given: tuple) -> None:
+        chosen = given[1]
+        woken.setdefault(len(chosen), []).append(len(chosen.unique()))
+
+    hooks = [module.register_forward_pre_hook(count) for module in target.model.modules()
+             if isinstance(module, BlockExperts)]
+    try:
+        yield woken
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _decoded(name: str, session: Session, prompt: list[int], said: list[int], repeats: int) -> Row:

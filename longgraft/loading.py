@@ -12,6 +12,8 @@ from typing import Any
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.budget.cost_measurement import costs_for
+from longgraft.budget.cost_model import LiveCosts
+from longgraft.budget.sample_text import sample_tokens
 from longgraft.config.method_roles import DEFAULT, HEADLESS
 from longgraft.config.settings import Budget, Settings
 from longgraft.engine.earlier_answers import EarlierAnswers
@@ -111,16 +113,17 @@ class Loaded:
         adaptive = self.method.chooses(budget)
         parts = self.parts
         if adaptive and parts.costs is None:
-            parts = replace(parts, costs=costs_for(self.target, parts.head, self.settings.costs, parts.regions))
+            parts = replace(parts, costs=self._costs(parts))
         return Engine(self._lane_of(parts, adaptive), self.method.usual_budget(budget))
 
     def _session_parts(self, budget: Budget) -> Parts:
         parts = replace(self.parts, shared={})
         if not self.method.chooses(budget):
             return parts
-        costs = (parts.costs and parts.costs.copy()) or costs_for(self.target, parts.head, self.settings.costs,
-                                                                  parts.regions)
-        return replace(parts, costs=costs)
+        return replace(parts, costs=(parts.costs and parts.costs.copy()) or self._costs(parts))
+
+    def _costs(self, parts: Parts) -> LiveCosts:
+        return costs_for(self.target, parts.head, self.settings.costs, parts.regions, sample_tokens(self.tokenizer))
 
     def _lane(self, parts: Parts, adaptive: bool) -> Lane:
         """Makes a lane with memories and a clock of its own, because several lanes may share one target."""

@@ -13,7 +13,9 @@ from dataclasses import replace
 import pytest
 import torch
 from toys.commands import assert_before_loading, run
+from toys.configurations import tiny
 from toys.sessions import METHODS, toy_prompt
+from transformers import CONFIG_MAPPING
 
 from longgraft.acceptance.rules import Sampled
 from longgraft.budget.cost_model import Costs
@@ -446,6 +448,15 @@ def test_a_context_that_yarn_lengthens_is_allowed_by_all_commands(pair, cli, tmp
     assert Reader.open(str(tmp_path / "target")).max_positions == 2048
     code, _, err = cli("generate", *model, "--prompt", "w1 " * 600, "--max-new-tokens", 2)
     assert code == 0, err
+
+
+@pytest.mark.parametrize(("family", "attending"), [("llama", 6), ("granitemoehybrid", 3), ("mamba2", 0)])
+def test_doctor_counts_the_cache_of_layers_that_attend(family, attending, cli, tmp_path):
+    tiny(CONFIG_MAPPING[family]).save_pretrained(tmp_path)
+    out = cli("doctor", "--model", tmp_path, "--drafter", "none", "--context", 256)[1]
+    heads, size, floats = 2, 8, 4
+    cache = 256 * max(1, 2 * attending * heads * size * floats)
+    assert f"target cache {cache / 2**20:,.1f}," in out
 
 
 def test_doctor_does_not_count_memory_left_over_from_building_a_model(pair, cli, monkeypatch):

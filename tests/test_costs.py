@@ -18,8 +18,12 @@ from toys.recorder import recorder
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 from transformers import CONFIG_MAPPING
 
-from longgraft.budget.cost_measurement import LEVELS, ROWS, costs_for, key_of, measure
+import longgraft
+from longgraft.budget.cost_measurement import CONTEXT, LEVELS, ROWS, Extent, costs_for, key_of, measure
 from longgraft.budget.cost_model import KEPT_CURVES, TABLES, Costs, LiveCosts
+from longgraft.budget.sample_text import SAMPLE
+from longgraft.config.method_roles import HEADLESS
+from longgraft.engine.encoder import continuation
 from longgraft.runtime.cuda_graphs import Regions
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
@@ -216,9 +220,9 @@ def test_measuring_costs_leaves_no_trace_and_keeps_to_its_time(drafter):
     target, network = toy_target(), toy_network() if drafter else None
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     implementation, state = target.model.config._attn_implementation, torch.random.get_rng_state()
-    measure(target, network, [8, 64], 0.01)      # warm-up: some code is loaded at its first use
+    measure(target, network, Extent([8, 64], 0.01))      # warm-up: some code is loaded at its first use
     begun = time.process_time()     # a busy machine gives it less
-    costs = measure(target, network, [8, 64], 0.6)
+    costs = measure(target, network, Extent([8, 64], 0.6))
     assert time.process_time() - begun < 2.0
     assert hooks == [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     assert target.model.config._attn_implementation == implementation
@@ -232,7 +236,7 @@ def test_measuring_costs_leaves_no_trace_and_keeps_to_its_time(drafter):
 
 def test_costs_of_a_file_are_frozen_and_must_fit_the_session(tmp_path):
     target, network, path = toy_target(), toy_network(), tmp_path / "costs.json"
-    measure(target, network, [8, 64], 0.0).save(path)
+    measure(target, network, Extent([8, 64], 0.0)).save(path)
     assert costs_for(target, network, str(path)).frozen and not costs_for(target, network, None).frozen
     with pytest.raises(ValueError, match=r"another session: here is drafter none instead of eagle3(?s:.)*--costs"):
         costs_for(target, None, str(path))
@@ -242,7 +246,7 @@ def test_costs_of_a_file_are_frozen_and_must_fit_the_session(tmp_path):
 
 
 def test_costs_not_measured_for_want_of_time_are_named_and_interpolated():
-    costs = measure(toy_target(), toy_parts().head, [8, 64], 0.0)
+    costs = measure(toy_target(), toy_parts().head, Extent([8, 64], 0.0))
     assert set(costs.passes) == {64} and set(costs.passes[64]) == {1, 16} and set(costs.levels[64]) == {8}
     assert "not, for want of time: feeds of 1 at 8, " in costs.source and "passes of 2 at 64" in costs.source
     assert costs.verify(1, 64) <= costs.verify(4, 64) <= costs.verify(16, 64)
@@ -252,25 +256,38 @@ def test_few_sizes_are_recorded_to_measure_costs():
     """Each recorded size takes time that no limit bounds, within a request."""
     made = []
     regions = Regions(lambda region: made.append(1) or recorder(region))
-    costs = measure(toy_target(), toy_parts().head, [8, 64], 0.0, regions)
+    costs = measure(toy_target(), toy_parts().head, Extent([8, 64], 0.0), regions)
     assert set(costs.passes[64]) == {1, 60} and set(costs.levels[64]) == {8} and len(made) < 20
 
 
 def test_prefixes_are_measured_as_far_as_positions_go():
-    assert max(measure(toy_target(), toy_network(), [9999, 99999], 0.0).passes) == 512 - max(ROWS) - LEVELS - 1
+    assert max(measure(toy_target(), toy_network(), Extent([9999, 99999], 0.0)).passes) == 512 - max(ROWS) - LEVELS - 1
 
 
-def test_measured_passes_have_tokens_of_the_whole_vocabulary(monkeypatch):
+@pytest.fixture
+def verified(monkeypatch) -> list[list[int]]:
+    """Records the tokens of all trees that are verified."""
     seen, real = [], Verifier.verify
 
     def verify(self, tree, wants):
-        seen.append(tree.tokens)
+        seen.append(tree.tokens.tolist())
         return real(self, tree, wants)
 
     monkeypatch.setattr(Verifier, "verify", verify)
-    measure(small_model(600), None, [64], 0.3)
-    largest = max(seen, key=len)
-    assert int(largest.max()) == (len(largest) - 1) * (600 // max(ROWS))
+    return seen
+
+
+def test_measured_passes_have_tokens_of_the_whole_vocabulary_without_a_text(verified):
+    measure(small_model(600), None, Extent([64], 0.3))
+    largest = max(verified, key=len)
+    assert largest[-1] == (len(largest) - 1) * (600 // max(ROWS))
+
+
+def test_rows_of_measured_passes_are_tokens_of_a_text(verified):
+    session = longgraft.load(None, None, tell=False, method=HEADLESS)
+    text = continuation(session.tokenizer, SAMPLE)
+    assert all(tokens == text[CONTEXT:CONTEXT + len(tokens)] for tokens in verified)
+    assert len(max(verified, key=len)) >= 16
 
 
 def test_measured_rows_wake_as_many_experts_as_rows_of_a_text():
@@ -283,7 +300,7 @@ def test_measured_rows_wake_as_many_experts_as_rows_of_a_text():
 
     for layer in model.model.layers:
         layer.mlp.experts.register_forward_pre_hook(count)
-    measure(target, None, [128], 0.3)
+    measure(target, None, Extent([128], 0.3))
     measured = {rows: mean(counts) for rows, counts in woken.items()}
     woken.clear()
     text, cache = torch.randint(96, (136,), generator=torch.Generator().manual_seed(1)), target.cache(200)

@@ -116,6 +116,17 @@ def test_requests_of_latent_attention_share_a_pass(family):
         torch.testing.assert_close(shared.logits, read(target, alone).logits, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", [
+    "llama", "gemma3_text", "gpt_oss", "qwen3_moe", "mellum", "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next",
+    "granitemoehybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3"])
+def test_a_cache_takes_the_bytes_that_its_configuration_says(family):
+    """`doctor` and the prefix cache compute with them."""
+    target = Target(random_model(tiny(CONFIG_MAPPING[family])))
+    cache = target.cache(64)
+    read(target, Segment(ProposalTree.chain(torch.arange(3, 9)), cache))
+    assert cache.bytes() == cache.capacity * target.cache_bytes_per_token()
+
+
 def test_the_first_prompt_does_not_decide_how_jamba_reads():
     """Its code for several tokens forgets the state before them, which a prompt of zeros cannot show."""
     model = random_model(tiny(CONFIG_MAPPING["jamba"]))

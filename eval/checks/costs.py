@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from longgraft.budget.cost_measurement import measure
+from longgraft.budget.cost_measurement import Extent, measure
 from longgraft.budget.cost_model import Costs
+from longgraft.budget.sample_text import sample_tokens
 from longgraft.loading import Loaded
 
 PARTS = ("draft", "verify", "accept")       # parts of a step whose seconds passes, levels and feeds already include
@@ -15,7 +16,8 @@ PROMPT, ANSWER = 256, 33        # tokens read and decoded to measure the rest of
 
 def measured(loaded: Loaded, prefixes: Sequence[int], seconds: float) -> Costs:
     """Measures costs; the rest of a step is 0 if positions allow no answer after the prompt, or it ends at once."""
-    found = measure(loaded.target, loaded.parts.head, prefixes, seconds, loaded.parts.regions)
+    found = measure(loaded.target, loaded.parts.head, Extent(prefixes, seconds), loaded.parts.regions,
+                    sample_tokens(loaded.tokenizer))
     session = loaded.session()
     read = min(PROMPT, min(session.engine.limits.values()) - ANSWER)
     if read < 1:

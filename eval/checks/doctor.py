@@ -24,8 +24,8 @@ from longgraft.models.store import ROOM, models_folder
 from longgraft.models.targets import usual_cache_dtype
 from longgraft.prefill.chunked import chunk_bytes, largest_chunk
 from longgraft.protocol.observation import Wants
-from longgraft.runtime.byte_rows import row_bytes
 from longgraft.runtime.device_memory import free_bytes, resident
+from longgraft.target_model.cache_size import cache_bytes_per_token
 from longgraft.target_model.model import UNBOUNDED
 from longgraft.target_model.positions import most_positions
 from longgraft.target_model.weights import read_config
@@ -177,9 +177,7 @@ def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blo
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     text = config.get_text_config(decoder=True)
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    per_token = 2 * text.num_hidden_layers * heads * row_bytes(size, cache)
+    per_token = cache_bytes_per_token(text, cache)
     if blocks is not None:
         return Footprint(blocks, per_token), 0
     return Footprint(_bytes(model), per_token), packed_bytes(model, int8)

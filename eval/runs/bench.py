@@ -12,6 +12,7 @@ import torch
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.cost_measurement import costs_for
+from longgraft.budget.sample_text import sample_tokens
 from longgraft.comparison.levels import Check, first_divergence
 from longgraft.config.method_roles import DEFAULT, HEADLESS, PLAIN
 from longgraft.config.settings import HeadOverrides, Settings
@@ -76,7 +77,8 @@ class Bench:
             calibration = replace(parts.calibration, thresholds=DEFAULT_THRESHOLDS, split=Calibration.split)
             heads[name] = replace(parts, given=own | {HEAD.name: network}, calibration=calibration)
         if any(variant.adaptive(config.budget) for variant in config.variants):
-            heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions))
+            text = sample_tokens(loaded.tokenizer)
+            heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions, text))
                      for name, one in heads.items()}
         calibrations = {name: Calibration.load(Path(path), loaded.identity, target.device)
                         for name, path in config.calibrations.items()}

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -58,6 +59,17 @@ Point = tuple[str, int, int]
 """(name of the cost table, prefix, rows)"""
 
 
+class Extent(NamedTuple):
+    """Extent of a measurement.
+
+    prefixes: in tokens, cut to what positions and memory allow
+    seconds: time after which no measurement is begun; missing ones are interpolated from the others
+    """
+
+    prefixes: Sequence[int]
+    seconds: float = 0.5
+
+
 def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAGER) -> dict[str, str]:
     """Returns all that costs depend on; for a drafter only its shape."""
     device, drafter = target.device, "none"
@@ -72,17 +84,17 @@ def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAG
     return key | {"device": f"{device.type.upper()} ({platform.machine()})", "threads": str(torch.get_num_threads())}
 
 
-def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[int] = PREFIXES,
-            seconds: float = 0.5, regions: Regions = EAGER) -> Costs:
+def measure(target: Target, network: Eagle3Network | None, extent: Extent | None = None, regions: Regions = EAGER,
+            text: Sequence[int] = ()) -> Costs:
     """Measures the costs of this target and drafter on this machine.
 
-    prefixes: in tokens, cut to what positions and memory allow
-    seconds:  time after which no measurement is begun; missing ones are interpolated from the others
-    regions:  the session's: passes are recorded or not, as there
+    extent: None: the usual one
+    regions: the session's: passes are recorded or not, as there
+    text: tokens of which context and rows are taken; a short one is not used
     """
-    regions = regions.anew()
-    rig = _Rig(target, network, prefixes, regions)
-    spent = rig.times(seconds)
+    regions, extent = regions.anew(), extent or Extent(PREFIXES)
+    rig = _Rig(target, network, extent.prefixes, regions, text)
+    spent = rig.times(extent.seconds)
     regions.forget()        # recordings and what they run on refer to each other
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), took in spent.items():
@@ -94,8 +106,11 @@ def measure(target: Target, network: Eagle3Network | None, prefixes: Sequence[in
     return Costs(key_of(target, network, regions), source, grids["passes"], grids["levels"], grids["feeds"])
 
 
-def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER) -> LiveCosts:
+def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER,
+              text: Sequence[int] = ()) -> LiveCosts:
     """Returns a file's costs, which stay fixed, or without a file this machine's, which follow timed steps.
+
+    text: as in `measure`
 
     Raises:
         ValueError: the file belongs to another model, drafter or machine.
@@ -104,14 +119,14 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None, r
         measured = _MEASURED.setdefault(target.model, {})
         key = tuple(key_of(target, network, regions).items())
         if key not in measured:
-            measured[key] = measure(target, network, PREFIXES, regions=regions), max(PREFIXES)
+            measured[key] = measure(target, network, None, regions, text), max(PREFIXES)
 
         def further(prefix: int, seconds: float) -> Costs:
             costs, reached = measured[key]
             if prefix > reached:
                 shared = SHARED.set(None)       # passes of other requests would be timed, too
                 try:
-                    more = measure(target, network, (prefix,), seconds, regions)
+                    more = measure(target, network, Extent((prefix,), seconds), regions, text)
                 finally:
                     SHARED.reset(shared)
                 costs = replace(costs, passes={**costs.passes, **more.passes}, levels={**costs.levels, **more.levels},
@@ -133,8 +148,9 @@ class _Rig:
     """Runs the passes of decoding on caches of its own.  actions: passes in the order in which they are timed."""
 
     def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int],
-                 regions: Regions) -> None:
+                 regions: Regions, text: Sequence[int]) -> None:
         self.target, self.regions = target, regions
+        self.context, self.tokens = _tokens(text, target.vocab_size)
         self.rows: Sequence[int] = RECORDED_ROWS if regions.fixed else ROWS
         self.widths = WIDTHS[:1] if regions.fixed else WIDTHS
         most = max(*ROWS, *FED, SIZES[-1] if regions.fixed else 0) + LEVELS + 1
@@ -147,9 +163,10 @@ class _Rig:
                                fused=target.fused_kernels) if network else None
         self.wants = Wants(topk=WIDTH) | (memory.wants if memory else Wants())
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
-        context = CONTEXT if any(map(is_router, target.model.modules())) else 1
-        seen = self.verifier.read(self._apart(context, 0.5), self.wants)
-        _repeat(self.verifier.cache, context)
+        if not any(map(is_router, target.model.modules())):
+            self.context = self.context[:1]     # only a mixture's costs depend on it
+        seen = self.verifier.read(self.context, self.wants)
+        _repeat(self.verifier.cache, len(self.context))
         self.actions = dict(self._passes())
         self.needed = [("passes", longest, rows) for rows in self.rows[:2]]
         if memory is not None:
@@ -159,21 +176,10 @@ class _Rig:
                 ("heads", WIDTHS[0]), ("levels", WIDTHS[0]), ("feeds", FED[0]))]
         self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
 
-    def _apart(self, rows: int, first: float = 0.0) -> torch.Tensor:
-        """Returns tokens from the whole vocabulary.
-
-        A mixture's price of a row depends on the experts that the rows wake, and the first tokens, which are special
-        tokens and single bytes, may wake other numbers of them than a text.
-
-        first: of the first token, in distances between two
-        """
-        return ((torch.arange(rows) + first) * max(1, self.target.vocab_size // max(ROWS))).long()
-
     def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
         for rows in self.rows:      # two chains side by side give a pass with a mask, like that of a tree
-            tokens = self._apart(rows).tolist()
-            tree = ProposalTree.build(tokens, [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
-                                      [ROOT] + [DRAFT] * (rows - 1))
+            parents = [-1, *(max(0, n - 2) for n in range(1, rows))]
+            tree = ProposalTree.build(self.tokens[:rows], parents, [0.0] * rows, [ROOT] + [DRAFT] * (rows - 1))
             for length in self.lengths:
                 yield ("passes", length, rows), partial(self._verify, tree, length)
 
@@ -233,6 +239,18 @@ def _now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def _tokens(text: Sequence[int], vocabulary: int) -> tuple[torch.Tensor, list[int]]:
+    """Returns tokens of the context and of the rows: of a text, or without one from the whole vocabulary.
+
+    The vocabulary's first tokens, which are special tokens and single bytes, may wake other experts than a text.
+    """
+    most = max(ROWS)
+    if len(text) >= CONTEXT + most and max(text) < vocabulary:      # a given tokenizer may be another model's
+        return torch.tensor(text[:CONTEXT]), list(text[CONTEXT:CONTEXT + most])
+    apart = max(1, vocabulary // most)
+    return torch.arange(CONTEXT) * apart + apart // 2, [apart * n for n in range(most)]
 
 
 def _repeat(cache: KVCache, count: int) -> None:

@@ -40,7 +40,7 @@ from longgraft.target_model.weights import read_config, read_model
 KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats
 NAMED = 6           # files that an error message names
 ROOM = 50_000_000   # most bytes of a description
-VERSION = 3         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
+VERSION = 4         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
 
 
 def gguf_of(model: str) -> Path | None:

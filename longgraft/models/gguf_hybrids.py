@@ -177,6 +177,7 @@ HYBRIDS = {
         joined_rows=_rows_by_key_head),
     "lfm2moe": Architecture(
         "lfm2_moe", EXPERTS | {"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
+                               "expert_weights_scale": "routed_scaling_factor",
                                "attention.layer_norm_rms_epsilon": "norm_eps"},
         experts("feed_forward.experts") | {
             "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "attn_output": "self_attn.out_proj",

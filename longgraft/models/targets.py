@@ -26,6 +26,7 @@ from longgraft.models.places import EMBEDDED, Place, place_of
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
+from longgraft.target_model.cache_size import head_size
 from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
@@ -190,8 +191,7 @@ def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.
         integers: True if its linear weights are blocks of integers.
     """
     text = config.get_text_config(decoder=True)
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    torch_attends = (getattr(text, "attn_logit_softcapping", None) or size % MOST_LANES
+    torch_attends = (getattr(text, "attn_logit_softcapping", None) or head_size(text) % MOST_LANES
                      or text.model_type in WITH_SINKS)
     return torch.bfloat16 if integers and dtype == torch.float32 and not torch_attends else None
 

@@ -25,12 +25,12 @@ from longgraft.kernels.block_weight import block_weights
 from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.packed_weight import PackedWeight
 from longgraft.protocol.observation import Wants
-from longgraft.runtime.byte_rows import row_bytes
 from longgraft.runtime.devices import sent
 from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.runtime.packed_cache import PackedCache
 from longgraft.target_model.attention_interface import NAME, RUNNING, PassContext, attention, lock_of, mask
+from longgraft.target_model.cache_size import attention_layers, cache_bytes_per_token, head_size
 from longgraft.target_model.compiled_modules import CompiledModules
 from longgraft.target_model.fused_modules import FusedModules, Kernels
 from longgraft.target_model.hooks import decoder_output, inputs_of
@@ -38,7 +38,7 @@ from longgraft.target_model.module_forms import cache_name
 from longgraft.target_model.passes import SHARED, Report, Segment
 from longgraft.target_model.positions import most_positions
 from longgraft.target_model.stateful_modules import SegmentStates, StatefulModules
-from longgraft.target_model.supported import WITHOUT_ATTENTION, refuse
+from longgraft.target_model.supported import refuse
 from longgraft.target_model.weights import sample
 
 UNBOUNDED = 1 << 30     # positions of a model whose configuration states no limit
@@ -131,8 +131,7 @@ class Target:
     @cached_property
     def attention_layers(self) -> int:
         """Number of layers that attend."""
-        kinds = getattr(self.config, "layer_types", None) or [""] * self.config.num_hidden_layers
-        return sum(kind not in WITHOUT_ATTENTION for kind in kinds)
+        return attention_layers(self.config)
 
     @cached_property
     def costly_context(self) -> float:
@@ -144,17 +143,13 @@ class Target:
             return math.inf
         shapes = [p.shape for p in self.layers.parameters()] + [of.shape for _, of in block_weights(self.layers)]
         linear = sum(shape.numel() for shape in shapes if len(shape) > 1)
-        return linear / (2 * self.attention_layers * self.config.num_attention_heads * self._head_size)
+        return linear / (2 * self.attention_layers * self.config.num_attention_heads * head_size(self.config))
 
     @property
     def max_positions(self) -> int:
         """Positions that the model allows, as lengthened by its rotary scaling."""
         found = most_positions(self.config)
         return UNBOUNDED if found is None else found
-
-    @property
-    def _head_size(self) -> int:
-        return getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
 
     @property
     def weights(self) -> str:
@@ -185,11 +180,7 @@ class Target:
 
     def cache_bytes_per_token(self) -> int:
         """Returns the bytes of one token's keys and values in all layers."""
-        c = self.config
-        if not self.attention_layers:
-            return 1
-        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
-        return 2 * self.attention_layers * heads * row_bytes(self._head_size, self.cache_dtype or self.dtype)
+        return cache_bytes_per_token(self.config, self.cache_dtype or self.dtype)
 
     def run(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """Returns one report per segment.

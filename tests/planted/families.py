@@ -12,4 +12,5 @@ MUTATIONS = (
     Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(own_lse.float() - per_row)", "torch.sigmoid(own_lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("a sink ignores the prefix", "backends:split", "own_lse = torch.logaddexp(far_lse.float(), own_lse.float())", "own_lse = own_lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("streams are sliced as tokens", "inputs_of.take.hook", "if taken[index].ndim != 3:", "if False:", "test_families.py::test_layers_whose_input_has_several_streams_are_not_read"),
+    Mutation("latents take the memory of all heads", "cache_size:cache_bytes_per_token", 'if rank := getattr(text, "kv_lora_rank", None):', "if rank := None:", "test_families.py::test_a_cache_takes_the_bytes_that_its_configuration_says"),
 )

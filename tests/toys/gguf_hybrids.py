@@ -142,9 +142,10 @@ HYBRIDS = {
         "Lfm2Config", CONVOLUTION_SIZES | {"block_auto_adjust_ff_dim": False},
         {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}, CONVOLUTIONS, _convolutions),
     "lfm2moe": Architecture(
-        "Lfm2MoeConfig", EXPERTS | CONVOLUTION_SIZES | {"num_dense_layers": 1, "norm_eps": 1e-6},
+        "Lfm2MoeConfig", EXPERTS | CONVOLUTION_SIZES | {
+            "num_dense_layers": 1, "norm_eps": 1e-6, "routed_scaling_factor": 1.5},
         EXPERT_COUNTS | {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3, "leading_dense_block_count": 1,
-                         "expert_gating_func": 2}, CONVOLUTIONS, _convolutions),
+                         "expert_gating_func": 2, "expert_weights_scale": 1.5}, CONVOLUTIONS, _convolutions),
     "granitehybrid": Architecture(
         "GraniteMoeHybridConfig", GRANITE_HYBRID | {"num_local_experts": 6, "num_experts_per_tok": 2},
         GRANITE_COUNTS | {"expert_count": 6, "expert_used_count": 2}, MAMBA, _mamba),
