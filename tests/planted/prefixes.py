@@ -28,4 +28,6 @@ MUTATIONS = (
     Mutation("pinned rows belong to the weights of the first request", "prefix_files:pin", "    engine.prefixes.belong_to(engine.lanes[0].weight_state())\n", "", "test_prefixes.py::test_a_prefix_file_is_dropped_with_a_warning_after_a_change_of_the_weights"),
     Mutation("recordings read weights where they were", "Lane._forget_changed", "                self.regions.forget()", "                pass", "test_prefixes.py::test_recorded_passes_read_changed_weights"),
     Mutation("packed copies of a drafter survive its weights", "Lane._forget_changed", "if self.target.kernels is not None:", "if False:", "test_prefixes.py::test_compiled_products_of_a_drafter_read_weights_that_changed_behind_the_counter"),
+    Mutation("a cell's ranks are used for a part of it", "Prefixes.known", "if RANKED not in cell.reports:", "if True:", "test_prefixes.py::test_only_tokens_that_differ_are_read"),
+    Mutation("only whole cells are known", "Prefixes.known", "if RANKED not in cell.reports:", "if False:", "test_prefixes.py::test_only_tokens_that_differ_are_read test_next_edit.py::test_a_keystroke_reads_at_most_its_change_and_the_windows_anew"),
 )
