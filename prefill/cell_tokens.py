@@ -28,6 +28,6 @@ class CellTokens:
             if not followers:
                 del self._followers[before]
 
-    def after(self, key: bytes) -> list[Sequence[int]]:
-        """Returns the tokens of each cell that follows this one."""
-        return [tokens.tolist() for tokens in self._followers.get(key, {}).values()]
+    def after(self, key: bytes) -> dict[bytes, Sequence[int]]:
+        """Returns the keys of the cells that follow this one, with their tokens."""
+        return {follower: tokens.tolist() for follower, tokens in self._followers.get(key, {}).items()}

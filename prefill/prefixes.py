@@ -24,7 +24,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.trees.tree import ROOT, ProposalTree
 
-CELL = 128          # tokens of a cell: at most this many known tokens, and one, are read again
+CELL = 128          # tokens of a cell: at most so many known tokens are read again, if a memory wants ranks
 TARGET = "target"
 RANKS, RANKED, FINAL, HIDDEN = "ranks", "ranked", "final", "hidden."     # names of reports, [n, ...] each
 
@@ -91,16 +91,26 @@ class Prefixes:
         return found
 
     def known(self, keys: Sequence[bytes], ids: Sequence[int], most: int) -> list[Cell]:
-        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole cells."""
+        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole cells.
+
+        The last one may be a part of a kept cell, unless it has ranks: they are reported for the whole cell's tokens.
+        """
         found: list[Cell] = []
         for key in keys[:most // self.cell]:
             if (cell := self._cells.get(key) or self._pinned.get(key)) is None:
                 break
             found.append(cell)
-        at = len(found) * self.cell
-        ends = [cell.part(0, n) for tokens, cell in self._ends.get(keys[len(found) - 1] if found else b"", ())
-                if (n := _common(tokens, ids[at:most]))]
-        return [*found, max(ends, key=lambda cell: cell.tokens)] if ends else found
+        before, rest = keys[len(found) - 1] if found else b"", ids[len(found) * self.cell:most]
+        parts = list(self._ends.get(before, ()))
+        for key, tokens in self._tokens.after(before).items():
+            cell = self._cells.get(key) or self._pinned[key]
+            if RANKED not in cell.reports:
+                parts.append((list(tokens), cell))
+        lengths = [_common(tokens, rest) for tokens, _ in parts]
+        longest = max(lengths, default=0)
+        if longest:
+            found.append(parts[lengths.index(longest)][1].part(0, longest))
+        return found
 
     def first_difference(self, keys: Sequence[bytes], ids: Sequence[int]) -> int | None:
         """Returns the place of the first token in which a prompt differs from the kept one that it follows longest.
@@ -112,7 +122,7 @@ class Prefixes:
         before, at = keys[known - 1] if known else b"", known * self.cell
         rest = ids[at:at + self.cell]
         ends = [tokens for tokens, _ in self._ends.get(before, ())]
-        others = [*self._tokens.after(before), *ends]
+        others = [*self._tokens.after(before).values(), *ends]
         # If several have as many equal tokens, one that ends there comes first: the prompt continues it.
         equal, left = max(((n := _common(other, rest), n - min(len(other), len(rest))) for other in others),
                           default=(0, 0))

@@ -351,7 +351,7 @@ def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs(
     assert usage["cache_read_input_tokens"] > 80 and same["longgraft"]["first_difference"] is None
     assert usage["cache_read_input_tokens"] + usage["input_tokens"] == first["usage"]["input_tokens"]
     assert other["longgraft"]["first_difference"] == {"token": 5, "before": "u:At ", "after": "8 oclock: tell m"}
-    assert other["usage"]["cache_read_input_tokens"] == 0
+    assert other["usage"]["cache_read_input_tokens"] == 4      # of five equal tokens, the last is read again
     assert 'longgraft:prefix_cache_first_difference_tokens_sum{model_name="llama"} 5.0' in metrics
 
 

@@ -17,6 +17,7 @@ import openai
 import pytest
 from toys.served import PATIENCE, Gate, completed, listening, meanwhile, started, text_session, until
 
+from longgraft.prefill.prefixes import Prefixes
 from longgraft.serve.worker import STALLED
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
@@ -71,16 +72,38 @@ def posting(url, *streams, **body) -> AbstractContextManager[list[httpx.Response
     return meanwhile(*(partial(post, url, stream, **body) for stream in streams))
 
 
+@contextmanager
+def dropped(url: str, **body) -> Iterator[None]:
+    """Sends a request, and closes its connection after the block."""
+    host, port = url.removeprefix("http://").split(":")
+    sent = json.dumps(body).encode()
+    with socket.create_connection((host, int(port))) as wire:
+        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                     b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
+        yield
+
+
+def test_a_request_after_a_dropped_one_starts_at_once_and_reuses_what_that_had_read():
+    """An editor drops its request at every key, and asks again."""
+    session, gate, prompt = text_session(method="pld"), Gate(1), "total = sum(values) + 1\n" * 15
+    session.engine.prefixes = Prefixes(2 ** 24, 16)
+    with listening(session, gate, beat=0.01) as (url, worker):
+        with dropped(url, prompt=prompt, max_tokens=100):
+            until(lambda: gate.steps == 2)      # two chunks of 17 tokens
+            running, = worker.jobs
+        until(lambda: running.cancelled)
+        gate.allow()
+        usage = completed(url, prompt=prompt + "x", max_tokens=3).json()["usage"]
+        assert [end.reason for end in gate.ends] == ["cancelled", "length"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == 31
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("steps", [1, 7])      # in the middle of the prompt, and of the answer
 def test_a_client_that_leaves_ends_its_decoding_with_the_step_that_runs(stream, steps):
     gate = Gate(steps - 1)
     with listening(None, gate, beat=0.01) as (url, worker):
-        host, port = url.removeprefix("http://").split(":")
-        body = json.dumps({"prompt": PROMPT, "max_tokens": 200, "stream": stream}).encode()
-        with socket.create_connection((host, int(port))) as wire:
-            wire.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                         b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        with dropped(url, prompt=PROMPT, max_tokens=200, stream=stream):
             until(lambda: gate.steps == steps)
             running, = worker.jobs
             assert not running.cancelled

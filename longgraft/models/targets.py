@@ -156,7 +156,8 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
                                         ("--kv-dtype", rounds)) if is_asked]):
         why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
         raise ValueError(f"{' and '.join(asked)} needs a CPU's compiled kernels, which compute in float32 or bfloat16; "
-                         f"here {why}. Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 --kernels auto.")
+                         f"here {why}. Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 "
+                         "--kernels auto.")
     if settings.kv_dtype == "float32" and model.dtype != torch.float32:
         raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
                          "Give --dtype float32, too, or leave it out.")

@@ -12,7 +12,7 @@ MUTATIONS = (
     Mutation("unreachable cells are kept", "Prefixes.lacks", " and all(map(self._has, before[-1:]))", "", "test_prefixes.py::test_a_cell_without_the_one_before_it_is_not_kept"),
     Mutation("a pinned cell is counted", "Prefixes.pin", "self.bytes -= cell.bytes", "pass", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
     Mutation("a pinned cell holds the first one's rows", "Prefixes.pin", "rows.part(start, start + self.cell)", "rows.part(0, self.cell)", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
-    Mutation("the shortest of several ends is taken", "Prefixes.known", "max(ends, key=", "min(ends, key=", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
+    Mutation("the shortest of several ends is taken", "Prefixes.known", "max(lengths, default=0)", "min(lengths, default=0)", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
     Mutation("cleared cells still take room", "Prefixes.clear", "self.bytes = 0", "pass", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
     Mutation("reports of a part are the whole's", "Cell.part", "rows[start:end] for name", "rows for name", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
     Mutation("pinning forgets what other cells take", "Prefixes.pin", "self.bytes -= cell.bytes", "self.bytes = cell.bytes", "test_prefixes.py::test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token"),
@@ -28,4 +28,6 @@ MUTATIONS = (
     Mutation("pinned rows belong to the weights of the first request", "prefix_files:pin", "    engine.prefixes.belong_to(engine.lanes[0].weight_state())\n", "", "test_prefixes.py::test_a_prefix_file_is_dropped_with_a_warning_after_a_change_of_the_weights"),
     Mutation("recordings read weights where they were", "Lane._forget_changed", "                self.regions.forget()", "                pass", "test_prefixes.py::test_recorded_passes_read_changed_weights"),
     Mutation("packed copies of a drafter survive its weights", "Lane._forget_changed", "if self.target.kernels is not None:", "if False:", "test_prefixes.py::test_compiled_products_of_a_drafter_read_weights_that_changed_behind_the_counter"),
+    Mutation("a cell's ranks are used for a part of it", "Prefixes.known", "if RANKED not in cell.reports:", "if True:", "test_prefixes.py::test_only_tokens_that_differ_are_read"),
+    Mutation("only whole cells are known", "Prefixes.known", "if RANKED not in cell.reports:", "if False:", "test_prefixes.py::test_only_tokens_that_differ_are_read test_next_edit.py::test_a_keystroke_reads_at_most_its_change_and_the_windows_anew"),
 )
