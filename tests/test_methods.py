@@ -151,6 +151,15 @@ def test_without_a_drafter_the_fallback_decodes(drafter):
     assert session.method == HEADLESS and f"with method {HEADLESS} instead of graft-x" in session.about[0]
 
 
+def test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many():
+    model = (toy_model("qwen3"), None)
+
+    def nodes(method: str, budget: int | str | None) -> int:
+        return longgraft.load(model, None, tell=False, method=method, budget=budget).engine.budget
+    assert [nodes("retrieval", budget) for budget in (None, "paper", 30)] == [16, find("retrieval").budget, 30]
+    assert [nodes(PLAIN, budget) for budget in (None, "paper", 30)] == [1, 1, 1]      # it proposes nothing
+
+
 def test_settings_in_a_methods_name_replace_the_sessions():
     model = (toy_model("qwen3"), None)
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)
