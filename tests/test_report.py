@@ -487,3 +487,5 @@ def test_the_costs_of_a_sweep_are_those_of_its_steps():
         costs_of(rows[:1], ENVIRONMENT, {})
     with pytest.raises(ValueError, match="on a GPU without --profile"):
         costs_of_run(run(rows, device="H200"))
+    for device, config in (("H200", {"profile": True}), ("CPU of 2 cores", {})):
+        assert costs_of_run(run(rows, config=CONFIG | config, device=device)).passes == found.passes

@@ -18,4 +18,5 @@ MUTATIONS = (
     Mutation("a long list ends without a word", "report:_listed", 'if len(lines) > LISTED else []', 'if False else []', "test_report.py::test_a_long_list_has_twenty_lines_and_the_number_of_the_others"),
     Mutation("changes that were not committed are not told", "report:_provenance", 'if e.get("changed") else ""', 'if False else ""', "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
     Mutation("a method has learnt from the fewest prompts alone", "report:_learned", "{max(before)} others", "{min(before)} others", "test_report.py::test_summary_names_methods_that_learn_over_the_run"),
+    Mutation("a profiled run on a GPU has no costs", "costs_of_run", "and not run.config", "or not run.config", "test_report.py::test_the_costs_of_a_sweep_are_those_of_its_steps"),
 )
