@@ -151,6 +151,30 @@ def test_without_a_drafter_the_fallback_decodes(drafter):
     assert session.method == HEADLESS and f"with method {HEADLESS} instead of graft-x" in session.about[0]
 
 
+def test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many():
+    model = (toy_model("qwen3"), None)
+
+    def nodes(method: str, budget: int | str | None) -> int:
+        return longgraft.load(model, None, tell=False, method=method, budget=budget).engine.budget
+    assert [nodes("retrieval", budget) for budget in (None, "paper", 30)] == [16, find("retrieval").budget, 30]
+    assert [nodes(PLAIN, budget) for budget in (None, "paper", 30)] == [1, 1, 1]      # it proposes nothing
+
+
+def test_the_size_of_the_prefix_cache_is_given_in_gib():
+    model = (toy_model("qwen3"), None)
+    for size, most in ((1.0, 2 ** 30), (0.5, 2 ** 29)):
+        assert longgraft.load(model, None, tell=False, method=PLAIN, prefixes=size).engine.prefixes.most == most
+    assert longgraft.load(model, None, tell=False, method=PLAIN).engine.prefixes is None
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("ar+budget=8", "ar does not read budget. It reads no settings."),
+    ("pld+levels=3", "pld does not read levels. It reads budget.")])
+def test_a_setting_that_a_method_does_not_read_is_refused(name, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        LoadPlan.of(None, None, Settings(method=name))
+
+
 def test_settings_in_a_methods_name_replace_the_sessions():
     model = (toy_model("qwen3"), None)
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)

@@ -112,6 +112,27 @@ def test_failures_of_one_error_are_one_line():
                                       "lcc 4K a, pld, replay: none\n"]
 
 
+@pytest.mark.parametrize(("errors", "rest"), [(20, ""), (22, "- and 2 more\n")])
+def test_a_long_list_has_twenty_lines_and_the_number_of_the_others(errors, rest):
+    rows = [row(), *(failure("graft", error=f"error {n}") for n in range(errors))]
+    said = summary(run(rows)).split("## Failures")[1].split("\n## How")[0]
+    assert said.count(": error ") == 20 and said.endswith(f": error 19\n{rest}")
+
+
+def test_summary_says_with_what_and_how_it_was_measured():
+    text = summary(run(ROWS, git="0123456789abcdef", changed=True))
+    assert "attention split, on CPU with 1 threads; torch 2, transformers 5; git 0123456789ab, with uncommitted" in text
+    assert "At most 8 new tokens, 2 repeats, seed 0, temperature 1.0 where sampled." in text
+    assert "uncommitted" not in summary(run(ROWS))
+
+
+def test_summary_names_methods_that_learn_over_the_run():
+    rows = [row(), *(row("retrieval", prompt=str(before), learned_from=before) for before in (4, 0, 7))]
+    text = summary(run(rows))
+    assert "- `retrieval` learns over the run: its prompts began with what it had learnt from 0 to 7 others" in text
+    assert "`ar` learns" not in text
+
+
 def test_summary_begins_with_speed_ups_by_suite_and_length_and_names_the_slow_prompts():
     more = {"tokens_per_step": 2.5}
     rows = [made for suite, factors in (("lcc", (2.0, 0.5)), ("qmsum", (0.98, 8.0))) for prompt, factor in
@@ -466,3 +487,5 @@ def test_the_costs_of_a_sweep_are_those_of_its_steps():
         costs_of(rows[:1], ENVIRONMENT, {})
     with pytest.raises(ValueError, match="on a GPU without --profile"):
         costs_of_run(run(rows, device="H200"))
+    for device, config in (("H200", {"profile": True}), ("CPU of 2 cores", {})):
+        assert costs_of_run(run(rows, config=CONFIG | config, device=device)).passes == found.passes

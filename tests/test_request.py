@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -279,6 +280,13 @@ def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
     assert stats.new_tokens == before + 2 and stats.accepted_per_step[first:] == (2,)
     assert sum(stats.accepted_by_origin.values()) == sum(stats.accepted_per_step)
     assert stats.mat < ours.stats.mat
+
+
+def test_the_seconds_of_an_answer_are_no_more_than_it_took():
+    session, began = toy_session("graft"), time.perf_counter()
+    stats = answered(session, PROMPT, 8).stats
+    assert 0 < stats.decode_seconds == pytest.approx(sum(stats.seconds_by_part.values())) and stats.prefill_seconds > 0
+    assert stats.prefill_seconds + stats.decode_seconds <= time.perf_counter() - began
 
 
 def test_budget_one_costs_no_draft_forward():

@@ -183,6 +183,7 @@ def test_same_run_names_changed_settings_and_not_added_ones():
     assert same_run(saved, saved | {"device": "cuda"}) == ["device was None and is cuda"]
     assert same_run(saved | {"lengths": []}, saved) == ["lengths was none and is 1024"]
     assert same_run(saved, saved | {"heads": {"a": "z"}}) == ["heads had a=x, and now a=z"]
+    assert same_run({"heads": {"a": "x"}}, {}) == ["heads was a=x and is None"]      # of another version
 
 
 def test_ctrl_c_keeps_the_rows_and_says_how_to_resume(rows, tmp_path, monkeypatch, capsys):

@@ -7,6 +7,7 @@ import json
 import pytest
 from toys.served import asking, text_session
 
+from longgraft.serve import access
 from longgraft.serve.options import Serving
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -275,6 +276,31 @@ def test_a_body_beyond_the_limit_is_not_read():
     assert read < 8
     status, error = refused(COMPLETIONS, content=b"{}", headers={"Content-Length": "9" * 30}, max_body=1)
     assert status == 413
+
+
+def test_a_body_of_exactly_the_limit_is_read():
+    async def ask(http):
+        async def parts(size):
+            yield body.ljust(size)
+        body, found = b'{"tokens": [1]}', []
+        for size in (2 ** 20, 2 ** 20 + 1):
+            for content in (body.ljust(size), parts(size)):       # the length of parts is not known before
+                found.append((await http.post("/detokenize", content=content, headers=JSON)).status_code)
+        return found
+    assert asking(ask, max_body=1) == [200, 200, 413, 413]
+
+
+def test_refusals_say_how_a_key_is_sent_and_when_to_try_again(monkeypatch):
+    async def ask(http):
+        async def parts():
+            yield b" " * 2 ** 19
+            yield b" " * 2 ** 19
+        headers = {"Authorization": "Bearer k"}
+        return await http.get("/v1/models"), await http.post("/tokenize", content=parts(), headers=JSON | headers)
+    monkeypatch.setattr(access, "ARRIVING", 0)      # any large body that is not complete is one too many
+    unknown, busy = asking(ask, api_key="k", max_body=1)
+    assert unknown.headers["WWW-Authenticate"] == "Bearer" and "needs an API key" in unknown.json()["error"]["message"]
+    assert (busy.status_code, busy.headers["Retry-After"]) == (429, "5")
 
 
 def test_an_unexpected_error_is_one_sentence_without_internals(monkeypatch):

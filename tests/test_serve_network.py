@@ -138,6 +138,8 @@ def test_a_stream_sends_comments_while_it_has_no_tokens():
             lines.append(line)
             if sum(line.startswith(":") for line in lines) == 3:
                 gate.allow()
+    # A proxy would hold the stream back otherwise.
+    assert (response.headers["Cache-Control"], response.headers["X-Accel-Buffering"]) == ("no-cache", "no")
     alive = [line for line in lines if line.startswith(":")]
     assert len(alive) >= 3 and f"of {len(PROMPT)} prompt tokens read" in alive[0]
     parts = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]

@@ -27,6 +27,7 @@ from longgraft.serve.routes.infill import InfillRequest
 from longgraft.serve.routes.tokenize import DetokenizeRequest
 
 COMPLETIONS = "/v1/completions"
+MESSAGES = [{"role": "user", "content": "a"}]
 PROMPT = "def total(xs):\n    return sum(xs)\n"
 MANY = 4_000        # below the longest list allowed, except where a lower limit is named
 
@@ -108,7 +109,14 @@ def test_a_large_body_does_not_hold_up_a_small_one(held):
     assert asking(ask) == [200] * (THREADS + 2)
 
 
-def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch):
+@pytest.mark.parametrize("path, constrained", [
+    (COMPLETIONS, {"prompt": "a", "guided_regex": "a"}), ("/completion", {"prompt": "a", "grammar": 'root ::= "a"'}),
+    ("/v1/chat/completions", {"messages": MESSAGES, "response_format": {"type": "json_object"}}),
+    ("/v1/responses", {"input": "a", "text": {"format": {"type": "json_object"}}}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 2, "guided_regex": "a"}),
+    ("/infill", {"input_prefix": "a", "input_suffix": "", "guided_regex": "a"}),
+    ("/watch", {"prompt": "a", "guided_regex": "a"})])
+def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch, path, constrained):
     permits, compiling, compiled = threading.Semaphore(0), [], Session.constraint
 
     def wait(self, sampling, ends):
@@ -120,13 +128,14 @@ def test_constraints_that_are_compiled_do_not_hold_up_other_requests(monkeypatch
 
     async def ask(http):
         body = {"prompt": "a", "max_tokens": 2}
-        held = [asyncio.create_task(http.post(COMPLETIONS, json=body | {"guided_regex": "a"}))
-                for _ in range(THREADS + 1)]
+        held = [asyncio.create_task(http.post(path, json=constrained)) for _ in range(THREADS + 1)]
         while len(compiling) < THREADS:
             await asyncio.sleep(0.002)
-        assert (await asyncio.wait_for(http.post(COMPLETIONS, json=body), PATIENCE)).status_code == 200
-        permits.release(1000)
-        await asyncio.gather(*held)
+        try:
+            assert (await asyncio.wait_for(http.post(COMPLETIONS, json=body), PATIENCE)).status_code == 200
+        finally:
+            permits.release(1000)
+            await asyncio.gather(*held)
     asking(ask)
 
 

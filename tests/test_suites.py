@@ -170,6 +170,14 @@ def test_recordings_are_named_after_their_model_and_cut_where_it_ran_away(tmp_pa
     assert load_suite("lcc", tmp_path)[0].continuations == {"true": "true lines"}
 
 
+def test_each_turn_of_a_conversation_has_its_own_recording(tmp_path):
+    path = write(tmp_path / "talk.jsonl", {"question_id": 81, "turns": ["One", "Two", "Three"]})
+    said = write(tmp_path / "said.jsonl", *({"_id": name, "continuation": name} for name in ("81", "81#2", "81#3")))
+    example, = load_suite(str(path), recorded=[said])
+    turns = example.turns()
+    assert [turn.recording for turn in turns] == [turn.id for turn in turns] == ["81", "81#2", "81#3"]
+
+
 def test_a_rows_own_continuation_is_replayable(tmp_path):
     path = write(tmp_path / "a.jsonl", {"id": 7, "text": "x", "continuation": "y"})
     assert load_suite(str(path))[0].continuations == {"true": "y"}

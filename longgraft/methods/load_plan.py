@@ -36,7 +36,8 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
                                  + [f"{one.name}=..." for one in method.own])
             raise ValueError(f"{f'{key}={text}'!r} in {name!r} is no setting. Known: {settings}.")
         if key not in method.takes:
-            raise ValueError(f"{name!r}: {bare} does not read {key}. It reads {', '.join(sorted(method.takes))}.")
+            takes = ", ".join(sorted(method.takes)) or "no settings"
+            raise ValueError(f"{name!r}: {bare} does not read {key}. It reads {takes}.")
         try:
             values[key] = known[key].parse(text)
             known[key].check(values[key])

@@ -8,4 +8,9 @@ MUTATIONS = (
     Mutation("a broken package hides the zoo", "find:_found", "    if what in zoo():\n        return zoo()[what]\n", "", "test_methods.py::test_an_installed_package_registers_methods"),
     Mutation("a method with changed choices falls back", "load_needs", " and method.choices == method.usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
     Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
+    Mutation("plain decoding has a budget", "Method.usual_budget", "isinstance(wanted, int) and self.budget > 1", "isinstance(wanted, int)", "test_methods.py::test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many"),
+    Mutation("the paper's budget is lowered on a CPU", "Loaded.session", "not adaptive and budget is None and self", "not adaptive and self", "test_methods.py::test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many"),
+    Mutation("a gibibyte is a byte", "Loaded.session", "int(prefixes * 2 ** 30)", "int(prefixes)", "test_methods.py::test_the_size_of_the_prefix_cache_is_given_in_gib"),
+    Mutation("plain decoding reads a budget", "plain.py", ", takes=frozenset()", "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
+    Mutation("a refusal ends in a gap", "own_settings", ' or "no settings"', "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
 )

@@ -15,4 +15,8 @@ MUTATIONS = (
     Mutation("an allowed difference hides a forbidden one", "lossless_level", "if not any(check.held(", "if not all(check.held(", "test_report.py::test_an_allowed_difference_does_not_hide_a_forbidden_one"),
     Mutation("prompts with a speed of zero are left out", "cells:_cell", "(ratio := _ratio(mine, plain, _rate)) is not None", "(ratio := _ratio(mine, plain, _rate))", "test_report.py::test_a_prompt_with_a_speed_of_zero_counts"),
     Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(ours[key], theirs[key])", "", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
+    Mutation("a long list ends without a word", "report:_listed", 'if len(lines) > LISTED else []', 'if False else []', "test_report.py::test_a_long_list_has_twenty_lines_and_the_number_of_the_others"),
+    Mutation("changes that were not committed are not told", "report:_provenance", 'if e.get("changed") else ""', 'if False else ""', "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
+    Mutation("a method has learnt from the fewest prompts alone", "report:_learned", "{max(before)} others", "{min(before)} others", "test_report.py::test_summary_names_methods_that_learn_over_the_run"),
+    Mutation("a profiled run on a GPU has no costs", "costs_of_run", "and not run.config", "or not run.config", "test_report.py::test_the_costs_of_a_sweep_are_those_of_its_steps"),
 )

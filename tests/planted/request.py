@@ -27,4 +27,5 @@ MUTATIONS = (
     Mutation("a stream is longer than an answer", "Session.stream", "max_new_tokens: int = 256", "max_new_tokens: int = 512", "test_request.py::test_an_answer_has_the_same_default_length_however_it_is_asked_for"),
     Mutation("the first token has no source", "Decoder.begin", "origins=(ROOT,), ", "", "test_request.py::test_steps_are_chunks_then_decodings_and_add_up_to_the_answer"),
     Mutation("an ended request belongs to its thread", "Request.supersede", "        if self._finish is not None:\n            return\n", "", "test_request.py::test_an_ended_request_leaves_its_session_to_other_threads"),
+    Mutation("every part of a step takes a second more", "Request._decode", "self._seconds.get(part, 0.0)", "self._seconds.get(part, 1.0)", "test_request.py::test_the_seconds_of_an_answer_are_no_more_than_it_took"),
 )

@@ -9,4 +9,5 @@ MUTATIONS = (
     Mutation("a replay does not know its recording", "Example.fingerprint", 'self.recording if mode == "replay" else ""', '""', "test_runs.py::test_a_replay_of_other_recordings_is_not_resumed"),
     Mutation("a greedy answer depends on recordings", "Example.fingerprint", 'self.recording if mode == "replay" else ""', "self.recording", "test_runs.py::test_a_run_whose_prompts_have_other_texts_now_is_not_resumed"),
     Mutation("rows without a fingerprint are refused", "check_prompts", '("", turn.fingerprint(row.key.mode))', "(turn.fingerprint(row.key.mode),)", "test_runs.py::test_a_run_of_a_version_without_fingerprints_is_resumed"),
+    Mutation("heads of another version are compared with nothing", "resume:_lost", "isinstance(before, Mapping) and isinstance(now, Mapping)", "isinstance(before, Mapping)", "test_runs.py::test_same_run_names_changed_settings_and_not_added_ones"),
 )

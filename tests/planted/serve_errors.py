@@ -15,4 +15,8 @@ MUTATIONS = (
     Mutation("half a character in a key breaks the answer", "ApiError.body", '"param": param', '"param": self.param', "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
     Mutation("a key may have half a character", "_half_character", "[(inner, one), (inner, key)]", "[(inner, one)]", "test_serve_errors.py::test_half_a_character_is_refused_by_its_text_wherever_it_is"),
     Mutation("a limit of -1 gets no hint", "invalid", "if deepest[-1] in LIMITS", "if False", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
+    Mutation("a body of exactly the limit is too large", "Guard._check_length", "int(length[:20]) > self", "int(length[:20]) >= self", "test_serve_errors.py::test_a_body_of_exactly_the_limit_is_read"),
+    Mutation("parts of exactly the limit are too large", "Guard._limited", "if seen > self", "if seen >= self", "test_serve_errors.py::test_a_body_of_exactly_the_limit_is_read"),
+    Mutation("a refusal does not say how a key is sent", "Guard._check_key", ', headers={"WWW-Authenticate": "Bearer"}', "", "test_serve_errors.py::test_refusals_say_how_a_key_is_sent_and_when_to_try_again"),
+    Mutation("a refusal of a large body does not say when to try again", "Guard._limited", ', headers={"Retry-After": "5"}', "", "test_serve_errors.py::test_refusals_say_how_a_key_is_sent_and_when_to_try_again"),
 )

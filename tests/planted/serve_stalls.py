@@ -20,4 +20,6 @@ MUTATIONS = (
     Mutation("idle connections close after uvicorn's five seconds", "Server.__init__", "timeout_keep_alive=options.keep_alive,", "", "test_serve_stalls.py::test_an_idle_connection_stays_open_for_the_time_that_its_header_names"),
     Mutation("the answer does not say how long a connection stays open", "Server.__init__", '("Keep-Alive", f"timeout={options.keep_alive}")', "", "test_serve_stalls.py::test_an_idle_connection_stays_open_for_the_time_that_its_header_names"),
     Mutation("HEAD is refused", "make_app", "    app.add_middleware(HeadRequests)\n", "", "test_serve_stalls.py::test_every_path_that_takes_get_answers_head_without_a_body"),
+    Mutation("a format of /v1/responses is compiled among small bodies", "responses:router", ", constrained=body.constrained", "", "test_serve_stalls.py::test_constraints_that_are_compiled_do_not_hold_up_other_requests"),
+    Mutation("a grammar of llama.cpp's is compiled among small bodies", "llamacpp:router", ", constrained=body.constrained", "", "test_serve_stalls.py::test_constraints_that_are_compiled_do_not_hold_up_other_requests"),
 )
