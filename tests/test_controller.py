@@ -593,20 +593,29 @@ def test_a_request_pays_for_its_own_nodes_of_a_pass():
     assert plan.share_of(3) == pytest.approx(3 * ROWS) and plan.share_of(1) == pytest.approx(ROWS)
 
 
-def test_a_shared_pass_is_timed_once_by_all_its_rows():
+@pytest.mark.parametrize(("reading", "rows", "timed"), [
+    (0, (5, 1), [(7, 200, 2.0)]), (64, (3, 1), []), (0, (3,), []), (0, (3, None), [])],
+    ids=["whole", "beside a prompt", "one request ended", "one request has forced tokens"])
+def test_a_shared_pass_is_timed_once_by_all_rows_that_were_verified(reading, rows, timed):
+    """Two of three requests propose; the trees have other sizes than planned."""
     controllers = [choosing(Ranks(KNOWN), levels=0) for _ in range(2)]
-    planner = PassPlanner()
-    bids = [Bid(Ask(0, 60, at, batch=BatchLoad(1)), one.estimates)
-            for at, one in zip((100, 300), controllers, strict=True)]
-    plan = planner(bids)
-    timed = []
-    plan._costs.timed = lambda *given: timed.append(given)
+    plan = PassPlanner()([Bid(Ask(0, 60, at, batch=BatchLoad(2, reading)), one.estimates)
+                          for at, one in zip((100, 300), controllers, strict=True)])
+    found = []
+    plan._costs.timed = lambda *given: found.append(given)
     plan.shares([Offer(60, (0.9,)), Offer(60, (0.9,))])
-    plan.timed(2.0), plan.timed(3.0)
-    assert timed == [(4, 200, 2.0)] and plan._costs is not controllers[0].costs
-    reading = planner([Bid(replace(bid.ask, batch=BatchLoad(1, 64)), bid.estimates) for bid in bids])
-    reading.timed(9.0)
-    assert len(timed) == 1
+    for own, seconds in zip(rows, (3.0, 2.0), strict=False):
+        plan.timed(own, seconds)
+    assert found == timed and plan._costs is not controllers[0].costs
+
+
+def test_forced_rows_are_told_apart_in_a_shared_pass():
+    told, estimates = [], AcceptanceEstimates(LiveCosts(SECONDS, frozen=True))
+    for origin in (DRAFT, FORCED):
+        estimates.expect(StepPlan(100, 1.0, 1.0, 1.0, timed=lambda *given: told.append(given)))
+        seen = ProposalTree.build([0, 1], [-1, 0], [0.0] * 2, [ROOT, origin])
+        estimates.observe(Observation(seen, torch.tensor([0]), 5, seconds=2.0))
+    assert told == [(2, 2.0), (None, 2.0)]
 
 
 def test_shared_passes_have_the_costs_of_the_request_that_reached_farthest():

@@ -34,7 +34,8 @@ class StepPlan:
         token: Seconds that a token is worth, as in `Prices`.
         remembered: Accepted tokens expected without a draft; the bonus token is not counted.
         draft: The step's draft; None without one.
-        timed: Takes the seconds of a pass that other requests share; None: the request is alone in it.
+        timed: Takes the rows that this request had in a pass that others share (None: not to be timed) and the pass's
+            seconds; None: the request is alone in it.
     """
 
     prefix: int
@@ -43,7 +44,7 @@ class StepPlan:
     token: float
     remembered: float = 0.0
     draft: DraftPlan | None = None
-    timed: Callable[[float], None] | None = None
+    timed: Callable[[int | None, float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,12 @@ class AcceptanceEstimates(Memory):
         # merit of any source.
         origins = seen.tree.origin.tolist()
         tokens = sum(origins[node] != FORCED for node in seen.path.tolist())
+        # The verified tree may be smaller than planned. Nodes that a constraint forces take time to find.
+        rows = None if any(origin & FORCED for origin in origins) else len(origins)
         if plan.timed is not None:
-            plan.timed(seen.seconds)
-        elif not any(origin & FORCED for origin in origins):
-            self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # the tree may have fewer nodes than planned
+            plan.timed(rows, seen.seconds)
+        elif rows is not None:
+            self.costs.timed(rows, plan.prefix, seen.seconds)
         answer = self.answer
         _count(answer.rate, tokens, plan.seconds)
         answer.spent += plan.seconds

@@ -5,6 +5,7 @@ Which request a node belongs to does not matter: each row delays all of them by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -58,7 +59,8 @@ class PricedPass:
         self._expansions = fmean(one.expansions for one in estimates)
         self._has_levels = bids[0].beam > 0
         self._bids, self._costs = bids, costs
-        self._timed = False
+        self._rows: list[int | None] = []       # of each request that has told how long the pass took
+        self._seconds = math.inf
 
     @property
     def level(self) -> float:
@@ -100,13 +102,18 @@ class PricedPass:
         """Returns the seconds of so many of the verified nodes."""
         return self.prices.of(self.nodes) * nodes / self.nodes if nodes else 0.0
 
-    def timed(self, seconds: float) -> None:
-        """Learns how long the shared pass took; counts once."""
-        batch = self._bids[0].ask.batch
-        if not self._timed and not batch.rows:
+    def timed(self, rows: int | None, seconds: float) -> None:
+        """Learns how long the shared pass took, when all requests of the plan have told their rows in it.
+
+        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows (None).
+        """
+        self._rows.append(rows)
+        self._seconds = min(self._seconds, seconds)     # some waited longer for the others
+        batch, told = self._bids[0].ask.batch, [rows for rows in self._rows if rows is not None]
+        if len(told) == len(self._bids) and not batch.rows:
+            others = 1 + batch.requests - len(told)     # they propose nothing
             prefix = round(fmean(bid.ask.position for bid in self._bids))
-            self._costs.timed(1 + batch.requests + self.nodes, prefix, seconds)
-        self._timed = True
+            self._costs.timed(sum(told) + others, prefix, self._seconds)
 
 
 class PassPlanner:

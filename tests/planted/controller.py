@@ -39,8 +39,10 @@ MUTATIONS = (
     Mutation("a draft may lose whatever it takes", "PricedPass.extended", " and seconds <= self._drafts_credit", "", "test_controller.py::test_a_draft_that_is_too_great_a_risk_is_not_made"),
     Mutation("the text waits for what drafts have lost", "AcceptanceEstimates.credit", "if drafts else 0.0", "if True else 0.0", "test_controller.py::test_a_draft_that_is_too_great_a_risk_is_not_made"),
     Mutation("a request pays for the nodes of all", "PricedPass.share_of", " * nodes / self.nodes if nodes", " if nodes", "test_controller.py::test_a_request_pays_for_its_own_nodes_of_a_pass"),
-    Mutation("a shared pass is timed by each of its requests", "PricedPass.timed", "not self._timed and not", "not", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_its_rows"),
-    Mutation("a pass is timed with the prompts that it reads", "PricedPass.timed", " and not batch.rows", "", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_its_rows"),
+    Mutation("a shared pass is timed by each of its requests", "PricedPass.timed", "if len(told) == len(self._bids) and", "if", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_rows_that_were_verified"),
+    Mutation("a pass is timed with the prompts that it reads", "PricedPass.timed", " and not batch.rows", "", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_rows_that_were_verified"),
+    Mutation("a shared pass is timed by the nodes that were planned", "PricedPass.timed", "sum(told) + others", "1 + batch.requests + self.nodes", "test_controller.py::test_a_shared_pass_is_timed_once_by_all_rows_that_were_verified"),
+    Mutation("a shared pass with forced tokens is timed", "AcceptanceEstimates.observe", "plan.timed(rows, seen", "plan.timed(len(origins), seen", "test_controller.py::test_forced_rows_are_told_apart_in_a_shared_pass"),
     Mutation("costs of shared passes never reach a longer prefix", "PassPlanner._costs_of_shared", " or self._shared.reached < farthest.reached", "", "test_controller.py::test_shared_passes_have_the_costs_of_the_request_that_reached_farthest"),
     Mutation("nodes cost as if nobody else waited", "PassPlanner.__call__", "most, 1 + batch.requests, batch", "most, 1, batch", "test_controller.py::test_prompts_of_other_requests_do_not_make_time_cheaper"),
 )
