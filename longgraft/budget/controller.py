@@ -62,7 +62,7 @@ Together = PlannedTogether[Bid, PricedPass]
 
 def planned_together() -> Together:
     """Makes the planner that the lanes of an engine share."""
-    return PlannedTogether("the plan of a pass", PassPlanner())
+    return PlannedTogether("the plan of a pass", PassPlanner(), last=True)
 
 
 class Controller:
