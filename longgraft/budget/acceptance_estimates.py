@@ -86,7 +86,7 @@ class _Answer:
     """Statistics of one answer, in planned seconds: with fixed costs a run makes the same choices again.
 
     Attributes:
-        rate: [tokens, seconds], decaying, of recent steps.
+        rate: [tokens, tokens of plain decoding in the same time], decaying, of recent steps.
         spent: Seconds of all steps.
         saved: Seconds by which plain decoding would have been slower so far, without drafts; negative: faster.
         drafts_saved: The same of drafts alone.
@@ -151,7 +151,7 @@ class AcceptanceEstimates(Memory):
         elif rows is not None:
             self.costs.timed(rows, plan.prefix, seen.seconds)
         answer = self.answer
-        _count(answer.rate, tokens, plan.seconds)
+        _count(answer.rate, tokens, 1.0 + (plan.seconds - plan.plain) / plan.token)
         answer.spent += plan.seconds
         answer.saved += (tokens - 1) * plan.token - (plan.seconds - plan.plain)
         answer.idle += tokens
@@ -209,10 +209,13 @@ class AcceptanceEstimates(Memory):
         levels, drafts = self.drafts.expansions
         return levels / drafts
 
-    def rate(self, plain: float) -> float:
-        """Returns recent tokens per planned second, at least those of plain decoding, which takes `plain` a token."""
-        tokens, seconds = self.answer.rate
-        return max(1.0 / plain, (tokens + PRIOR) / (seconds + PRIOR * plain))
+    def rate(self, token: float) -> float:
+        """Returns tokens per planned second: as many times plain decoding's as recently, and at least plain decoding's.
+
+        token: Seconds of a token in plain decoding.  They change with the requests that share a pass.
+        """
+        tokens, plain = self.answer.rate
+        return max(1.0, (tokens + PRIOR) / (plain + PRIOR)) / token
 
     def credit(self, token: float, drafts: bool = False) -> float:
         """Returns the seconds that the next step may lose, so that the answer never falls far behind plain decoding.

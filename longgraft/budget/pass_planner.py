@@ -61,6 +61,7 @@ class PricedPass:
         self._bids, self._costs = bids, costs
         self._rows: list[int | None] = []       # of each request that has told how long the pass took
         self._seconds = math.inf
+        self._proposals: list[tuple[float, float]] = []     # when each of them began and ended
 
     @property
     def level(self) -> float:
@@ -92,10 +93,17 @@ class PricedPass:
         self.drafting = max(1, chosen)
         return [index in order[:chosen] for index in range(len(offers))]
 
+    def proposed(self, began: float, ended: float) -> None:
+        """Takes the time of a proposal by a source without levels; `shares` learns from all of them."""
+        self._proposals.append((began, ended))
+
     def shares(self, offers: Sequence[Offer]) -> list[int]:
         """Returns the number of nodes of each request's tree, root included."""
+        if self._proposals:
+            self._costs.proposed(_covered(self._proposals) / len(self._proposals))
+            self._proposals.clear()
         taken = self.prices.best([offer.probabilities for offer in offers], self.rate, self.credit)
-        self.nodes = sum(taken)
+        self.nodes += sum(taken)        # if a common decision failed, each request has its own
         return [1 + nodes for nodes in taken]
 
     def share_of(self, nodes: int) -> float:
@@ -114,6 +122,15 @@ class PricedPass:
             others = 1 + batch.requests - len(told)     # they propose nothing
             prefix = round(fmean(bid.ask.position for bid in self._bids))
             self._costs.timed(sum(told) + others, prefix, self._seconds)
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Returns the seconds of these times; those in which several requests wait for shared passes count once."""
+    seconds, until = 0.0, -math.inf
+    for began, ended in sorted(spans):
+        seconds += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return seconds
 
 
 class PassPlanner:
