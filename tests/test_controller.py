@@ -465,7 +465,7 @@ def test_prices_follow_the_prefix_and_the_rate():
     assert plain == pytest.approx([1.0, 1.0, 1.0 + REPRICED_EVERY / 100, 2.0, 1.5])
     assert planned(controller, Ask(0, 60, 150)).prices is planned(controller, Ask(0, 60, 150)).prices
     controller.estimates.answer.rate = [90.0, 10.0]
-    assert planned(controller, Ask(0, 60, 150)).rate == pytest.approx((90 + PRIOR) / (10 + PRIOR * 1.5))
+    assert planned(controller, Ask(0, 60, 150)).rate == pytest.approx((90 + PRIOR) / (10 + PRIOR) / 1.5)
 
 
 def test_a_rewound_request_decides_by_the_costs_that_it_had():
@@ -541,6 +541,20 @@ def test_prompts_of_other_requests_do_not_make_time_cheaper():
     assert plan.rate == pytest.approx(2.0)
 
 
+def test_a_second_is_worth_what_the_requests_that_are_left_decode_in_it():
+    """Eight requests shared three passes and got two tokens each in every one; a prompt was read in the second one."""
+    controller = choosing(Ranks(KNOWN), levels=0)
+    seen = Observation(ProposalTree.chain(torch.arange(2)), torch.arange(2), 5)
+    for reading in (0, 64, 0):
+        prices = planned(controller, Ask(0, 60, 0, batch=BatchLoad(7, reading))).prices
+        controller.estimates.expect(StepPlan(0, prices.plain, prices.plain, prices.token))
+        controller.estimates.observe(seen)
+    passes = 1 + DECAY + DECAY ** 2
+    faster = (2 * passes + PRIOR) / (passes + PRIOR)
+    assert planned(controller, Ask(0, 60, 0, batch=BatchLoad(7))).rate == pytest.approx(faster * 8 / (1 + 7 * ROWS))
+    assert planned(controller, Ask(0, 60, 0)).rate == pytest.approx(faster)
+
+
 def test_requests_of_a_pass_risk_together_what_each_may_lose():
     """Their steps share the time of a pass, so that eight requests do not lose eight times as much of it."""
     alone, eight = ([choosing(Ranks(KNOWN), levels=0) for _ in range(count)] for count in (1, 8))
@@ -593,20 +607,58 @@ def test_a_request_pays_for_its_own_nodes_of_a_pass():
     assert plan.share_of(3) == pytest.approx(3 * ROWS) and plan.share_of(1) == pytest.approx(ROWS)
 
 
-def test_a_shared_pass_is_timed_once_by_all_its_rows():
-    controllers = [choosing(Ranks(KNOWN), levels=0) for _ in range(2)]
+def test_requests_that_are_planned_one_by_one_pay_for_their_own_nodes():
+    plan = planned(choosing(Ranks(KNOWN), levels=0), Ask(0, 60, 0, batch=BatchLoad(1)))
+    assert [plan.shares([Offer(60, own)]) for own in ((0.9, 0.8), ())] == [[3], [1]]
+    assert plan.share_of(2) == pytest.approx(2 * ROWS)
+
+
+def test_nodes_that_cost_nothing_need_no_credit():
+    """Three of eight rows are roots; five more take no time."""
+    prices = Prices(BLOCKS, 0, 16, requests=3)
+    assert prices.best([[0.9] * 7, [0.5]], 0.3, -4.0) == [5, 0]
+
+
+@pytest.mark.parametrize(("spans", "seconds"), [
+    (((1.0, 1.2), (1.3, 1.5)), 0.2), (((1.0, 1.6), (1.1, 1.5)), 0.3), (((1.0, 1.4), (1.2, 1.6)), 0.3)],
+    ids=["one after the other", "within", "overlapping"])
+def test_the_time_of_proposals_in_a_shared_pass_is_divided_among_them(spans, seconds):
+    controllers = [choosing(Ranks(KNOWN, drafter=object()), levels=0) for _ in spans]
+    for one in controllers:
+        one.estimates.costs = LiveCosts(SECONDS)
+    bids = [Bid(Ask(0, 60, 0, batch=BatchLoad(1)), one.estimates) for one in controllers]
     planner = PassPlanner()
-    bids = [Bid(Ask(0, 60, at, batch=BatchLoad(1)), one.estimates)
-            for at, one in zip((100, 300), controllers, strict=True)]
     plan = planner(bids)
-    timed = []
-    plan._costs.timed = lambda *given: timed.append(given)
+    assert plan.drafted(2) == 2 * HOST
+    for span in spans:
+        plan.proposed(*span)
+    plan.shares([Offer(60), Offer(60)])
+    assert planner(bids).drafted(2) == pytest.approx(2 * seconds)
+
+
+@pytest.mark.parametrize(("reading", "rows", "timed"), [
+    (0, (5, 1), [(7, 200, 2.0)]), (64, (3, 1), []), (0, (3,), []), (0, (3, None), [])],
+    ids=["whole", "beside a prompt", "one request ended", "one request has forced tokens"])
+def test_a_shared_pass_is_timed_once_by_all_rows_that_were_verified(reading, rows, timed):
+    """Two of three requests propose; the trees have other sizes than planned."""
+    controllers = [choosing(Ranks(KNOWN), levels=0) for _ in range(2)]
+    plan = PassPlanner()([Bid(Ask(0, 60, at, batch=BatchLoad(2, reading)), one.estimates)
+                          for at, one in zip((100, 300), controllers, strict=True)])
+    found = []
+    plan._costs.timed = lambda *given: found.append(given)
     plan.shares([Offer(60, (0.9,)), Offer(60, (0.9,))])
-    plan.timed(2.0), plan.timed(3.0)
-    assert timed == [(4, 200, 2.0)] and plan._costs is not controllers[0].costs
-    reading = planner([Bid(replace(bid.ask, batch=BatchLoad(1, 64)), bid.estimates) for bid in bids])
-    reading.timed(9.0)
-    assert len(timed) == 1
+    for own, seconds in zip(rows, (3.0, 2.0), strict=False):
+        plan.timed(own, seconds)
+    assert found == timed and plan._costs is not controllers[0].costs
+
+
+def test_forced_rows_are_told_apart_in_a_shared_pass():
+    told, estimates = [], AcceptanceEstimates(LiveCosts(SECONDS, frozen=True))
+    for origin in (DRAFT, FORCED):
+        estimates.expect(StepPlan(100, 1.0, 1.0, 1.0, timed=lambda *given: told.append(given)))
+        seen = ProposalTree.build([0, 1], [-1, 0], [0.0] * 2, [ROOT, origin])
+        estimates.observe(Observation(seen, torch.tensor([0]), 5, seconds=2.0))
+    assert told == [(2, 2.0), (None, 2.0)]
 
 
 def test_shared_passes_have_the_costs_of_the_request_that_reached_farthest():

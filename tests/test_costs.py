@@ -136,6 +136,7 @@ def test_a_file_of_costs_is_read_as_it_was_written(tmp_path):
     ({"passes": {}}, "has no passes"), ({"passes": {"4k": {"1": 1}}}, "passes: found '4k'"),
     ({"passes": {"512": {}}}, "passes: found '512'"), ({"passes": {"512": {"0": 1}}}, "'0' is no number of rows"),
     ({"passes": {"512": {"1": -1}}}, "passes of 1 rows at 512: -1 must be milliseconds"),
+    ({"passes": {"512": {"1": 9, "8": 0}}}, "passes: found 0 milliseconds"),
     ({"levels": {"512": {"2": float("nan")}}}, "levels of 2 rows at 512: NaN must be"),
     ({"feeds": {"512": {"2": True}}}, "feeds of 2 rows at 512: true must be"),
     ({"host": float("inf")}, "host: Infinity must be"), ({"host": None}, "'host' is null"),

@@ -195,6 +195,20 @@ def test_requests_that_need_different_decisions_meet_for_those_that_they_share()
     assert request(1) == 1 and plans[-1].met == [("begin", 1), ("extended", 1), ("shares", 1)]
 
 
+def test_a_plan_whose_source_has_a_plan_decides_last():
+    outer, inner, plans = PlannedTogether("a plan", Recording, last=True), PlannedTogether("another", Recording), []
+
+    def request(asks_source: bool) -> int:
+        plans.append(outer.begin(Ask(1, 8, 0)))
+        if asks_source:
+            plan = inner.begin(Ask(1, 8, 0))
+            assert inner.extended(plan, offer(levels=1)) and inner.share(plan, offer()) == 2
+        return outer.share(plans[-1], offer())
+
+    asked = [partial(request, asks_source) for asks_source in (False, True, True)]
+    assert together(asked) == [3, 3, 3] and plans[0].met == [("begin", 3), ("shares", 3)]
+
+
 def test_a_plan_is_made_before_verifications_and_within_blocks_without_gradients():
     planned, target, passed, plans = PlannedTogether("a plan", Recording), toy_target(), [], []
     forward = target.forward

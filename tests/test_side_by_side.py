@@ -288,9 +288,9 @@ def test_shared_passes_do_not_change_the_costs_of_a_pass_alone():
     estimates, before = AcceptanceEstimates(costs), costs.state()
     seen, told = Observation(ProposalTree.root_only(1), torch.tensor([0]), 2, seconds=9.0), []
     for _ in range(8):
-        estimates.expect(StepPlan(0, 1.0, 1.0, 1.0, timed=told.append))
+        estimates.expect(StepPlan(0, 1.0, 1.0, 1.0, timed=lambda *given: told.append(given)))
         estimates.observe(seen)
-    assert costs.state() == before and told == [9.0] * 8
+    assert costs.state() == before and told == [(1, 9.0)] * 8
     for _ in range(8):
         estimates.expect(StepPlan(0, 1.0, 1.0, 1.0))
         estimates.observe(seen)

@@ -34,7 +34,8 @@ class StepPlan:
         token: Seconds that a token is worth, as in `Prices`.
         remembered: Accepted tokens expected without a draft; the bonus token is not counted.
         draft: The step's draft; None without one.
-        timed: Takes the seconds of a pass that other requests share; None: the request is alone in it.
+        timed: Takes the rows that this request had in a pass that others share (None: not to be timed) and the pass's
+            seconds; None: the request is alone in it.
     """
 
     prefix: int
@@ -43,7 +44,7 @@ class StepPlan:
     token: float
     remembered: float = 0.0
     draft: DraftPlan | None = None
-    timed: Callable[[float], None] | None = None
+    timed: Callable[[int | None, float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class _Answer:
     """Statistics of one answer, in planned seconds: with fixed costs a run makes the same choices again.
 
     Attributes:
-        rate: [tokens, seconds], decaying, of recent steps.
+        rate: [tokens, tokens of plain decoding in the same time], decaying, of recent steps.
         spent: Seconds of all steps.
         saved: Seconds by which plain decoding would have been slower so far, without drafts; negative: faster.
         drafts_saved: The same of drafts alone.
@@ -143,12 +144,14 @@ class AcceptanceEstimates(Memory):
         # merit of any source.
         origins = seen.tree.origin.tolist()
         tokens = sum(origins[node] != FORCED for node in seen.path.tolist())
+        # The verified tree may be smaller than planned. Nodes that a constraint forces take time to find.
+        rows = None if any(origin & FORCED for origin in origins) else len(origins)
         if plan.timed is not None:
-            plan.timed(seen.seconds)
-        elif not any(origin & FORCED for origin in origins):
-            self.costs.timed(len(seen.tree), plan.prefix, seen.seconds)     # the tree may have fewer nodes than planned
+            plan.timed(rows, seen.seconds)
+        elif rows is not None:
+            self.costs.timed(rows, plan.prefix, seen.seconds)
         answer = self.answer
-        _count(answer.rate, tokens, plan.seconds)
+        _count(answer.rate, tokens, 1.0 + (plan.seconds - plan.plain) / plan.token)
         answer.spent += plan.seconds
         answer.saved += (tokens - 1) * plan.token - (plan.seconds - plan.plain)
         answer.idle += tokens
@@ -206,10 +209,13 @@ class AcceptanceEstimates(Memory):
         levels, drafts = self.drafts.expansions
         return levels / drafts
 
-    def rate(self, plain: float) -> float:
-        """Returns recent tokens per planned second, at least those of plain decoding, which takes `plain` a token."""
-        tokens, seconds = self.answer.rate
-        return max(1.0 / plain, (tokens + PRIOR) / (seconds + PRIOR * plain))
+    def rate(self, token: float) -> float:
+        """Returns tokens per planned second: as many times plain decoding's as recently, and at least plain decoding's.
+
+        token: Seconds of a token in plain decoding.  They change with the requests that share a pass.
+        """
+        tokens, plain = self.answer.rate
+        return max(1.0, (tokens + PRIOR) / (plain + PRIOR)) / token
 
     def credit(self, token: float, drafts: bool = False) -> float:
         """Returns the seconds that the next step may lose, so that the answer never falls far behind plain decoding.

@@ -62,7 +62,7 @@ Together = PlannedTogether[Bid, PricedPass]
 
 def planned_together() -> Together:
     """Makes the planner that the lanes of an engine share."""
-    return PlannedTogether("the plan of a pass", PassPlanner())
+    return PlannedTogether("the plan of a pass", PassPlanner(), last=True)
 
 
 class Controller:
@@ -136,10 +136,13 @@ class Controller:
             policy = WhilePayingPolicy(self.levels.beam, self.estimates.accuracy, plan.rate * plan.level)
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask, policy)
-        took = self.clock.now(wait=False) - began       # no sync needed: each level's policy waited for the device
+        ended = self.clock.now(wait=False)      # no sync needed: each level's policy waited for the device
         expansions = self._expansions(drafted)
         seconds = plan.feed + expansions * plan.level
-        self._learn_cost(ask, seconds, took)
+        if self.levels is None:
+            plan.proposed(began, ended)
+        elif ask.batch.alone:       # otherwise other requests' work was timed, too
+            self.costs.drafted(seconds, ended - began)
         without, = plan.prices.best([_probabilities(known)[1:]], plan.rate, plan.credit)
         remembered = _expected(known.top(1 + without))
         ranked = self.ranked.rank(ask, drafted, floors, self._shared(plan, ask))
@@ -151,12 +154,6 @@ class Controller:
         if self.levels is None:
             return 0
         return self.levels.most - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
-
-    def _learn_cost(self, ask: Ask, expected: float, took: float) -> None:
-        if self.levels is None:
-            self.costs.proposed(took)
-        elif ask.batch.alone:        # otherwise other requests' work was timed, too
-            self.costs.drafted(expected, took)
 
 
 def _probabilities(tree: ProposalTree) -> list[float]:

@@ -101,6 +101,8 @@ class Costs:
         if not given["passes"]:
             raise ValueError(f"{path} has no passes. {FORM}")
         tables = {name: _grid(given[name], f"{path}, {name}") for name in TABLES}
+        if any(seconds == 0.0 for row in tables["passes"].values() for seconds in row.values()):
+            raise ValueError(f"{path}, passes: found 0 milliseconds; a pass takes some time. {FORM}")
         return cls(given["key"], given["source"], **tables, host=_seconds(given["host"], f"{path}, host"))
 
 

@@ -5,6 +5,7 @@ Which request a node belongs to does not matter: each row delays all of them by 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -58,7 +59,9 @@ class PricedPass:
         self._expansions = fmean(one.expansions for one in estimates)
         self._has_levels = bids[0].beam > 0
         self._bids, self._costs = bids, costs
-        self._timed = False
+        self._rows: list[int | None] = []       # of each request that has told how long the pass took
+        self._seconds = math.inf
+        self._proposals: list[tuple[float, float]] = []     # when each of them began and ended
 
     @property
     def level(self) -> float:
@@ -90,23 +93,44 @@ class PricedPass:
         self.drafting = max(1, chosen)
         return [index in order[:chosen] for index in range(len(offers))]
 
+    def proposed(self, began: float, ended: float) -> None:
+        """Takes the time of a proposal by a source without levels; `shares` learns from all of them."""
+        self._proposals.append((began, ended))
+
     def shares(self, offers: Sequence[Offer]) -> list[int]:
         """Returns the number of nodes of each request's tree, root included."""
+        if self._proposals:
+            self._costs.proposed(_covered(self._proposals) / len(self._proposals))
+            self._proposals.clear()
         taken = self.prices.best([offer.probabilities for offer in offers], self.rate, self.credit)
-        self.nodes = sum(taken)
+        self.nodes += sum(taken)        # if a common decision failed, each request has its own
         return [1 + nodes for nodes in taken]
 
     def share_of(self, nodes: int) -> float:
         """Returns the seconds of so many of the verified nodes."""
         return self.prices.of(self.nodes) * nodes / self.nodes if nodes else 0.0
 
-    def timed(self, seconds: float) -> None:
-        """Learns how long the shared pass took; counts once."""
-        batch = self._bids[0].ask.batch
-        if not self._timed and not batch.rows:
+    def timed(self, rows: int | None, seconds: float) -> None:
+        """Learns how long the shared pass took, when all requests of the plan have told their rows in it.
+
+        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows (None).
+        """
+        self._rows.append(rows)
+        self._seconds = min(self._seconds, seconds)     # some waited longer for the others
+        batch, told = self._bids[0].ask.batch, [rows for rows in self._rows if rows is not None]
+        if len(told) == len(self._bids) and not batch.rows:
+            others = 1 + batch.requests - len(told)     # they propose nothing
             prefix = round(fmean(bid.ask.position for bid in self._bids))
-            self._costs.timed(1 + batch.requests + self.nodes, prefix, seconds)
-        self._timed = True
+            self._costs.timed(sum(told) + others, prefix, self._seconds)
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Returns the seconds of these times; those in which several requests wait for shared passes count once."""
+    seconds, until = 0.0, -math.inf
+    for began, ended in sorted(spans):
+        seconds += max(0.0, ended - max(began, until))
+        until = max(until, ended)
+    return seconds
 
 
 class PassPlanner:

@@ -87,7 +87,7 @@ class Prices:
         missed = np.cumsum(is_best * (1.0 - offered)) / np.cumsum(is_best)
         seconds = self.seconds[1:len(offered) + 1]
         gains = np.cumsum(offered) - rate * seconds
-        gains[missed * seconds > credit] = -np.inf
+        gains[missed * seconds > max(credit, 0.0)] = -np.inf     # what costs nothing cannot lose more
         best = int(gains.argmax())
         taken = best + 1 if gains[best] > 0.0 else 0
         return np.bincount(owners[:taken], minlength=len(probabilities)).tolist()

@@ -39,10 +39,10 @@ class PlannedTogether(Generic[Q, P]):
 
     drafts = True
 
-    def __init__(self, name: str, planner: Callable[[Sequence[Q]], P]) -> None:
+    def __init__(self, name: str, planner: Callable[[Sequence[Q]], P], last: bool = False) -> None:
         """name: name of the plan in messages; planner: makes the plan of a pass from what all requests that will
-        propose in it hand over"""
-        self.name, self.planner, self.packs = name, planner, True
+        propose in it hand over; last: other plans that requests wait for decide first, such as that of a source"""
+        self.name, self.planner, self.packs, self.last = name, planner, True, last
 
     def begin(self, mine: Q) -> P:
         """Returns the plan of the pass; called by each request that will propose in it, before it drafts."""
@@ -66,7 +66,7 @@ class PlannedTogether(Generic[Q, P]):
 
     def turn(self, decision: _Decision) -> int:
         """Returns the order of decisions that requests wait for at the same time."""
-        return decision.turn
+        return decision.turn + len(_Turn) * self.last
 
     def forward(self, offers: Sequence[Any], decision: _Decision) -> list[Any]:
         """Decides for these requests."""

@@ -3,6 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
+    Mutation("a pass may take no time", "Costs.load", "seconds == 0.0 for row", "seconds < 0.0 for row", "test_costs.py::test_impossible_costs_are_named_with_their_place"),
     Mutation("rows that were not measured are free", "_extended", "if rows > most)", "if rows < 0)", "test_costs.py::test_rows_not_measured_at_one_prefix_cost_as_much_more_as_at_another"),
     Mutation("frozen costs change", "LiveCosts._moved", "if self.frozen or min(", "if min(", "test_costs.py::test_frozen_costs_do_not_change"),
     Mutation("a timed pass moves only the rows below", "LiveCosts.timed", "own[right] += OWN * moved * share", "pass", "test_costs.py::test_costs_follow_timed_passes_and_others_change_a_little"),

@@ -3,6 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
+    Mutation("a plan does not wait for that of its source", "PlannedTogether.turn", " + len(_Turn) * self.last", "", "test_echo_batch.py::test_a_plan_whose_source_has_a_plan_decides_last"),
     Mutation("a pass has no budget for its requests together", "EchoPlan.shares", "free = self.most - self.requests", "free = self.most * self.requests", "test_echo_batch.py::test_the_nodes_of_a_pass_are_at_most_its_budget"),
     Mutation("a request has no root of its own", "EchoPlan.shares", "[1] * len(offers)", "[0] * len(offers)", "test_echo_batch.py::test_small_trees_come_first_and_every_request_has_its_root"),
     Mutation("sure requests take the small trees of others", "EchoPlan.shares", "        free = _spend(free, nodes, offers, [self.small] * len(offers))\n", "", "test_echo_batch.py::test_small_trees_come_first_and_every_request_has_its_root"),
