@@ -18,5 +18,5 @@ MUTATIONS = (
     Mutation("each lane drafts with passes of its own", "Parts.drafter_cache", "self.target.fused_kernels, passes))", "self.target.fused_kernels))", "test_high_batch.py::test_drafts_share_passes_and_have_the_same_bits_as_alone"),
     Mutation("a level that requests share has the rows of one", "Prices.level", "sharing * self._beam", "self._beam", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
     Mutation("a feed that requests share has the rows of one", "Prices.feed", "sharing * fed", "fed", "test_high_batch.py::test_a_level_is_cheaper_for_requests_that_share_it"),
-    Mutation("drafts are timed while others run", "Controller._learn_cost", "elif ask.batch.alone:", "elif True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
+    Mutation("drafts are timed while others run", "Controller._with_draft", "elif ask.batch.alone:", "elif True:", "test_high_batch.py::test_a_shared_draft_does_not_change_the_costs_of_a_draft_alone"),
 )
