@@ -115,6 +115,7 @@ class Fixed(Regions):
         return region()
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("family", TEN)
 @torch.inference_mode()
 def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
@@ -128,6 +129,7 @@ def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
     torch.testing.assert_close(seen.final[:7], expected.final, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar", "graft"])
 def test_the_gpus_kernels_decode_the_plain_answer(method):
     parts = toy_parts("qwen3", regions=Fixed())
@@ -163,6 +165,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, se
 
 
 # Each method runs with one family, in turn; one method runs with all families.
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method, family", sorted({*zip(EVERY, cycle(FAMILIES), strict=False),
                                                    *(("graft", family) for family in FAMILIES)}))
 def test_recorded_steps_give_and_accept_the_tokens_of_single_launches(method, family):
