@@ -112,6 +112,7 @@ def test_an_existing_answer_is_not_decoded_again(run, questions, tmp_path, bench
     assert row_of(found, "talk#2", "greedy").prompt_tokens == len(bench.session.tokenizer(text)["input_ids"])
 
 
+@pytest.mark.slow
 def test_workers_have_the_same_conversations_and_a_dead_one_loses_nothing(run, questions, tmp_path, monkeypatch):
     alone = [r for r in read_rows(run) if r.key.mode == "greedy" and r.key.method != "graft"]
     events, killed = Processes.events, []

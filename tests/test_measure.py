@@ -57,6 +57,7 @@ def untimed(found: tuple[list[int], Stats]) -> tuple:
     return tokens, stats.accepted_per_step, stats.stages, stats.accepted_by_origin, stats.forwards
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", SAMPLINGS)
 def test_every_method_decodes_as_it_does_alone(mode):
     """Compares each method with a separate session in one mode, and with its own second run in the other modes."""

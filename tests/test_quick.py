@@ -24,12 +24,12 @@ def test_cases(case): pass
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("case", range(2))
+@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.slow), 1, 2])
 def test_other_cases(case): pass
 '''
-QUICK = ["test_quick", "test_cases[0]", "test_cases[3]", "test_other_cases[0]"]
-ALL = ["test_quick", "test_slow", *(f"test_cases[{case}]" for case in range(5)), "test_other_cases[0]",
-       "test_other_cases[1]"]
+QUICK = ["test_quick", "test_cases[0]", "test_cases[3]", "test_other_cases[1]"]
+ALL = ["test_quick", "test_slow", *(f"test_cases[{case}]" for case in range(5)),
+       *(f"test_other_cases[{case}]" for case in range(3))]
 
 
 class Collected:

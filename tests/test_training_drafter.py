@@ -425,6 +425,7 @@ def two_processes(rank: int, out: str, port: int) -> None:
     DrafterTrainer.train(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_same_as_one(tmp_path):
     import socket
 

@@ -10,7 +10,7 @@ import pytest
 class QuickTests:
     """Runs the quick tests unless files, tests, `-m` or `-k` are given.
 
-    A test marked `one_in(n)` is quick with the first of every n cases, and slow with the others.
+    A test marked `one_in(n)` is quick with the first of every n cases that are not slow already.
     """
 
     def pytest_configure(self, config: pytest.Config) -> None:
@@ -23,7 +23,7 @@ class QuickTests:
         cases: Counter[str] = Counter()
         for item in items:
             marker = item.get_closest_marker("one_in")
-            if marker is None:
+            if marker is None or item.get_closest_marker("slow"):
                 continue
             test = item.nodeid.partition("[")[0]
             if cases[test] % marker.args[0]:
