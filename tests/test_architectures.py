@@ -54,6 +54,7 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
         assert apart(logits, model(torch.tensor([ids])).logits[0]) < (0.2 if name == "lfm2" else 0.05)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_file_in_blocks_decodes_the_ids_of_plain_decoding(tmp_path, name, kernels):
     write_model(tmp_path / "toy.gguf", name)

@@ -371,6 +371,7 @@ def with_another_seed(verifier):
     return replace(verifier, rule=replace(rule, seed=9)) if isinstance(rule, Sampled) else verifier
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("promise, sampled, code, level, compared", [
     ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " 1 on"),
     ("exact", False, 0, "level: exact", "identical answers"),

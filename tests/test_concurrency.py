@@ -26,6 +26,7 @@ def config(tmp_path_factory) -> SweepConfig:
                        prompts=3, repeats=1, max_new_tokens=12, concurrency=(1, 3))
 
 
+@pytest.mark.slow
 def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(config, tmp_path):
     rows = len(sweep(replace(config, concurrency=()), tmp_path))
     assert len(sweep(config, tmp_path, resume=True)) == rows == 9      # nothing is measured alone again

@@ -91,6 +91,7 @@ def plain(options: str, drawn: str, length: int = 60) -> list[int]:
     return ids[length:]
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS),
                          ids=named)
 def test_every_method_equals_plain_decoding_under_the_same_constraints(method, options, drawn):
@@ -349,6 +350,7 @@ def asked(path: str, **body):
     return asking(ask, session("pld"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("fields", "options"), [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
      dict(json_schema=SCHEMA)),

@@ -392,6 +392,7 @@ class Simulation:
 CHEAP, STEEP = {1: 1.0, 60: 1.6}, {1: 1.0, 2: 2.0, 60: 60.0}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("world", "kind"), [
     (World(STEEP, 0.2, 0.05, memory=0.1, drafter=0.1), "plain"),
     (World(CHEAP, 0.2, 0.02, memory=0.8, drafter=0.3), "memory"),
@@ -412,6 +413,7 @@ def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kin
     assert simulation.kinds.most_common(1)[0][0] == kind
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("levels", "promised", "true", "kind"), [
     (True, 0.05, 3.0, "memory"), (True, 0.6, 0.6, "memory"), (True, 0.3, 0.02, "draft"),
     (False, 0.05, 3.0, "memory"), (False, 0.7, 0.02, "draft")])
@@ -425,6 +427,7 @@ def test_controller_learns_how_long_drafts_really_take(levels, promised, true, k
     assert simulation.kinds.most_common(1)[0][0] == kind
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("bad", [World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1),
                                  World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.1, source=0.2, claimed=0.9)],
                          ids=["levels", "source"])
