@@ -90,6 +90,7 @@ def test_a_later_turn_follows_the_answer_of_plain_decoding_in_its_mode(run, benc
                 len(tokenizer(text)["input_ids"])}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kept", [1, 7])       # rows: part of a prompt, part of a turn
 def test_a_run_killed_within_a_conversation_resumes_with_the_same_rows(run, questions, tmp_path, kept):
     for name in ("config.json", ROWS):
@@ -101,6 +102,7 @@ def test_a_run_killed_within_a_conversation_resumes_with_the_same_rows(run, ques
     assert "in 0 of them." in lines(read_rows(run), found)[1]
 
 
+@pytest.mark.slow
 def test_an_existing_answer_is_not_decoded_again(run, questions, tmp_path, bench):
     rows = [r for r in read_rows(run) if r.key.prompt_id == "talk"]
     other = bench.session.tokenizer("quite another, longer answer than was given")["input_ids"]
@@ -224,6 +226,7 @@ def test_recordings_of_the_user_precede_the_true_text_and_that_the_longest(tmp_p
     assert [e.recording for e in load_suite("lcc", tmp_path, [more, ours])] == ["even longer than ours", "true", "s"]
 
 
+@pytest.mark.slow
 def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, bench):
     answers = tmp_path / "answers.jsonl"
     assert write_recordings(run, answers, "sampled", "ar") == 4

@@ -88,6 +88,7 @@ def test_the_costs_of_a_shape_fit_a_session_of_that_model(tmp_path):
     assert costs.fits(key_of(loaded.target, loaded.parts.head)) == []
 
 
+@pytest.mark.slow
 def test_products_are_timed_for_each_type_of_weight(tmp_path, kernels):
     given = ["products", "--toy", "--patience", "0", "--out", str(tmp_path)]
     assert CliRunner().invoke(program.app, given).exit_code == 0

@@ -76,6 +76,7 @@ def test_documented_test_passes(folder):
     space["test_bigrams_say_what_plain_decoding_says"]()
 
 
+@pytest.mark.slow
 def test_sweep_measures_an_outside_method_under_its_given_name(folder, command):
     text = (ROOT / "longgraft/engine/session.py").read_text()
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:2200], "continuation": text[2200:2300]}))

@@ -46,6 +46,7 @@ def cut():
     return shorten("abcdefg")
 
 
+@pytest.mark.slow
 def test_slow():
     time.sleep(0.3)
     assert shorten("abcdefg", most=3) == "abc."

@@ -49,6 +49,7 @@ def logits(verifier: Verifier, cache) -> torch.Tensor:
     return verifier.target.run([Segment(TREE, cache)], Wants())[0].logits
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("select", [Attended(200), Recent(200), Nearest(200), Chunks(200), Quest(2, 64, 8)])
 def test_a_partial_cache_with_all_rows_gives_exactly_the_logits_of_the_whole_one(select, family):
     partial, verifier = read(select, family=family)

@@ -69,6 +69,7 @@ def test_the_kernel_equals_the_reference(shape, prefix, window, kind):
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), **CLOSE)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 def test_the_kernel_serves_the_head_sizes_of_models(size):
     layout = geometry("tree", 9, 70)
@@ -197,6 +198,7 @@ def test_hopper_multiplies_trees_by_warp_groups(launches):
             assert (launch["wgmma"] > 0) != launch["case"].startswith("one "), launch
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="toys are on the CPU, where a kernel runs only interpreted")
 def test_a_session_answers_by_the_kernel(monkeypatch):
     """The target has windowed layers and the drafter appends rows to its tree; ids are those without the kernel."""
