@@ -27,7 +27,8 @@ SIZES = [
     (VOCAB, "vocab_size vocab_size_per_layer_input"),
     (VOCAB - 1, "image_token_id image_token_index audio_token_id video_token_id"),
     (20, "pronunciation_vocab_size shape_vocab_size"),
-    (16, "mamba_d_state ssm_state_size state_size chunk_size mamba_chunk_size linear_key_head_dim linear_value_head_dim"),
+    (16, "mamba_d_state ssm_state_size state_size chunk_size mamba_chunk_size "
+         "linear_key_head_dim linear_value_head_dim"),
     (4, "linear_num_key_heads linear_num_value_heads"),
     (256, "max_position_embeddings n_positions max_seq_len original_max_position_embeddings"),
     (WINDOW, "sliding_window keep_window_size"),
