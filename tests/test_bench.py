@@ -200,6 +200,7 @@ def test_the_plan_counts_turns(questions, bench):
     assert "prompts by length whole: 2" in said and "4 prefills, 12 decodings" in said
 
 
+@pytest.mark.slow
 def test_tables_have_a_column_per_suite_and_figures_no_length(run, questions):
     from longgraft.eval.reports.plots import draw
 

@@ -306,6 +306,7 @@ def test_running_out_of_memory_gives_one_sentence(pair, cli, monkeypatch):
     assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
 
 
+@pytest.mark.slow
 def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head"]
     prompts = tmp_path / "prompts.jsonl"

@@ -105,6 +105,7 @@ def test_an_answer_ends_only_when_it_is_complete_and_valid():
     validate(json.loads(found.text), SCHEMA)
 
 
+@pytest.mark.slow
 def test_several_requests_have_constraints_of_their_own():
     made = [Sampling(**OPTIONS[options], **DRAWS[drawn]) for options in OPTIONS for drawn in DRAWS]
     parts = toy_parts()

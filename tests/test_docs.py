@@ -70,6 +70,7 @@ def test_choices_are_set_in_a_methods_name(folder, command):
     assert "+every=2" in command("methods", "sure.py:METHOD")
 
 
+@pytest.mark.slow
 def test_documented_test_passes(folder):
     space: dict = {}
     exec(TEST_FILE, space)
@@ -190,6 +191,7 @@ class OtherSeed(DrawThenWalk):
         return self.rule.choose(logits, keys)
 
 
+@pytest.mark.slow
 def test_assert_lossless_checks_the_declared_promise():
     method = replace(METHODS["retrieval"], verifies=lambda parts: lambda one: replace(one, rule=OtherSeed(one.rule)))
     with pytest.raises(AssertionError, match="sampled"):

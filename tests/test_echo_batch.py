@@ -157,6 +157,7 @@ def test_every_answer_is_that_of_the_request_alone_while_others_come_and_are_can
     assert together_most == 4 and cancelled
 
 
+@pytest.mark.slow
 def test_greedy_and_sampled_answers_at_once_are_those_of_each_alone_for_any_budget():
     prompts = [toy_prompt(30, seed) for seed in range(4)]
     for most in (1, 7, 20):

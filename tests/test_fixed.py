@@ -198,6 +198,7 @@ def test_a_controllers_trees_are_verified_in_recorded_steps(method):
     assert regions.fixed and regions.recordings
 
 
+@pytest.mark.slow
 def test_seeds_share_their_recordings_and_give_different_answers():
     regions = Regions(recorder)
     session = toy_session("eagle3", regions=regions)

@@ -192,6 +192,7 @@ def test_int8_rounds_any_model(kernels):
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
+@pytest.mark.slow
 def test_a_head_beside_integers_is_in_bytes_and_drafts_as_well(kernels):
     prompts = [f"def add_{i}(a, b):\n    return a + b\n\n\ndef" for i in range(3)]
     accepted, kinds = {}, {}

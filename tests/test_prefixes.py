@@ -377,7 +377,7 @@ def steps(session) -> list[tuple]:
         return [(step.tokens, [] if step.tree is None else on_host(step.tree).tokens.tolist()) for step in request]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", ["target", "head"])
 def test_recorded_passes_read_changed_weights(part, change):
