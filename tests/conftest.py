@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +20,7 @@ os.environ.setdefault("TRITON_INTERPRET", str(int(not torch.cuda.is_available())
 from toys.commands import run, saved_pair
 from toys.levels import stop_without_kernels
 from toys.models import SHARED
+from toys.quick import QuickTests
 from toys.training import counting
 
 from longgraft.kernels.build import NotBuilt, library
@@ -41,6 +43,15 @@ def pytest_addoption(parser) -> None:
 
 def pytest_configure(config) -> None:
     config.option.loadscopereorder = False      # pytest-xdist's order is by number of tests
+    config.pluginmanager.register(QuickTests())
+    gc.disable()        # until all tests are collected: imports leave no garbage
+    gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    """Spares later searches for garbage the modules and the tests, which live until the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items) -> None:

@@ -7,8 +7,8 @@ The first plants the errors of the list in `planted/`; --part 1/20 the first, 21
 
 The second makes errors in the Python lines that changed since a commit (default: HEAD~1), as many as the minutes allow,
 and runs the tests that execute these lines, the fastest first.  Which these are is recorded once, in `.mutants`.  That
-takes as long as the tests do: name the test files that matter.  Processes that a test starts are not recorded, slow
-tests are left out, and so are C++ and other files that are not Python.
+takes as long as the tests do, the slow ones too: name the test files that matter.  Processes that a test starts are not
+recorded.  C++ and other files that are not Python are left out.
 
 Prints the seconds of each error and how many were noticed; exits with status 1 if one survives.  The copy is laid out
 as the package is installed, and has neither `../shared` nor anything of the checkout but the tests.

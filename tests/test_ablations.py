@@ -45,6 +45,7 @@ def test_every_ablation_names_variants_that_exist(config, tmp_path):
         prepare("speed", config, tmp_path)
 
 
+@pytest.mark.slow
 def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path, monkeypatch):
     seen: dict[str, list] = {}
     import longgraft.eval.runs.ablations as module

@@ -367,6 +367,7 @@ def test_a_message_follows_a_schema(field):
     assert delta["delta"]["stop_reason"] == "end_turn"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
 @pytest.mark.parametrize("field", [{"stop": "S="}, {"logit_bias": {"5": 100}}, {"guided_regex": "[ab]{3}"},
                                    {"repetition_penalty": 1.9}, {"min_p": 0.4, "temperature": 1.0, "seed": 3}])

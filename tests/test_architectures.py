@@ -62,6 +62,7 @@ def test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model(tmp_path, na
         assert apart(logits, model(torch.tensor([ids])).logits[0]) < 0.05
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_file_in_blocks_decodes_the_ids_of_plain_decoding(tmp_path, name, kernels):
     """The prediction has one wrong token, so paths of trees are accepted and cut."""

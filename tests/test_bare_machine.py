@@ -26,6 +26,7 @@ def finished(command: list[str], cwd: Path = ROOT, **more: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_packages_that_the_machine_lacks_are_hidden():
     script = "import pydantic, torch\ntry:\n    import fastapi\nexcept ModuleNotFoundError:\n    print('hidden')"
     assert finished([sys.executable, "-c", script]) == "hidden\n"

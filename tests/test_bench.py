@@ -90,6 +90,7 @@ def test_a_later_turn_follows_the_answer_of_plain_decoding_in_its_mode(run, benc
                 len(tokenizer(text)["input_ids"])}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kept", [1, 7])       # rows: part of a prompt, part of a turn
 def test_a_run_killed_within_a_conversation_resumes_with_the_same_rows(run, questions, tmp_path, kept):
     for name in ("config.json", ROWS):
@@ -101,6 +102,7 @@ def test_a_run_killed_within_a_conversation_resumes_with_the_same_rows(run, ques
     assert "in 0 of them." in lines(read_rows(run), found)[1]
 
 
+@pytest.mark.slow
 def test_an_existing_answer_is_not_decoded_again(run, questions, tmp_path, bench):
     rows = [r for r in read_rows(run) if r.key.prompt_id == "talk"]
     other = bench.session.tokenizer("quite another, longer answer than was given")["input_ids"]
@@ -112,6 +114,7 @@ def test_an_existing_answer_is_not_decoded_again(run, questions, tmp_path, bench
     assert row_of(found, "talk#2", "greedy").prompt_tokens == len(bench.session.tokenizer(text)["input_ids"])
 
 
+@pytest.mark.slow
 def test_workers_have_the_same_conversations_and_a_dead_one_loses_nothing(run, questions, tmp_path, monkeypatch):
     alone = [r for r in read_rows(run) if r.key.mode == "greedy" and r.key.method != "graft"]
     events, killed = Processes.events, []
@@ -197,6 +200,7 @@ def test_the_plan_counts_turns(questions, bench):
     assert "prompts by length whole: 2" in said and "4 prefills, 12 decodings" in said
 
 
+@pytest.mark.slow
 def test_tables_have_a_column_per_suite_and_figures_no_length(run, questions):
     from longgraft.eval.reports.plots import draw
 
@@ -223,6 +227,7 @@ def test_recordings_of_the_user_precede_the_true_text_and_that_the_longest(tmp_p
     assert [e.recording for e in load_suite("lcc", tmp_path, [more, ours])] == ["even longer than ours", "true", "s"]
 
 
+@pytest.mark.slow
 def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, bench):
     answers = tmp_path / "answers.jsonl"
     assert write_recordings(run, answers, "sampled", "ar") == 4

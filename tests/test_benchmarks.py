@@ -67,6 +67,7 @@ def test_a_race_takes_its_actions_in_turn():
     assert len(timed.replace("a", " ").split()) == len(timed.replace("b", " ").split()) == 3
 
 
+@pytest.mark.slow
 def test_the_rows_benchmark_writes_costs_that_the_controller_reads(tmp_path):
     found = {}
     for name in ("rows", "draft"):
@@ -80,6 +81,7 @@ def test_the_rows_benchmark_writes_costs_that_the_controller_reads(tmp_path):
         assert sorted(costs.passes[16]) == [1, 8, 16, 32, 64] and costs.key["model"] == "toy-Llama-3.1-8B-Instruct"
 
 
+@pytest.mark.slow
 def test_the_costs_of_a_shape_fit_a_session_of_that_model(tmp_path):
     CliRunner().invoke(program.app, ["rows", "--shape", "embedded", *QUICK[1:], "--out", str(tmp_path)])
     costs = Costs.load(tmp_path / "costs-embedded-eager.json")
@@ -87,6 +89,7 @@ def test_the_costs_of_a_shape_fit_a_session_of_that_model(tmp_path):
     assert costs.fits(key_of(loaded.target, loaded.parts.head)) == []
 
 
+@pytest.mark.slow
 def test_products_are_timed_for_each_type_of_weight(tmp_path, kernels):
     given = ["products", "--toy", "--patience", "0", "--out", str(tmp_path)]
     assert CliRunner().invoke(program.app, given).exit_code == 0
@@ -174,6 +177,7 @@ def rows_of(name: str, folder: Path) -> list[dict]:
     return found["rows"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     """transformers' generate runs in its own process only once, because that takes seconds."""

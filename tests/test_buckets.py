@@ -182,6 +182,7 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(TOKENIZER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", ["qmsum", "gov_report", "repobench-p"])
 def test_five_real_rows_fill_every_bucket_at_natural_boundaries(suite, tokenizer):
     if not ROWS.is_dir():

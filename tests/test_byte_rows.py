@@ -112,6 +112,7 @@ ROWS = [(kind, prefix) for kind in ("tree 40", "chain 1", "chain 70") for prefix
 HEADS = [(16, torch.float32), (48, torch.float32), (64, torch.float32), (80, torch.float32), (80, torch.bfloat16)]
 
 
+@pytest.mark.one_in(3)
 @EVERY_LEVEL
 @pytest.mark.parametrize(("rows", "window", "heads"), covering(ROWS, (None, 5, 700), HEADS), ids=named)
 def test_attention_over_bytes_has_the_bits_of_attention_over_their_numbers(rows, window, heads, kernels):

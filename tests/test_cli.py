@@ -308,6 +308,7 @@ def test_running_out_of_memory_gives_one_sentence(pair, cli, monkeypatch):
     assert code == 2 and err.strip().splitlines()[-1].startswith("longgraft: Out of memory")
 
 
+@pytest.mark.slow
 def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head"]
     prompts = tmp_path / "prompts.jsonl"
@@ -373,6 +374,7 @@ def with_another_seed(verifier):
     return replace(verifier, rule=replace(rule, seed=9)) if isinstance(rule, Sampled) else verifier
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("promise, sampled, code, level, compared", [
     ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " 1 on"),
     ("exact", False, 0, "level: exact", "identical answers"),

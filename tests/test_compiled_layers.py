@@ -93,6 +93,7 @@ def test_compiled_layers_with_integer_weights_equal_their_own_code_and_stay_clos
     assert set(compiled_layers(target)) == {True}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 def test_the_library_that_a_wheel_brings_for_this_processor_has_the_bits_of_a_local_build(family, dtype, kernels):

@@ -26,6 +26,7 @@ def config(tmp_path_factory) -> SweepConfig:
                        prompts=3, repeats=1, max_new_tokens=12, concurrency=(1, 3))
 
 
+@pytest.mark.slow
 def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(config, tmp_path):
     rows = len(sweep(replace(config, concurrency=()), tmp_path))
     assert len(sweep(config, tmp_path, resume=True)) == rows == 9      # nothing is measured alone again
@@ -46,6 +47,7 @@ def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(co
     assert before != after == (tmp_path / "environment.json").read_text()        # nothing was missing
 
 
+@pytest.mark.slow
 def test_batches_are_repeated_and_a_request_waits_from_its_own_beginning(config, tmp_path):
     sweep(replace(config, methods=("ar", "pld"), concurrency=(1,), repeats=2), tmp_path)
     found = read_batches(tmp_path)

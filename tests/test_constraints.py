@@ -98,6 +98,7 @@ def enough_time(monkeypatch):
     monkeypatch.setattr(shaping, "WALK_SECONDS", 1e9)
 
 
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS),
                          ids=named)
 def test_every_method_equals_plain_decoding_under_the_same_constraints(method, options, drawn):
@@ -111,6 +112,7 @@ def test_an_answer_ends_only_when_it_is_complete_and_valid():
     validate(json.loads(found.text), SCHEMA)
 
 
+@pytest.mark.slow
 def test_several_requests_have_constraints_of_their_own():
     made = [Sampling(**OPTIONS[options], **DRAWS[drawn]) for options in OPTIONS for drawn in DRAWS]
     parts = toy_parts()
@@ -359,6 +361,7 @@ def asked(path: str, **body):
     return asking(ask, session("pld"))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("fields", "options"), [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
      dict(json_schema=SCHEMA)),

@@ -79,6 +79,7 @@ def test_equal_costs_give_equal_choices():
         assert (first.kinds, first.accepted_per_step) == (again.kinds, again.accepted_per_step)
 
 
+@pytest.mark.slow
 def test_a_losing_drafter_is_probed_for_at_most_a_fiftieth_of_the_time():
     """The drafter is a random network, so it always loses; tokens that wait for it are fed when it is probed."""
     costs = LiveCosts(replace(priced(1.6).costs, feeds={0: {1: 0.02, 64: 2.0}}), frozen=True)
@@ -392,6 +393,7 @@ class Simulation:
 CHEAP, STEEP = {1: 1.0, 60: 1.6}, {1: 1.0, 2: 2.0, 60: 60.0}
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("world", "kind"), [
     (World(STEEP, 0.2, 0.05, memory=0.1, drafter=0.1), "plain"),
     (World(CHEAP, 0.2, 0.02, memory=0.8, drafter=0.3), "memory"),
@@ -412,6 +414,7 @@ def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kin
     assert simulation.kinds.most_common(1)[0][0] == kind
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("levels", "promised", "true", "kind"), [
     (True, 0.05, 3.0, "memory"), (True, 0.6, 0.6, "memory"), (True, 0.3, 0.02, "draft"),
     (False, 0.05, 3.0, "memory"), (False, 0.7, 0.02, "draft")])
@@ -425,6 +428,7 @@ def test_controller_learns_how_long_drafts_really_take(levels, promised, true, k
     assert simulation.kinds.most_common(1)[0][0] == kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1),
                                  World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.1, source=0.2, claimed=0.9)],
                          ids=["levels", "source"])

@@ -49,6 +49,7 @@ def test_first_blocks_are_those_of_the_official_dflash(golden, prompt):
     assert tree.is_chain and tree.tokens.tolist() == saved["block_tokens"].tolist()
 
 
+@pytest.mark.slow
 def test_accepted_lengths_and_blocks_are_those_of_the_official_dflash(golden):
     target, memory, drafter = official(golden)
     for case in json.loads((golden / "dflash/generate.json").read_text()):

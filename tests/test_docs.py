@@ -70,12 +70,14 @@ def test_choices_are_set_in_a_methods_name(folder, command):
     assert "+every=2" in command("methods", "sure.py:METHOD")
 
 
+@pytest.mark.slow
 def test_documented_test_passes(folder):
     space: dict = {}
     exec(TEST_FILE, space)
     space["test_bigrams_say_what_plain_decoding_says"]()
 
 
+@pytest.mark.slow
 def test_sweep_measures_an_outside_method_under_its_given_name(folder, command):
     text = (ROOT / "longgraft/engine/session.py").read_text()
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:2200], "continuation": text[2200:2300]}))
@@ -189,6 +191,7 @@ class OtherSeed(DrawThenWalk):
         return self.rule.choose(logits, keys)
 
 
+@pytest.mark.slow
 def test_assert_lossless_checks_the_declared_promise():
     method = replace(METHODS["retrieval"], verifies=lambda parts: lambda one: replace(one, rule=OtherSeed(one.rule)))
     with pytest.raises(AssertionError, match="sampled"):

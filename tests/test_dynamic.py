@@ -170,6 +170,7 @@ def test_talons_second_layer_contains_the_best_of_all_continuations():
         assert found == pytest.approx(best, abs=1e-5) and len(toy_network().d2t) == 48
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["echo", "ddd+threshold=0", "svip+threshold=1.6"])
 def test_dynamic_trees_draft_fewer_levels_and_accept_no_more_than_the_dense_tree(name):
     found = {}

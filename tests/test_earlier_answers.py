@@ -50,6 +50,7 @@ def test_a_client_is_given_only_its_own_answers():
     assert [earlier.of(client) for client in ("a", "b", "", "c")] == [[[1], [4]], [[2]], [[3]], []]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["graft-x", "graft-x-text"])
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}])
 def test_a_remembered_answer_is_repeated_exactly_in_fewer_steps(method, sampled):

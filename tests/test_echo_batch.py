@@ -94,6 +94,7 @@ def test_the_budget_of_a_pass_is_the_largest_of_its_requests_unless_one_is_chose
     assert find("echo+pass_nodes=12").choices.pass_nodes == 12 and find("echo").choices.pass_nodes is None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("budget", [1, 2, 4, 8, 16, 60])
 def test_one_request_has_the_tree_of_its_gates(budget):
     ours = trees(build(METHOD, toy_parts()), budget=budget)
@@ -130,6 +131,7 @@ def test_the_nodes_of_a_pass_are_at_most_its_budget(most):
     assert most != 3 or {max(nodes) for nodes in full} == {1}
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kernels", [None, LOCAL], ids=["torch", "compiled"])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_answer_is_that_of_the_request_alone_while_others_come_and_are_cancelled(seed, kernels):
@@ -155,6 +157,7 @@ def test_every_answer_is_that_of_the_request_alone_while_others_come_and_are_can
     assert together_most == 4 and cancelled
 
 
+@pytest.mark.slow
 def test_greedy_and_sampled_answers_at_once_are_those_of_each_alone_for_any_budget():
     prompts = [toy_prompt(30, seed) for seed in range(4)]
     for most in (1, 7, 20):

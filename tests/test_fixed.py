@@ -75,6 +75,7 @@ def prefilled(target: Target, length: int, wants: Wants = WANTS, capacity: int =
     return cache
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", TEN)
 @torch.inference_mode()
 def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
@@ -115,6 +116,7 @@ class Fixed(Regions):
         return region()
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("family", TEN)
 @torch.inference_mode()
 def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
@@ -128,6 +130,7 @@ def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
     torch.testing.assert_close(seen.final[:7], expected.final, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ar", "graft"])
 def test_the_gpus_kernels_decode_the_plain_answer(method):
     parts = toy_parts("qwen3", regions=Fixed())
@@ -163,6 +166,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, se
 
 
 # Each method runs with one family, in turn; one method runs with all families.
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method, family", sorted({*zip(EVERY, cycle(FAMILIES), strict=False),
                                                    *(("graft", family) for family in FAMILIES)}))
 def test_recorded_steps_give_and_accept_the_tokens_of_single_launches(method, family):
@@ -183,6 +187,7 @@ def test_recorded_steps_give_and_accept_the_tokens_of_single_launches(method, fa
     assert regions.fixed and (regions.recordings or wants.queries)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", CHOOSING)
 def test_a_controllers_trees_are_verified_in_recorded_steps(method):
     regions = Regions(recorder)
@@ -193,6 +198,7 @@ def test_a_controllers_trees_are_verified_in_recorded_steps(method):
     assert regions.fixed and regions.recordings
 
 
+@pytest.mark.slow
 def test_seeds_share_their_recordings_and_give_different_answers():
     regions = Regions(recorder)
     session = toy_session("eagle3", regions=regions)
@@ -206,6 +212,7 @@ def test_seeds_share_their_recordings_and_give_different_answers():
     assert len(said) == 3 and len(laws) == 1
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method, late", [("ar", 0), ("eagle3", 0), *(("graft", late) for late in range(9))])
 def test_regions_that_cannot_be_recorded_are_launched_singly_with_one_warning(method, late):
     """Recording fails from the beginning, or after the first regions."""
@@ -278,6 +285,7 @@ def test_recorded_steps_fill_the_matrix_with_the_same_rows():
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones():
     regions = Regions(recorder)
     session = toy_session("eagle3", regions=regions)
@@ -306,6 +314,7 @@ def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_k
         assert (session.engine.cache.bytes() > 0) is kept
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method, budget", [("graft", 66), ("graft+pruning=none+retrieved=20", 80), ("eagle3", 100),
                                             ("graft-x", 90)])
 def test_budgets_beyond_the_largest_size_give_the_results_of_single_launches(method, budget):

@@ -20,6 +20,7 @@ def networks() -> set[type]:
             if isinstance(one, nn.Module)}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", EVERY)
 def test_every_forward_beside_the_verifications_is_counted(method):
     """Only decoding is counted, because feeding the prompt to a drafter drafts nothing."""

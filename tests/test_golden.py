@@ -73,6 +73,7 @@ def test_first_draft_trees_are_those_of_the_official_eagle3(golden, kind, prompt
     torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 def test_accepted_lengths_per_round_are_those_of_the_official_eagle3(golden, kind):
     target, checked = load_target(golden, kind), 0
@@ -130,6 +131,7 @@ def lookup_all(matrix, root):
     return tokens.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rand", "aligned"])
 def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
     target, checked = load_target(golden, kind), 0

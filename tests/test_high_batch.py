@@ -137,6 +137,7 @@ def test_a_prediction_leaves_the_shared_matrix_with_its_request():
     assert matrix_of(session)[0].matrix.rows[50, 0] == -1 and other.finish_reason is None
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("method", SHARING)
 def test_ids_do_not_depend_on_requests_that_come_go_and_are_cancelled(method, seed):

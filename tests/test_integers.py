@@ -63,6 +63,7 @@ def test_packed_weight_equals_dequantized_blocks(kind, kernels):
     assert torch.equal(packed[torch.tensor([[4, 1]])], floats[torch.tensor([[4, 1]])])
 
 
+@pytest.mark.one_in(4)
 @EVERY_LEVEL
 @pytest.mark.parametrize("rows", [1, 7, 12, 13, 40])
 @pytest.mark.parametrize("out, blocks", [(48, 1), (17, 3)])
@@ -140,6 +141,7 @@ def test_rounding_takes_the_nearest_of_255_steps():
     assert (nn.functional.pad(found.floats() - weight, (0, 26)).view(9, 3, 32).abs() <= 0.501 * steps).all()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])      # those that gguf can write
 def test_blocks_of_a_file_equal_its_dequantized_weights(tmp_path, kind, tied, kernels):
@@ -190,6 +192,7 @@ def test_int8_rounds_any_model(kernels):
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
 
+@pytest.mark.slow
 def test_a_head_beside_integers_is_in_bytes_and_drafts_as_well(kernels):
     prompts = [f"def add_{i}(a, b):\n    return a + b\n\n\ndef" for i in range(3)]
     accepted, kinds = {}, {}

@@ -69,6 +69,7 @@ HEADS = [((4, 4), 16, torch.float32), ((9, 3), 64, torch.float32), ((9, 3), 64, 
          ((4, 1), 80, torch.float32), ((4, 1), 80, torch.bfloat16), ((4, 4), 16, torch.bfloat16)]
 
 
+@pytest.mark.one_in(4)
 @EVERY_LEVEL
 @pytest.mark.parametrize(("tree", "window", "heads", "threads"), covering(TREES, (None, 5, 40, 1000), HEADS, (1, 3)),
                          ids=named, indirect=["threads"])
@@ -143,6 +144,7 @@ def test_unsuitable_queries_keys_or_values_are_attended_by_torch(q, k, v, kernel
     assert not called
 
 
+@pytest.mark.one_in(4)
 @EVERY_LEVEL
 @pytest.mark.parametrize("window", [None, 3, 700])
 @pytest.mark.parametrize("prefix", [0, 500, 511, 1300])
@@ -353,6 +355,7 @@ def test_products_that_need_gradients_are_computed_by_torch(kernels, called):
     assert weight.grad is not None and not called
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("method", "sampling", "family"), covering(
     ("graft", "retrieval"), (Sampling(), Sampling(temperature=0.9, top_p=0.95, seed=3)), FAMILIES))
 def test_answers_are_the_same_with_and_without_kernels(method, family, sampling, kernels, called):

@@ -48,6 +48,7 @@ def promised(method: str, sampling: str) -> Sampling:
     return SAMPLINGS[sampling] if EVERY[method].promise == "exact" else GREEDY
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("method", "budget", "family", "sampling", "chunk", "prompt"),
                          covering(LOSSLESS, (None, 1, 2, 8, 60), FOUR, SAMPLINGS, (17, 1, 7, None),
                                   ("read", "recalled")), ids=named)
@@ -65,6 +66,7 @@ def test_every_method_decodes_exactly_the_targets_tokens(method, budget, family,
     assert found.stats.reused_tokens == (max(0, known - 1) if prompt == "recalled" else 0)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("method", "family", "sampling", "costs"), covering(CHOOSING, FOUR, SAMPLINGS, COSTS),
                          ids=named)
 def test_budgets_that_a_method_chooses_do_not_change_the_answer(method, family, sampling, costs):
@@ -81,6 +83,7 @@ def predicted(right: list[int], kind: str) -> list[int]:
     return {"right": right, "half-right": [*right[:middle], *noise[:third], *right[-third:]], "noise": noise}[kind]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("method", "prediction", "family", "sampling"),
                          covering(EVERY, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS), ids=named)
 def test_a_prediction_does_not_change_the_answer(method, prediction, family, sampling):
@@ -96,6 +99,7 @@ def test_a_prediction_does_not_change_the_answer(method, prediction, family, sam
     assert len(found) == 16 if lossy else found == right
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method", RIGHT_HELPS)
 def test_a_right_prediction_needs_fewer_steps(method):
     right = plain("llama", 1, 40, GREEDY)
@@ -105,6 +109,7 @@ def test_a_right_prediction_needs_fewer_steps(method):
     assert steps["right"] < steps[None] and steps["half-right"] < steps[None]
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("method", PREDICTING)
 def test_a_prediction_does_not_reach_the_next_request(method):
     """Only the answer itself may reach it, in a memory that lasts."""
@@ -119,6 +124,7 @@ def test_a_prediction_does_not_reach_the_next_request(method):
     assert found[0] == found[1]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method", LOSSLESS)
 def test_every_method_gives_exactly_as_many_tokens_as_requested(method):
     """The prompts have one token or several."""
@@ -130,6 +136,7 @@ def test_every_method_gives_exactly_as_many_tokens_as_requested(method):
         assert stats.new_tokens == new == 1 + sum(stats.accepted_per_step) + stats.steps
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method", LOSSLESS)
 def test_an_end_token_is_the_last_even_inside_an_accepted_path(method):
     """Every fourth token of the answer is an end token once, with another start for each method."""
@@ -184,6 +191,7 @@ def test_some_of_these_answers_accept_several_tokens_per_step():
     assert sum(answered(toy_session("eagle3", "mistral-window"), toy_prompt(60), 40).stats.accepted_per_step) >= 3
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method", LOSSLESS)
 def test_replay_returns_the_recording_and_counts_its_tokens(method):
     recording = tuple(toy_prompt(16, seed=3))

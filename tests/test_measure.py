@@ -57,6 +57,7 @@ def untimed(found: tuple[list[int], Stats]) -> tuple:
     return tokens, stats.accepted_per_step, stats.stages, stats.accepted_by_origin, stats.forwards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", SAMPLINGS)
 def test_every_method_decodes_as_it_does_alone(mode):
     """Compares each method with a separate session in one mode, and with its own second run in the other modes."""
@@ -112,6 +113,7 @@ def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
             assert sum(cold.accepted_per_step) < sum(stats.accepted_per_step)
 
 
+@pytest.mark.slow
 def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
     """Two runs learn apart from one another, though they share a prefill; a repeat teaches nothing."""
     made, variant = engines(toy_parts(), runs=("replay", "x")), Variant.parse("token-recycling")
@@ -164,6 +166,7 @@ def test_the_other_baselines_decode_as_plain_decoding_does_and_end_where_it_ends
     assert state.decode(plain, Sampling(), NEW)[0] == ours      # its cache was a copy
 
 
+@pytest.mark.slow
 def test_settings_of_a_variant_reach_its_trees():
     """Compares each variant with a session that has the same parts."""
     warm = Calibration({0: 0.9, 1: 0.0, 5: 0.0}, 24, torch.randint(VOCAB, (VOCAB + 1, 8), dtype=torch.int32))

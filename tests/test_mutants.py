@@ -46,6 +46,7 @@ def cut():
     return shorten("abcdefg")
 
 
+@pytest.mark.slow
 def test_slow():
     time.sleep(0.3)
     assert shorten("abcdefg", most=3) == "abc."
@@ -106,6 +107,7 @@ def test_changed_lines_are_tried_and_survivors_are_shown_with_their_tests(projec
     assert survivors == 1 and re.match(r"\d+ of \d+ errors were noticed", told[-1])
 
 
+@pytest.mark.slow
 def test_recordings_are_kept_until_a_source_changes(project):
     hunted(project, base="HEAD", minutes=0)
     assert not any(line.startswith("recorded") for line in hunted(project, base="HEAD", minutes=0)[0])

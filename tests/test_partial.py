@@ -49,6 +49,7 @@ def logits(verifier: Verifier, cache) -> torch.Tensor:
     return verifier.target.run([Segment(TREE, cache)], Wants())[0].logits
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("select", [Attended(200), Recent(200), Nearest(200), Chunks(200), Quest(2, 64, 8)])
 def test_a_partial_cache_with_all_rows_gives_exactly_the_logits_of_the_whole_one(select, family):
     partial, verifier = read(select, family=family)
@@ -167,6 +168,7 @@ def test_chunks_and_keys_are_those_nearest_to_the_last_query():
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("method", "family", "sampling"),
                          covering(METHODS, ("llama", "qwen3", "mistral-window", "qwen3-moe"), SAMPLINGS), ids=named)
 def test_methods_that_draft_from_a_partial_cache_decode_the_ids_of_plain_decoding(method, family, sampling):
@@ -174,12 +176,14 @@ def test_methods_that_draft_from_a_partial_cache_decode_the_ids_of_plain_decodin
     assert found.token_ids == plain(family, 100, 24, SAMPLINGS[sampling])[:12]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_some_tokens_drafted_from_a_partial_cache_are_accepted(method):
     """The test above would show nothing if every draft were rejected."""
     assert sum(answered(toy_session(method), toy_prompt(100), 24).stats.accepted_per_step) >= 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_partial_cache_is_rewound_completely(method):
     partial = next(one for one in Run(method).proposer.memories if isinstance(one, PartialKVCache))
@@ -199,6 +203,7 @@ def test_a_cascade_forgets_what_it_observes_while_drafting():
 LOSSY = "specpv+sinks=0+retrieved=1+local=1+waiting=6"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_partial_verification_of_all_rows_is_plain_decoding(family, sampling):
     found = answered(toy_session("specpv", family), toy_prompt(100), 24, sampling)

@@ -51,6 +51,7 @@ def alike(kept, bare, prompts, **more) -> list[int]:
 
 
 # Each kind of method is tested with one family and one chunk size; which of them does not matter.
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("method", "family", "chunk"), [*zip(
     kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)], ids=str)
 def test_recalled_prompts_give_the_same_answers_as_read_ones(method, family, chunk):
@@ -59,18 +60,21 @@ def test_recalled_prompts_give_the_same_answers_as_read_ones(method, family, chu
     assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:2]))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", CHOOSING)
 def test_an_adaptive_method_chooses_the_same_after_a_recalled_prompt(method):
     kept = toy_session(method, adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
     assert any(alike(kept, toy_session(method, adaptive=True), (*PROMPTS[:4], LONG, LONG)))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["graft", "token-recycling", "mtp", "graft-x"])
 def test_lasting_memories_are_the_same_after_read_and_recalled_prompts(method):
     kept, bare = (toy_session(method, persist=True, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
     assert sum(alike(kept, bare, (*PROMPTS, BEGINS))) > 300
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", ["graft", "samd", "logitspec", "tokenswift", "rest"])
 def test_predictions_work_beside_recalled_prompts(method):
     kept = toy_session(method, prefixes=Prefixes(2 ** 30, CELL))
@@ -78,6 +82,7 @@ def test_predictions_work_beside_recalled_prompts(method):
     assert alike(kept, toy_session(method), (BEGINS, *PROMPTS), prediction=predictions)[1] == 79
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["ar", "graft", "sps", "graft-x"])
 def test_evicted_prefixes_are_read_again(method):
     whole = Prefixes(2 ** 30, CELL)
@@ -87,6 +92,7 @@ def test_evicted_prefixes_are_read_again(method):
     assert alike(kept, toy_session(method), (BEGINS, BEGINS, other, BEGINS, other, BEGINS)) == [0, 31, 0, 0, 0, 0]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("method", "persist"), [("ar", False), ("graft", True), ("token-recycling", True),
                                                  ("graft-x", False), ("sps", True), ("dflash", False)])
 def test_recorded_steps_use_recalled_rows_and_lasting_memories(method, persist):
@@ -97,6 +103,7 @@ def test_recorded_steps_use_recalled_rows_and_lasting_memories(method, persist):
     assert alike(kept, bare, (BEGINS, PROMPTS[1], PROMPTS[3])) == [0, reused, 31]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("method", "chunk"), [("ar", 1), ("pld", 17), ("eagle3", 32), ("graft", None), ("graft", 1)])
 def test_only_tokens_that_differ_are_read(method, chunk):
     session = toy_session(method, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
@@ -373,6 +380,7 @@ def steps(session) -> list[tuple]:
         return [(step.tokens, [] if step.tree is None else on_host(step.tree).tokens.tolist()) for step in request]
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("part", ["target", "head"])
 def test_recorded_passes_read_changed_weights(part, change):

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 import torch
 from toys.commands import run
 from toys.sessions import METHODS
@@ -50,6 +51,7 @@ def test_first_command_edits_the_file_that_it_reads():
     assert "ValueError" in request and source.count("ValueError") == 5
 
 
+@pytest.mark.slow
 def test_embedded_pair_is_exact_and_accepts_drafted_and_retrieved_tokens():
     """Uses this repository's own source, which the training corpus does not contain."""
     torch.set_num_threads(1)

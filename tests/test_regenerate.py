@@ -77,6 +77,7 @@ def sampled(sample, session, turns: list[Turn], ends, batch=64) -> list[SampledT
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3], [11], [30, 31, 32, 33]]
 
 
+@pytest.mark.one_in(2)
 @SAMPLERS
 @pytest.mark.parametrize("layers", [["full_attention"] * 4, ["sliding_attention", "full_attention"] * 2])
 def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(sample, layers, folder):
@@ -310,6 +311,7 @@ def test_an_answer_that_was_cut_off_is_learnt_without_an_end(session, tmp_path, 
     assert ids[-1] == end and learnt[-1]
 
 
+@pytest.mark.slow
 def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "chats.jsonl"
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"text": f"What is {i}?"}) + "\n" for i in range(6)))

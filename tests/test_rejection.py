@@ -146,6 +146,7 @@ def tiny(seed: int, layers: int) -> Target:
     return Target(model, f"tiny {seed}")
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_whole_answers_follow_the_target_s_distribution():
     """Draws three tokens at top-k 2: one by the prefill, then the first step's draft and the token after it."""

@@ -63,6 +63,7 @@ def test_a_request_as_a_value_is_checked_and_takes_no_other_arguments():
             session.open(replace(asked, **wrong))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ["ar", "graft", "graft-x", "eagle3", "sps", "dflash", "samd", "triforce"])
 def test_steps_are_chunks_then_decodings_and_add_up_to_the_answer(method):
     request = toy_session(method).open(PROMPT, 24, eos=())

@@ -123,6 +123,7 @@ def test_models_give_the_same_logits_with_kernels_in_place(family):
     torch.testing.assert_close(said, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_no_launch_spills():
     """Compiles in a process that does not interpret, with the package under test."""
     more = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1", "TRITON_INTERPRET": "0"}

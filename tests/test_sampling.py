@@ -167,6 +167,7 @@ def chi_square(found: Counter, law: dict, draws: int) -> float:
     return sum((found[outcome] - draws * p) ** 2 / (draws * p) for outcome, p in law.items() if p > 0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.0, top_p=0.8), Sampling(1.2, top_k=4, min_p=0.1)],
                          ids=str)
 def test_draws_follow_the_distribution_of_the_warped_logits(sampling):

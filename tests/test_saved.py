@@ -40,6 +40,7 @@ def file(tmp_path_factory):
     return path
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("method", "family", "chunk"), [*zip(
     kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)], ids=str)
 def test_a_prefix_file_gives_the_same_answers_as_reading_its_text(method, family, chunk, tmp_path):
@@ -57,6 +58,7 @@ def test_a_prefix_file_gives_the_same_answers_as_reading_its_text(method, family
     assert mine.stats.reused_tokens == (89 if tail <= 21 else (111 - tail) // part * part - 1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("prompt", "reused"), [(FOLLOWS, 89), (BEGINS, 89), (LEAVES, 63), (BEGINS[:85], 84),
                                                 (BEGINS[:87] + LEAVES[70:], 86), (BEGINS[:80], 79),
                                                 (toy_prompt(90, seed=4), 0)])
@@ -109,6 +111,7 @@ def test_the_longest_of_several_files_is_taken(file, tmp_path):
     assert found == [49, 89, 109]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("maker", "method"), [
     ("graft", "ar"), ("graft", "pld"), ("graft", "retrieval"), ("graft", "eagle3"), ("logitspec", "retrieval"),
     ("logitspec", "lookahead")])

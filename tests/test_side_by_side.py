@@ -71,6 +71,7 @@ def counted(target, calls: list):
     return target
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kernels", [None, LOCAL], ids=["torch", "compiled"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):
@@ -81,6 +82,7 @@ def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):
     assert max(calls) == 3 and sum(calls) >= 2 * len(calls)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft-x", "graft-x-text", "sps", "suffix", "tokenswift",
                                     "triforce", "specpv", "medusa", "longspec", "dflash", "logitspec"])
 def test_every_kind_of_method_shares_passes(method):

@@ -40,6 +40,7 @@ def config(rows: Path, **more) -> SweepConfig:
                           "check_tokens": 6, "budget": 16} | more)
 
 
+@pytest.mark.slow
 def test_every_row_comes_once_and_a_second_run_gives_the_same(rows, tmp_path):
     first, second = sweep(config(rows), tmp_path / "a"), sweep(config(rows), tmp_path / "b")
     assert len(first) == 2 * 2 * 2 * 3 and len({row.key for row in first}) == len(first)
@@ -72,6 +73,7 @@ def test_edits_are_decoded_with_the_file_as_prediction(tmp_path, monkeypatch):
     assert [tokenizer.decode(ids) for ids in predictions if ids] == files
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path, capsys, monkeypatch):
     command = ["sweep", "--suites", str(rows), "--buckets", "256,512",
                "--methods", "pld,graft", "--mode", "replay,sampled", "--prompts", "2", "--repeats", "1",

@@ -253,6 +253,7 @@ def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus,
     assert not torch.equal(run._seen(rows, jumped).hidden[0, -1], run._seen(changed, jumped).hidden[0, -1])
 
 
+@pytest.mark.slow
 def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_path):
     cycle = np.tile(np.arange(1, 17), 256).astype(np.int32)
     corpus = EncodedCorpus(cycle, np.array([0, len(cycle)]), ("code-python",), ("owner/repo@abc:file.py",))
@@ -425,6 +426,7 @@ def two_processes(rank: int, out: str, port: int) -> None:
     DrafterTrainer.train(recipe, folder / "target", [folder / "text.jsonl"], [], folder / "two")
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_same_as_one(tmp_path):
     import socket
 

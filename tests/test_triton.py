@@ -58,6 +58,7 @@ SHAPES = ["tree 1", "tree 7", "tree 33", "tree 64", "chain 8", "chain 21", "appe
 HEADS = {"one head": ((1, 1), 16, "large tiles"), "a group": ((2, 1), 24, "small tiles")}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("shape", "prefix", "window", "kind"), covering(SHAPES, (0, 1, 63, 64, 163), (None, 5, 100),
                                                                          HEADS), ids=named)
 def test_the_kernel_equals_the_reference(shape, prefix, window, kind):
@@ -68,6 +69,7 @@ def test_the_kernel_equals_the_reference(shape, prefix, window, kind):
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), **CLOSE)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [64, 80, 96, 128, 256])
 def test_the_kernel_serves_the_head_sizes_of_models(size):
     layout = geometry("tree", 9, 70)
@@ -97,6 +99,7 @@ def test_rows_may_stand_far_behind_the_prefix():
     assert (out.abs().amax(-1) > 0).all()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("window", [None, 40])
 @pytest.mark.parametrize("softcap, sinks", [(2.0, False), (None, True), (50.0, True)])
 @pytest.mark.parametrize("rows", [1, 20])
@@ -175,23 +178,27 @@ def launches(tmp_path_factory) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_no_launch_spills(launches):
     assert {launch["chip"] for launch in launches} == {80, 90} and len(launches) >= 36
     assert [launch for launch in launches if launch["spilled"]] == []
 
 
+@pytest.mark.slow
 def test_launches_fit_their_chips(launches):
     """The bounds are the shared memory of a block on an A100 or a card of sm_86 and sm_89, and on an H100."""
     for launch in launches:
         assert launch["shared"] <= {80: 99, 90: 227}[launch["chip"]] * 1024, launch
 
 
+@pytest.mark.slow
 def test_hopper_multiplies_trees_by_warp_groups(launches):
     for launch in launches:
         if launch["kernel"] == "_parts" and launch["chip"] == 90:
             assert (launch["wgmma"] > 0) != launch["case"].startswith("one "), launch
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="toys are on the CPU, where a kernel runs only interpreted")
 def test_a_session_answers_by_the_kernel(monkeypatch):
     """The target has windowed layers and the drafter appends rows to its tree; ids are those without the kernel."""

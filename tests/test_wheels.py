@@ -133,6 +133,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("failure", FAILURES)
 def test_a_failed_fetch_is_one_sentence_and_leaves_nothing_wrong(failure, entry, tmp_path, monkeypatch, cache):
     fail, why = FAILURES[failure]

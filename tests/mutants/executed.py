@@ -94,7 +94,7 @@ class Recordings:
         for suffix in (".json", ".coverage", ".sources"):
             stem.with_suffix(suffix).unlink(missing_ok=True)
         recorder = Recorder(self._copy, stem)
-        self._copy.run(["-m", "not slow", f"tests/{name}"], [recorder], prepare=recorder.begin)
+        self._copy.run([f"tests/{name}"], [recorder], prepare=recorder.begin)
         if not stem.with_suffix(".json").exists():
             raise ValueError(f"{name} could not be recorded:\n{self._copy.output.read_text()}")
         data = self._data(stem)

@@ -46,6 +46,7 @@ def serve(copy: Copy, test_files: Sequence[str], pipe: Connection) -> None:
     copy.enter()
     pytest.main([*OPTIONS, "--collect-only", *(f"tests/{name}" for name in test_files)])
     functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
+    gc.unfreeze()   # tests/conftest.py has frozen what it collected, which hides it
     for function in gc.get_objects():
         if isinstance(function, FunctionType):
             functions[function.__code__.co_filename].append(function)

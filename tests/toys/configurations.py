@@ -12,7 +12,7 @@ VOCAB, WINDOW = 96, 12
 SIZES = [
     (32, "hidden_size n_embd d_model embedding_size word_embed_proj_dim conf_hidden_size"),
     (48, "intermediate_size ffn_dim dff n_inner dense_intermediate_size encoder_ffn_dim moe_intermediate_size "
-        "shared_expert_intermediate_size shared_intermediate_size"),
+        "shared_expert_intermediate_size shared_intermediate_size moe_shared_expert_intermediate_size"),
     (8, "head_dim kv_channels v_head_dim index_head_dim laurel_rank hidden_size_per_layer_input"),
     (6, "num_hidden_layers n_layer n_layers"),
     (4, "num_attention_heads n_head n_heads encoder_attention_heads conf_num_attention_heads "
@@ -27,6 +27,9 @@ SIZES = [
     (VOCAB, "vocab_size vocab_size_per_layer_input"),
     (VOCAB - 1, "image_token_id image_token_index audio_token_id video_token_id"),
     (20, "pronunciation_vocab_size shape_vocab_size"),
+    (16, "mamba_d_state ssm_state_size state_size chunk_size mamba_chunk_size "
+         "linear_key_head_dim linear_value_head_dim"),
+    (4, "linear_num_key_heads linear_num_value_heads"),
     (256, "max_position_embeddings n_positions max_seq_len original_max_position_embeddings"),
     (WINDOW, "sliding_window keep_window_size"),
     (2 * WINDOW, "local_attention"),      # ModernBERT counts both sides
@@ -54,8 +57,9 @@ NEEDED: dict[str, dict[str, Any]] = {       # further entries that a family's co
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 3},
     "longcat_flash": {"expert_ffn_hidden_size": 32, "ffn_hidden_size": 48, "zero_expert_num": 2},
     "mamba2": {"num_heads": 8},
-    "zamba": {"num_hidden_layers": 30},
-    "zamba2": {"num_hidden_layers": 54},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8},
+    "zamba": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
+    "zamba2": {"layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
 

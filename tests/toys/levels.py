@@ -28,9 +28,12 @@ REFUSED = _stand_in("stand_in_refused", tiles=False)
 
 _OTHERS += [STAND_IN, REFUSED]
 
-EVERY_LEVEL = pytest.mark.parametrize("kernels", [None, *_OTHERS], indirect=True,
-                                      ids=["local", *(level.name for level in _OTHERS)])
-"""Runs a test with kernels of each kind: a processor's own come from the machine, and those of older ones too."""
+_FURTHER = [pytest.param(level, id=level.name, marks=pytest.mark.slow) for level in _OTHERS]
+EVERY_LEVEL = pytest.mark.parametrize("kernels", [pytest.param(None, id="local"), *_FURTHER], indirect=True)
+"""Runs a test with kernels of each kind: a processor's own come from the machine, and those of older ones too.
+
+The others are slow, because each library is compiled where a cache lacks it.
+"""
 
 _TILED: list[build.Level | None] = [None, STAND_IN] if {"amx_int8", "amx_bf16"} <= build.features() else [STAND_IN]
 TILED = pytest.mark.parametrize("kernels", _TILED, indirect=True,
