@@ -129,24 +129,25 @@ FROM_MODEL = "generation_config.json's if the answer is sampled"
 class SamplingSettings(Checked):
     """Sampling options.
 
-    They are the fields of `Sampling` that can be set by an option; `Sampling` checks their ranges.  None is what the
-    model's generation_config.json says, or off.
+    `Sampling` and the fields of requests take their ranges from here.  None is what the model's generation_config.json
+    says, or off.
     """
 
-    temperature: float = option(0.0, "0 is greedy")
-    top_p: float | None = option(None, "Draw from the most probable tokens up to this mass; 1 is all, 0 greedy",
-                                 none=FROM_MODEL)
-    top_k: int | None = option(None, "Draw from this many most probable tokens; 0 is all", none=FROM_MODEL)
-    min_p: float | None = option(None, "Draw from tokens at least this probable, relative to the most probable; 0 is "
-                                       "all", none=FROM_MODEL)
-    seed: int = option(0, "Seed of sampling")
+    temperature: float = option(0.0, "How evenly tokens are drawn", low=0, note="0 is greedy")
+    top_p: float | None = option(None, "Draw from the most probable tokens up to this mass", low=0, high=1,
+                                 note="1 is all, 0 greedy", none=FROM_MODEL)
+    top_k: int | None = option(None, "Draw from this many most probable tokens", low=-1, note="0 and -1 are all",
+                               none=FROM_MODEL)
+    min_p: float | None = option(None, "Draw from tokens at least this probable, relative to the most probable", low=0,
+                                 high=1, below=True, note="0 is all", none=FROM_MODEL)
+    seed: int = option(0, "Seed of sampling", low=0, high=2 ** 63 - 1)
 
 
 @dataclass(frozen=True)
 class LogitSettings(Checked):
     """Options that change the logits: constraints on the answer, penalties and biases.
 
-    They are the fields of `LogitOptions` that can be set by an option; `Sampling` checks them.
+    `LogitOptions` and the fields of requests take their ranges from here.
     """
 
     json_schema: str | None = option(None, "A JSON schema, or a file of one, that the answer follows; extra grammar",
@@ -154,10 +155,12 @@ class LogitSettings(Checked):
     regex: str | None = option(None, "A regular expression (Rust's syntax) of the whole answer", none="none")
     grammar: str | None = option(None, "A grammar (GBNF or Lark), or a file of one, that the answer follows",
                                  none="none", metavar="FILE|TEXT")
-    repetition_penalty: float | None = option(None, "Above 1, tokens of prompt and answer are less likely; 1 changes "
-                                                    "none", none=FROM_MODEL)
-    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0 is off")
-    frequency_penalty: float = option(0.0, "The same, for each time that the answer has the token; 0 is off")
+    repetition_penalty: float | None = option(None, "Above 1, tokens of prompt and answer are less likely", low=0.001,
+                                              high=1000, note="1 changes none", none=FROM_MODEL)
+    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens", low=-2, high=2,
+                                     note="0 is off")
+    frequency_penalty: float = option(0.0, "Subtracted from a token's logit for each time that the answer has it",
+                                      low=-2, high=2, note="0 is off")
     logit_bias: tuple[str, ...] = option((), "Added to a token's logit; repeatable", many=True, metavar="ID=NUMBER")
     logprobs: int | None = option(None, "With --json: log-probabilities of the answer's tokens and that many others",
                                   low=0, high=20, none="none")
