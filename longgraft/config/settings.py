@@ -6,12 +6,13 @@ Sources of defaults: "EAGLE" is SafeAILab's release, "Graft" is arXiv 2605.20104
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from longgraft.config.data_files import read_text
 from longgraft.config.method_roles import DEFAULT
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, like, option, options
 
 POSITIONS = 2 ** 24     # tokens; larger than any model's context
 Budget = Literal["paper"] | int | None
@@ -116,6 +117,17 @@ class Settings(Checked):
         object.__setattr__(self, "prefix", tuple(map(_file, given)) if isinstance(given, (list, tuple)) else given)
         super().__post_init__()
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values that are not the defaults, by flag: choices of methods with such a flag take them."""
+        return {one.switch: getattr(self, name) for name, one in options(Settings).items()
+                if getattr(self, name) != one.default}
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Settings:
+        """Returns the settings with other values of these flags."""
+        names = {one.switch: name for name, one in options(Settings).items()}
+        return replace(self, **{names[flag]: value for flag, value in flags.items() if flag in names})
+
 
 def _file(value: Any) -> Any:
     """Returns a path as text."""
@@ -210,17 +222,29 @@ class StopSettings(Checked):
 
 
 @dataclass(frozen=True)
+class Drafting(Checked):
+    """Choices of methods that draft with an EAGLE-3 head; the options of `Settings` with these flags set them, too."""
+
+    levels: int = like(Settings, "draft_levels", flag="--draft-levels")
+    top_k: int = like(Settings, "draft_top_k", flag="--draft-top-k")
+    window: int | None = like(Settings, "draft_window", flag="--draft-window")
+
+
+@dataclass(frozen=True)
+class Retrieving(Checked):
+    """Choices of methods that retrieve trees from the matrix, set like those of `Drafting`."""
+
+    depth: int | None = like(Settings, "retrieved_depth", flag="--retrieved-depth")
+    width: int | None = like(Settings, "retrieved_width", flag="--retrieved-width")
+
+
+@dataclass(frozen=True)
 class MethodSettings(Checked):
-    """Settings of one method in a run, as in `method+name=value`.
+    """Settings of one method in a run, as in `method+name=value`, besides the method's own choices.
 
     thresholds and warm name calibrations; "none" is the empty calibration.
     """
 
     budget: Budget = like(Settings, "budget")
-    levels: int | None = like(Settings, "draft_levels", default=None, none="the run's")
-    top_k: int | None = like(Settings, "draft_top_k", default=None, none="the run's")
-    window: int | None = like(Settings, "draft_window")
-    depth: int | None = like(Settings, "retrieved_depth")
-    width: int | None = like(Settings, "retrieved_width")
     thresholds: str = option("", "Thresholds of this calibration")
     warm: str = option("", "The matrix begins with this calibration's rows")

@@ -6,6 +6,10 @@ MUTATIONS = (
     Mutation("another project's file hides the zoo", "find:_registered", 'if project.get("name") == PACKAGE:', "if PROJECT.exists():", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
     Mutation("the zoo counts as another package", "find:_registered", "point.dist is not None and point.dist.name == PACKAGE", "False", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
     Mutation("a broken package hides the zoo", "find:_found", "    if what in zoo():\n        return zoo()[what]\n", "", "test_methods.py::test_an_installed_package_registers_methods"),
-    Mutation("a method with changed choices falls back", "load_needs", " and method.choices == method.usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
+    Mutation("a method with changed choices falls back", "load_needs", " and method.is_usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
     Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
+    Mutation("a session's bounds do not reach the method", "find:find", "_found(what).under(flags)", "_found(what)", "test_methods.py::test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it"),
+    Mutation("the settings do not say what the name sets", "LoadPlan.of", "settings.with_flags(method.flags)", "settings", "test_methods.py::test_settings_in_a_methods_name_replace_the_sessions"),
+    Mutation("another method's proposer has bounds of its own", "find:build", "find(method.source, method.flags)", "find(method.source)", "test_methods.py::test_a_method_that_takes_anothers_place_has_its_bounds"),
+    Mutation("a fallback has bounds of its own", "load_needs", "find(method.fallback, method.flags)", "find(method.fallback)", "test_methods.py::test_a_method_that_takes_anothers_place_has_its_bounds"),
 )
