@@ -6,18 +6,19 @@ import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Any
 
 from longgraft.acceptance.constraints import MOST_TEXT
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
-from longgraft.config.options import Checked, Option, as_number, checked, like
+from longgraft.config.options import Checked, Option, as_number, like
 from longgraft.config.settings import LogitSettings, SamplingSettings
 
 CONSTRAINTS = ("json_schema", "regex", "grammar", "tool_calls")
 DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
 LEAST_TEMPERATURE = 1e-5        # lower temperatures are greedy, as in vLLM
 # The sum of the largest one and a logit stays finite in float32.
-Bias = Annotated[float, Option(low=-10 ** 9, high=10 ** 9, note=f"{-10 ** 9:,} forbids the token")]
+BIAS = Option(kind=float, low=-10 ** 9, high=10 ** 9, note=f"{-10 ** 9:,} forbids the token")
+TOKEN = Option(kind=int)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,8 @@ class LogitOptions(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         for token, bias in (self.logit_bias or {}).items():
-            checked(as_number(token), int, "logit_bias: a token")
-            checked(as_number(bias), Bias, f"logit_bias of {token}")
+            TOKEN.check(as_number(token), "logit_bias: a token")
+            BIAS.check(as_number(bias), f"logit_bias of {token}")
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} were given; an answer follows one of them. Leave the others out.")

@@ -89,15 +89,16 @@ class Option:
             return f" from {low} to below {high}"
         return f", {low} or more" if high is None else f", at most {high}" if low is None else f" from {low} to {high}"
 
-    def check(self, value: Any) -> None:
-        """Raises ValueError if a value is of another type or out of range."""
+    def check(self, value: Any, name: str = "") -> None:
+        """Raises ValueError if a value is of another type or out of range.  name: what the error calls it"""
         if not _fits(value, self.kind):
-            self._refuse(value)
+            self._refuse(value, name)
         for part in _leaves(value):
             if self.choices and isinstance(part, str) and part not in self.choices:
-                raise ValueError(f"{self.name}: {shortened(part)} is unknown. Known: {', '.join(self.choices)}.")
+                known = ", ".join(self.choices)
+                raise ValueError(f"{name or self.name}: {shortened(part)} is unknown. Known: {known}.")
             if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._holds(part):
-                self._refuse(value)
+                self._refuse(value, name)
 
     def _holds(self, number: float) -> bool:
         """Returns True if a number is in the range."""
@@ -130,9 +131,9 @@ class Option:
             return ",".join(f"{name}={self.text(part)}" for name, part in value.items())
         return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
-    def _refuse(self, value: Any) -> Any:
+    def _refuse(self, value: Any, name: str = "") -> Any:
         found = "missing" if value is None else shortened(value)
-        raise ValueError(f"{self.name} is {found}; it must be {self.wanted}.")
+        raise ValueError(f"{name or self.name} is {found}; it must be {self.wanted}.")
 
 
 # Types for fields that need no help text: sizes, lengths and counts; shares of a whole; anything above 0.
