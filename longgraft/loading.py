@@ -29,7 +29,7 @@ from longgraft.methods.calibration import Calibration, any_kept_for, default_pat
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import AUTO, HEAD, Missing, Sources
-from longgraft.methods.parts import DraftShape, Parts
+from longgraft.methods.parts import Parts
 from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import EMBEDDED, embedded
 from longgraft.models.targets import load_target
@@ -150,8 +150,8 @@ class Loaded:
 
     def _gates(self, nodes: int) -> str:
         """Describes the thresholds, and how this session differs from the one that they were calibrated for."""
-        shape, calibration = self.parts.shape, self.parts.calibration
-        differs = calibration.differs(made_for(nodes, shape.levels, shape.top_k, shape.window))
+        calibration = self.parts.calibration
+        differs = calibration.differs(made_for(nodes, self.method.choices))
         return calibration.describe() + (f" (made for {'; '.join(differs)})" if differs else "")
 
 
@@ -223,7 +223,7 @@ def _without_slow_head(plan: LoadPlan) -> tuple[LoadPlan, tuple[str, ...]]:
     drafter that is named is always used.
     """
     name = plan.source.name
-    usual = plan.method.name == DEFAULT and plan.method.choices == plan.method.usual
+    usual = plan.method.name == DEFAULT and plan.method.is_usual
     on_cpu = device_of(plan.settings.device).type == "cpu"
     if not (usual and on_cpu and plan.drafter == AUTO and shipped_head(name) is not None):
         return plan, ()
@@ -245,10 +245,8 @@ def assemble(plan: LoadPlan) -> Loaded:
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")
-    shape = DraftShape(settings.draft_levels, settings.draft_top_k, settings.draft_window, settings.retrieved_depth,
-                  settings.retrieved_width, settings.persist)
     calibration = _calibration(target, tokenizer, network, settings)
-    parts = Parts(target, given, shape, calibration, regions=regions)
+    parts = Parts(target, given, calibration, regions=regions, persist=settings.persist)
     return Loaded(target, tokenizer, method, parts, notes, settings)
 
 
@@ -260,11 +258,11 @@ def load_needs(method: Method, sources: Sources) -> tuple[Method, dict[str, Any]
             given[need.name] = need.load(sources)
         except Missing as error:
             # Chosen options belong to this method only, so there is no fallback if any were chosen.
-            falls_back = method.fallback and sources.drafter in (AUTO, None) and method.choices == method.usual
+            falls_back = method.fallback and sources.drafter in (AUTO, None) and method.is_usual
             if not falls_back:
                 raise ValueError(f"Method {method.name!r} needs {need.clause}: {error}") from error
             why = str(error).splitlines()[0].rstrip(".")
-            other, given, notes = load_needs(find(method.fallback), sources)
+            other, given, notes = load_needs(find(method.fallback, method.flags), sources)
             return other, given, (f"{why}; decoding with method {other.name} instead of {method.name}", *notes)
     return method, given, ()
 

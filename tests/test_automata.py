@@ -202,7 +202,7 @@ def test_suffix_drafts_replace_a_tree_if_they_expect_enough_tokens():
     assert 5 < expected(trees.propose(ask(unit[7]))) < 6       # 8 times two thirds
     assert len(Either(trees, second, expected, lambda _: 5).propose(ask(unit[7]))) == 9 and second.times == 0
     assert len(Either(trees, second, expected, lambda _: 6).propose(ask(unit[7]))) == 2
-    ours = build("suffix-eagle3", toy_parts(levels=4))
+    ours = build("suffix-eagle3+levels=4", toy_parts())
     assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]     # no draft could expect more
     assert build("suffix-eagle3+threshold=2.5+outputs=0", toy_parts()).least(Ask(1, 60, 0)) == 2.5
 

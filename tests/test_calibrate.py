@@ -12,6 +12,7 @@ from toys.memories import Run
 from toys.models import VOCAB
 from toys.sessions import answered, toy_parts, toy_prompt, toy_session
 
+from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.eval.checks import calibrate
 from longgraft.eval.checks.calibrate import _costs, _gain, _replay, _Step, _Warmup, accepted, choose, stage_of
@@ -78,7 +79,7 @@ def test_a_tree_is_replayed_from_the_token_after_its_root():
 
 
 def test_the_warm_ups_replay_counts_the_tokens_that_decoding_accepted():
-    parts = toy_parts(persist=True, levels=6, top_k=8)
+    parts = toy_parts(persist=True, choices=Drafting(6, 8))
     warmup = _Warmup(parts)
     session = toy_session(as_method(warmup, "warm-up"), budget=60)
     ids = toy_prompt(60)
@@ -116,5 +117,5 @@ def test_the_cost_of_a_level_is_that_of_a_tree_divided_by_its_levels(monkeypatch
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: now[0], strftime=time.strftime))
     monkeypatch.setattr(Eagle3Drafter, "propose", takes(9.0, Eagle3Drafter.propose))
     monkeypatch.setattr(Target, "run", takes(2.0, Target.run))
-    parts = toy_parts(levels=6)
+    parts = toy_parts(choices=Drafting(6))
     assert _costs(SimpleNamespace(target=parts.target), _Warmup(parts), 20) == (1.5, 2.0)

@@ -277,7 +277,8 @@ def test_a_stop_string_ends_the_text_before_it(pair, cli):
     (["--attention", "flash"], "cannot run here"), (["--model", "./absent/model"], "there is no such folder"),
     (["--drafter", "./absent"], "is not a folder"), (["--calibration", "absent"], "does not exist"),
     (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
-    (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 0], "must be in"),
+    (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 2], "--top-p is 2.0; it must be a number from 0 to 1"),
+    (["--top-k", "-2"], "--top-k is -2; it must be a whole number, -1 or more; 0 and -1 are all"),
     (["--draft-levels", 0], "--draft-levels is 0")])
 def test_mistakes_get_one_sentence_and_status_two(pair, cli, change, said):
     code, out, err = cli(*ask(pair, *change))

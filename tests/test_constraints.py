@@ -190,12 +190,15 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     (dict(json_schema={"enum": [[{"text": "a" * 99, "n": n}] for n in range(9000)]}),
      "json_schema has more than 1,048,576 characters. Shorten it."),
     (dict(regex=5), "regex is 5; it must be text"),
-    (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be from 0.001 to 1000"),
+    (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be a number from "
+     "0.001 to 1,000; 1 changes none"),
     (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),
     (dict(logit_bias={96: 1.0}), "The logit_bias has token ids from 96 to 96"),
-    (dict(logit_bias={5: 1e39}), "logit_bias of 5 is 1e+39; it must be from -1e9"),
+    (dict(logit_bias={5: 1e39}), "logit_bias of 5 is 1e+39; it must be a number from -1,000,000,000 to 1,000,000,000; "
+     "-1,000,000,000 forbids the token"),
+    (dict(logit_bias={5: "1"}), "logit_bias of 5 is '1'; it must be a number"),
     (dict(logit_bias=[5]), "logit_bias is [5]; it must be a mapping"),
-    (dict(logprobs=21), "logprobs is 21; it must be from 0 to 20"),
+    (dict(logprobs=21), "logprobs is 21; it must be a whole number from 0 to 20"),
     (dict(regex="a", replay=[1]), "regex would change nothing")])
 def test_mistakes_raise_one_sentence(options, said):
     with pytest.raises(ValueError) as error:

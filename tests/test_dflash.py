@@ -236,7 +236,7 @@ def test_coupled_drafts_are_drawn_with_the_requests_noise():
 
 
 def test_a_window_hides_the_past_and_nothing_of_the_block():
-    near, far = Asked("dflash", window=12), Asked("dflash")
+    near, far = Asked("dflash+window=12"), Asked("dflash")
     whole = near.proposer.memory.guesses(near.root)
     assert not torch.allclose(whole, far.proposer.memory.guesses(far.root), atol=1e-3)
     keys, values = (x for x in near.proposer.memory.cache.layers[0].__dict__.values() if isinstance(x, torch.Tensor))

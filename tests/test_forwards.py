@@ -43,7 +43,7 @@ def test_every_forward_beside_the_verifications_is_counted(method):
 
 
 def test_a_dense_tree_counts_a_forward_per_level_and_per_feeding():
-    stats = answered(toy_session("eagle3", levels=4), toy_prompt(60), 24).stats
+    stats = answered(toy_session("eagle3+levels=4"), toy_prompt(60), 24).stats
     drafted = stats.steps - 1       # nothing is drafted for the last token
     assert stats.forwards == {"draft": 3 * drafted + drafted - 1}   # the prompt was fed as it was read
     assert answered(toy_session("eagle3", budget=1), toy_prompt(60), 5).stats.forwards == {}

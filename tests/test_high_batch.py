@@ -19,6 +19,7 @@ from longgraft.budget.acceptance_estimates import AcceptanceEstimates
 from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.pass_planner import PricedPass
 from longgraft.budget.prices import Prices
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import Dense, Gates, StoredGates
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler, advance
@@ -26,7 +27,6 @@ from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.memories.adjacency_memory import AdjacencyMemory, MatrixWrites
 from longgraft.memories.head_passes import HeadPasses, Part
 from longgraft.methods.find import build
-from longgraft.methods.parts import DraftShape
 from longgraft.protocol.observation import Observation
 from longgraft.protocol.proposer import Ask
 from longgraft.protocol.pruning import Level, Verdict
@@ -80,9 +80,9 @@ def test_all_levels_are_drafted_and_the_best_nodes_of_all_are_kept():
 @pytest.mark.parametrize(("gate", "kept"), [(0, 2), (1, 3), (5, 5)])
 def test_the_serving_tree_of_eight_keeps_two_three_or_five_nodes(gate, kept):
     """Five levels of four candidates, as SGLang drafts by default: the last level has the deepest gate."""
-    parts = toy_parts(levels=5, top_k=4, thresholds={gate: 2.0}, snapshot=torch.randint(
+    parts = toy_parts(thresholds={gate: 2.0}, snapshot=torch.randint(
         0, 96, (97, 8), generator=torch.Generator().manual_seed(1), dtype=torch.int32))
-    for tree in trees(build("graft-hb", parts), steps=4, budget=8):
+    for tree in trees(build("graft-hb+levels=5+top_k=4", parts), steps=4, budget=8):
         drafted = int(((tree.origin & (DRAFT | ROOT)) > 0).sum())
         assert (drafted, len(tree), tree.stage) == (kept, 8, min(gate, 4))
         assert int(((tree.origin & RETRIEVED) > 0).sum()) >= 8 - kept
@@ -198,7 +198,7 @@ def test_drafts_share_passes_and_have_the_same_bits_as_alone(method, monkeypatch
 def test_requests_at_different_levels_share_passes(monkeypatch):
     """A draft of two levels and one of six: the shorter one adds no pass to the longer one."""
     calls, parts = counted(monkeypatch), toy_parts()
-    short, long = (replace(parts, kept={}, shape=DraftShape(levels=levels)).drafter(Dense()) for levels in (2, 6))
+    short, long = (replace(parts, kept={}, choices=Drafting(levels=levels)).drafter(Dense()) for levels in (2, 6))
     asks = []
     for ours in (short, long):
         verifier, _, root = begun(parts.target, ours.memories, toy_prompt(20))

@@ -43,7 +43,7 @@ def test_the_tables_have_counts_of_passes_if_they_were_counted():
 @pytest.mark.parametrize("name", ["embedded", "smollm2"])
 def test_the_configurations_of_the_table_measure_all_methods_up_to_sixteen_requests(name):
     config = SweepConfig.load(CONFIGS / name / "sweep.toml")
-    assert {variant.method for variant in config.variants} == {
+    assert {find(variant.method).name for variant in config.variants} == {
         "ar", "eagle3", "graft", "graft-hb", "echo", "graft-x", "graft-x-text"}
     assert config.concurrency == (1, 2, 4, 8, 16) and config.prompts >= 16
 
@@ -53,4 +53,4 @@ def test_the_configuration_of_echo_has_sparse_and_dense_gates_with_one_threshold
     gates = [find(variant.method).choices for variant in config.variants if variant.method.startswith("echo+")]
     assert [(len(one.depths), len(set(one.taus)) > 1) for one in gates] == [
         (3, True), (3, False), (8, True), (8, False)]
-    assert {variant.numbers.get("budget") for variant in config.variants} == {None, 4, 8, 16, 64}
+    assert {variant.own_budget for variant in config.variants} == {None, 4, 8, 16, 64}

@@ -170,8 +170,8 @@ def test_the_other_baselines_decode_as_plain_decoding_does_and_end_where_it_ends
 def test_settings_of_a_variant_reach_its_trees():
     """Compares each variant with a session that has the same parts."""
     warm = Calibration({0: 0.9, 1: 0.0, 5: 0.0}, 24, torch.randint(VOCAB, (VOCAB + 1, 8), dtype=torch.int32))
-    settings = {"graft+budget=20": {}, "graft+depth=2": {"depth": 2}, "graft+width=1": {"width": 1},
-                "eagle3+levels=2+top_k=3": {"levels": 2, "top_k": 3}, "graft+warm=w": {"snapshot": warm.snapshot},
+    settings = {"graft+budget=20": {}, "graft+depth=2": {}, "graft+width=1": {},
+                "eagle3+levels=2+top_k=3": {}, "graft+warm=w": {"snapshot": warm.snapshot},
                 "graft+thresholds=w": {"thresholds": warm.thresholds, "split": 24},
                 "graft+thresholds=none": {"thresholds": DEFAULT_THRESHOLDS, "split": 40}}
     state = prefilled(["graft", *settings], {"w": warm}, own={"thresholds": {0: 0.5}, "split": 50})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from toys.memories import assert_rewinds
@@ -14,7 +12,7 @@ from longgraft.acceptance.rules import Greedy
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.memories.token_history import TokenHistory
 from longgraft.methods.find import build
-from longgraft.methods.parts import DraftShape, Parts
+from longgraft.methods.parts import Parts
 from longgraft.prefill.chunked import read_prompt
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
@@ -106,7 +104,7 @@ def test_a_rewound_history_is_as_long_as_at_its_mark():
 def test_methods_built_from_the_same_parts_share_memories():
     parts = toy_parts()
     graft, dense = (build(name, parts) for name in ("graft", "eagle3"))
-    window = build("eagle3", replace(parts, shape=DraftShape(window=12)))
+    window = build("eagle3+window=12", parts)
     assert graft.memories[0] is dense.memories[0] is not window.memories[0]
     assert build("retrieval", parts).memories[0] is graft.memories[1]
     assert build("token-recycling", parts).memories[0] is not graft.memories[1]

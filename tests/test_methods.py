@@ -18,12 +18,13 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEADLESS, PLAIN
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
-from longgraft.config.settings import MethodSettings, Settings
+from longgraft.config.settings import MethodSettings, Retrieving, Settings
 from longgraft.loading import load_needs
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import CORE, Method, as_method, build, find, installed, known, zoo
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
+from longgraft.methods.registry.graft import GraftChoices
 
 SOURCE = '''
 from longgraft.methods.find import Method
@@ -184,6 +185,23 @@ def test_settings_in_a_methods_name_replace_the_sessions():
         method="graft", draft_levels=3, retrieved_width=2, budget="paper")
     with pytest.raises(ValueError, match="warm names a calibration of a sweep"):
         longgraft.load(model, None, tell=False, method="graft+warm=none")
+
+
+def test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it():
+    def choices(name: str, **settings):
+        return LoadPlan.of(None, None, Settings(method=name, **settings)).method.choices
+
+    assert choices("graft", draft_levels=3, retrieved_width=2) == GraftChoices(levels=3, width=2)
+    assert choices("graft+levels=9", draft_levels=3).levels == 9
+    assert choices("longspec+levels=2", draft_levels=3).levels == 2     # its own, which has no flag
+    assert find("graft", {"--draft-top-k": 4}).flags["--draft-top-k"] == 4
+
+
+def test_a_method_that_takes_anothers_place_has_its_bounds():
+    over, parts = find("graft-x+source=eagle3+levels=2"), toy_parts()
+    assert build(over, parts).drafter.proposer.levels == 2
+    plan = LoadPlan.of(None, None, Settings(method="graft+depth=2"))
+    assert load_needs(plan.method, Sources(toy_target(), None))[0].choices == Retrieving(depth=2)
 
 
 def test_a_given_part_that_no_method_needs_is_refused():

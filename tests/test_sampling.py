@@ -211,15 +211,17 @@ def test_a_replay_follows_its_recording_from_its_start():
 
 
 @pytest.mark.parametrize("given, message", [
-    ({"temperature": float("nan")}, "must be 0 .greedy., or from 1e-5 up"), ({"temperature": -1.0}, "must be 0"),
-    ({"temperature": 1e-9}, "must be 0"), ({"temperature": float("inf")}, "must be 0"),
+    ({"temperature": float("nan")}, "must be a number, 0 or more; 0 is greedy"), ({"temperature": -1.0}, "0 or more"),
+    ({"temperature": -1e-9}, "0 or more"), ({"temperature": float("inf")}, "0 or more"),
     ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"), ({"temperature": True}, "a number"),
-    ({"temperature": 1.0, "top_p": float("nan")}, "in .0, 1."), ({"temperature": 1.0, "top_p": 0.0}, "in .0, 1."),
-    ({"temperature": 1.0, "top_p": 1.01}, "in .0, 1."), ({"temperature": 1.0, "top_p": True}, "a number"),
-    ({"temperature": 1.0, "top_k": -1}, "1 or more"), ({"temperature": 1.0, "top_k": 2.0}, "a whole number"),
-    ({"temperature": 1.0, "top_k": True}, "a whole number"), ({"temperature": 1.0, "min_p": 1.0}, "in .0, 1."),
+    ({"temperature": 1.0, "top_p": float("nan")}, "from 0 to 1; 1 is all"),
+    ({"temperature": 1.0, "top_p": -0.1}, "from 0 to 1"), ({"temperature": 1.0, "top_p": 1.01}, "from 0 to 1"),
+    ({"temperature": 1.0, "top_p": True}, "a number"), ({"temperature": 1.0, "top_k": 2.0}, "a whole number"),
+    ({"temperature": 1.0, "top_k": -2}, "-1 or more; 0 and -1 are all"),
+    ({"temperature": 1.0, "top_k": True}, "a whole number"), ({"temperature": 1.0, "min_p": 1.0}, "from 0 to below 1"),
     ({"temperature": 1.0, "min_p": None}, "a number"), ({"temperature": 1.0, "seed": 1.5}, "a whole number"),
-    ({"temperature": 1.0, "seed": 2 ** 63}, r"from 0 to 2\^63 - 1"), ({"temperature": 1.0, "seed": -1}, "from 0"),
+    ({"temperature": 1.0, "seed": 2 ** 63}, "from 0 to 9,223,372,036,854,775,807"),
+    ({"temperature": 1.0, "seed": -1}, "from 0"),
     ({"top_p": 0.5}, "greedy, and top_p=0.5 would change nothing.*above 0"), ({"top_k": 3}, "top_k=3 would change"),
     ({"min_p": 0.1}, "min_p=0.1 would change"), ({"seed": 5}, "seed=5 would change"),
     ({"replay": []}, "at least one token"), ({"replay": [1, 1.5]}, "a token is 1.5; it must be a token id"),
@@ -236,3 +238,12 @@ def test_numbers_of_other_libraries_are_accepted():
     assert isinstance(Sampling(1, 1).rule(4), Sampled)
     assert isinstance(Sampling(replay=np.array([1, 2])).rule(4), Replay)
     assert isinstance(Sampling(0).rule(4), Greedy)
+    assert type(Sampling(1.0, seed=np.int64(2)).seed) is int        # JSON has no other
+
+
+@pytest.mark.parametrize(("given", "meant"), [
+    ({"temperature": 1e-6, "seed": 4}, Sampling()), ({"temperature": 0.5, "top_p": 0, "top_k": 3}, Sampling()),
+    ({"temperature": 0.5, "top_p": 0, "repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+    ({"temperature": 1e-5}, Sampling(1e-5)), ({"temperature": 0.5, "top_k": -1}, Sampling(0.5))])
+def test_values_of_other_servers_become_ours(given, meant):
+    assert Sampling(**given) == meant

@@ -72,7 +72,7 @@ def refused(path, body=None, method="POST", session=None, headers=None, content=
     ({"prompt": "a", "structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.json",
      "structured_outputs.json and structured_outputs.regex were given"),
     ({"prompt": "a", "structured_outputs": {"jsn": {}}}, "structured_outputs.jsn", "is not known here. Leave it out."),
-    ({"prompt": "a", "presence_penalty": 3}, "presence_penalty", "it must be from -2 to 2"),
+    ({"prompt": "a", "presence_penalty": 3}, "presence_penalty", "it must be a number from -2 to 2"),
     ({"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias.x", ""),
     ({"prompt": "a", "logit_bias": {"96": 1}}, "logit_bias", "logit_bias holds 96"),
     ({"prompt": "a", "logprobs": 21, "echo": True}, "logprobs", "logprobs is 21"),

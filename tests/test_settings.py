@@ -15,15 +15,19 @@ from longgraft.config.file_errors import reason
 from longgraft.config.option_files import describe
 from longgraft.config.options import Checked, made, option, options, size
 from longgraft.config.settings import (
+    Drafting,
     HeadOverrides,
     LogitSettings,
     MethodSettings,
     Pair,
+    Retrieving,
     SamplingSettings,
     Settings,
     StopSettings,
 )
 from longgraft.drafters.eagle3 import LEVELS, TOP_K
+from longgraft.methods.find import find
+from longgraft.methods.registry.graft import GraftChoices
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,13 @@ def test_a_value_of_another_type_or_out_of_range_is_named(values, message):
 
 @pytest.mark.parametrize("name, text, value", [
     ("count", "9", 9), ("lengths", "1, 2,3", (1, 2, 3)), ("pair", "none", None), ("pair", "2,4", (2.0, 4)),
-    ("names", "a,b", ("a", "b")), ("places", "x=/y,z=w", {"x": "/y", "z": "w"}), ("quick", "true", True),
-    ("share", "1e-1", 0.1)])
+    ("names", "a,b", ("a", "b")), ("count", "-2", -2), ("places", "x=/y,z=w", {"x": "/y", "z": "w"}),
+    ("quick", "true", True), ("share", "1e-1", 0.1)])
 def test_a_text_is_read_by_the_fields_type(name, text, value):
     assert options(Toy)[name].parse(text) == value
 
 
-@pytest.mark.parametrize("name, text", [("count", "none"), ("count", "2.5"), ("count", "-1"), ("share", "half"),
+@pytest.mark.parametrize("name, text", [("count", "none"), ("count", "2.5"), ("count", "--1"), ("share", "half"),
                                         ("pair", "1,x"), ("places", "x"), ("quick", "yes"), ("count", "9" * 5000)])
 def test_a_text_of_another_kind_is_refused(name, text):
     with pytest.raises(ValueError, match=f"{name} is '"):
@@ -127,7 +131,8 @@ def test_printed_settings_are_read_back_unchanged():
 
 
 def test_every_option_says_what_it_is_for_and_what_its_numbers_mean():
-    for group in (HeadOverrides, Pair, Settings, SamplingSettings, StopSettings, MethodSettings):
+    for group in (HeadOverrides, Pair, Settings, SamplingSettings, StopSettings, MethodSettings, Drafting,
+                  Retrieving):
         for name, one in options(group).items():
             assert one.help or one.kind is HeadOverrides, name      # its fields say it
             assert one.none or "None" not in str(one.kind), f"{name} does not say what None stands for"
@@ -155,8 +160,12 @@ def test_one_method_takes_settings_of_its_own():
     from longgraft.eval.runs.variants import Variant
 
     found = Variant.parse("graft@long+budget=30+levels=5+window=2k+warm=none")
-    assert found.numbers == {"budget": 30, "levels": 5, "window": 2048} and found.calibrations == {"warm": "none"}
+    assert (found.own_budget, found.calibrations) == (30, {"warm": "none"})
+    assert found.method == "graft+levels=5+window=2k"
+    assert find(found.method).choices == GraftChoices(levels=5, window=2048)
     for name, said in (("graft+budget=5000", "from 1 to 4,096"), ("pld+levels=2", "pld does not read levels"),
+                       ("eagle3+depth=2", "does not read depth. It reads budget, levels, top_k, window"),
+                       ("graft+levels=99", r"graft\+levels=99.*levels is 99; it must be .* from 1 to 64"),
                        ("graft+speed=2", r"Known: budget=NUMBER.*warm=NAME"), ("graft+budget=x", "budget is 'x'"),
                        ("transformers+budget=2", "transformers does not read budget")):
         with pytest.raises(ValueError, match=said):

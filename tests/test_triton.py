@@ -209,7 +209,7 @@ def test_a_session_answers_by_the_kernel(monkeypatch):
         return BACKENDS["triton"](q, k, v, layout, scale, window)
 
     monkeypatch.setitem(BACKENDS, "split", kernel)
-    session = toy_session("eagle3", "mistral-window", budget=6, levels=3)
+    session = toy_session("eagle3+levels=3", "mistral-window", budget=6)
     greedy = Sampling(temperature=0)
     assert answered(session, toy_prompt(26), 2, greedy).token_ids == oracle.plain("mistral-window", 26, 2, greedy)
     assert {window for _, window in rows} == {None, 24} and len(rows) > 4

@@ -18,6 +18,7 @@ import torch
 
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.method_roles import PAPERS
 from longgraft.config.settings import Budget
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes
@@ -26,7 +27,7 @@ from longgraft.engine.session import Session, answer
 from longgraft.eval.prompts.suites import Example
 from longgraft.loading import Loaded
 from longgraft.methods.calibration import Calibration, default_path, made_for
-from longgraft.methods.find import as_method
+from longgraft.methods.find import as_method, find
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Ask, memories_of
@@ -133,9 +134,9 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
 
     # Matrix rows are kept after each answer, because the warm-up must fill them.  Regions are eager, because the host
     # reads the drafts.
-    parts, shape = loaded.parts, replace(loaded.parts.shape, persist=True)
-    warmup = _Warmup(replace(parts, shape=shape, calibration=replace(parts.calibration, snapshot=None), kept={},
-                             regions=EAGER))
+    parts, bounds = loaded.parts, find(PAPERS, loaded.settings.flags).choices
+    warmup = _Warmup(replace(parts, choices=bounds, persist=True, kept={}, regions=EAGER,
+                             calibration=replace(parts.calibration, snapshot=None)))
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(how.budget)
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
@@ -160,7 +161,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     thresholds, gain = choose(chosen, costs, how.keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
     about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             **made_for(nodes, shape.levels, shape.top_k, shape.window),
+             **made_for(nodes, bounds),
              "temperature": f"{how.temperature:g}", "date": time.strftime("%Y-%m-%d"),
              "draft_cost": f"{costs[0] / costs[1]:.3f}",
              "gain_on_chosen_half": f"{gain:.3f}",

@@ -33,10 +33,12 @@ class StepShape:
     def of(cls, name: str, config: Mapping[str, Any]) -> StepShape:
         """Returns the shape of a variant in a run of this configuration."""
         variant = Variant.parse(name)
-        levels, width = config.get("draft_levels", LEVELS), config.get("draft_top_k", TOP_K)
-        drafts = HEAD in find(variant.method).needs
-        return cls(variant.budget(config.get("budget")), variant.numbers.get("levels", levels) if drafts else 0,
-                   variant.numbers.get("top_k", width))
+        bounds = {"--draft-levels": config.get("draft_levels", LEVELS),
+                  "--draft-top-k": config.get("draft_top_k", TOP_K)}
+        method = find(variant.method, bounds)
+        bounds |= method.flags
+        return cls(variant.budget(config.get("budget")), bounds["--draft-levels"] if HEAD in method.needs else 0,
+                   bounds["--draft-top-k"])
 
 
 def costs_of_run(run: Run) -> Costs:

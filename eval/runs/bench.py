@@ -86,7 +86,7 @@ class Bench:
         missing = {}
         for variant in (variant for variant in config.variants if variant.ours):
             try:
-                build(variant.method, engines.parts(variant), variant.adaptive(config.budget))
+                build(engines.method(variant), engines.parts(variant), variant.adaptive(config.budget))
             except Missing as error:
                 if not config.allow_missing:        # then it is an error before anything runs
                     raise

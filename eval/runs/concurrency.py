@@ -18,7 +18,6 @@ from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
 from longgraft.eval.runs.rows import Done, Key
 from longgraft.eval.runs.variants import Variant
-from longgraft.methods.find import find
 
 
 def missing_batches(config: SweepConfig, bench: Bench, plan: Plan, there: Set[BatchKey]) -> list[BatchKey]:
@@ -50,9 +49,8 @@ def batch(config: SweepConfig, bench: Bench, plan: Plan, key: BatchKey, done: Do
 def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
     """Returns a session with the budget that the variant has alone."""
     parts = replace(bench.engines.parts(variant), kept={})
-    budget = variant.numbers.get("budget", config.budget)
-    return replace(bench.loaded, method=find(variant.method), parts=parts).session(
-        budget if variant.adaptive(config.budget) else variant.budget(config.budget))
+    return replace(bench.loaded, method=bench.engines.method(variant), parts=parts).session(
+        variant.wanted(config.budget) if variant.adaptive(config.budget) else variant.budget(config.budget))
 
 
 class _Counting(Scheduler[Scheduled]):

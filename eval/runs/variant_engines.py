@@ -16,7 +16,7 @@ from longgraft.engine.engine import Engine
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.loading import Loaded
 from longgraft.methods.calibration import Calibration
-from longgraft.methods.find import find
+from longgraft.methods.find import Method, find
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
 from longgraft.runtime.clock import Clock
@@ -91,8 +91,8 @@ class VariantEngines:
         return replace(self.parts(variant), clock=self.clock, regions=self.regions, costs=costs[variant.head])
 
     def _engine(self, variant: Variant, parts: Parts) -> Engine:
-        loaded = replace(self.loaded, method=find(variant.method), parts=parts)
-        return loaded.joined_engine(variant.numbers.get("budget", self.budget))
+        loaded = replace(self.loaded, method=self.method(variant), parts=parts)
+        return loaded.joined_engine(variant.wanted(self.budget))
 
     def _learning(self, variant: Variant, parts: Parts, run: str, other: Engine) -> Engine:
         """Returns the engine of a run, whose lasting memories are those of the prompt before."""
@@ -110,14 +110,17 @@ class VariantEngines:
         parts = self._find(variant, variant.head, self.heads, "head", "head")
         taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
                  for key, name in variant.calibrations.items() if name != COLD}
-        numbers = {key: value for key, value in variant.numbers.items() if key != "budget"}
         calibration, none = parts.calibration, Calibration()        # what COLD stands for
         if "thresholds" in variant.calibrations:
             made = taken.get("thresholds", none)
             calibration = replace(calibration, thresholds=made.thresholds, split=made.split)
         if "warm" in variant.calibrations:
             calibration = replace(calibration, snapshot=taken.get("warm", none).snapshot)
-        return replace(parts, shape=replace(parts.shape, **numbers), calibration=calibration)
+        return replace(parts, calibration=calibration)
+
+    def method(self, variant: Variant) -> Method:
+        """Returns a variant's method, whose bounds of drafts are those of the run if its name sets none."""
+        return find(variant.method, self.loaded.settings.flags)
 
     @staticmethod
     def _find(variant: Variant, name: str, given: Mapping[str, Any], what: str, option: str) -> Any:

@@ -23,14 +23,14 @@ PEERS = (*TRANSFORMERS, "llama.cpp", "llama.cpp-lookup")
 class Variant:
     """`method[@head][+setting=value ...]`: the settings are those of `MethodSettings` and the method's own choices.
 
-    Names in TRANSFORMERS are not methods of ours.  method: with its own choices; calibrations: by setting, the name
-    that the calibration was given under
+    Names in TRANSFORMERS are not methods of ours.  method: with its own choices; own_budget: nodes per verification
+    that its name sets; calibrations: by setting, the name that the calibration was given under
     """
 
     name: str
     method: str
     head: str = ""
-    numbers: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    own_budget: Budget = None
     calibrations: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -46,9 +46,8 @@ class Variant:
                 raise ValueError(f"{name!r}: {who} does not read {', '.join(settings)}. Leave it out.")
             return cls(name, who, head)
         method, values = own_settings(joined(place + who, settings))
-        calibrations = {key: value for key, value in values.items() if isinstance(value, str) and key != "budget"}
-        numbers = {key: value for key, value in values.items() if value is not None and key not in calibrations}
-        return cls(name, method, head, numbers, calibrations)
+        budget = values.pop("budget", None)
+        return cls(name, method, head, budget, values)
 
     @classmethod
     def plain(cls) -> Variant:
@@ -67,16 +66,20 @@ class Variant:
 
         return find(self.method).promise if self.ours else "exact"
 
+    def wanted(self, budget: Budget) -> Budget:
+        """Returns its own budget, or else that of the run."""
+        return budget if self.own_budget is None else self.own_budget
+
     def budget(self, wanted: Budget) -> int:
         """Returns the nodes per verification: its setting, the wanted, the method's own, or one if nothing is
         proposed."""
         from longgraft.methods.find import find
 
-        return find(self.method).usual_budget(self.numbers.get("budget", wanted))
+        return find(self.method).usual_budget(self.wanted(wanted))
 
     def adaptive(self, wanted: Budget) -> bool:
         """True if the method chooses its budgets: it can, and none is given."""
         from longgraft.methods.find import find
 
-        return self.ours and find(self.method).chooses(self.numbers.get("budget", wanted))
+        return self.ours and find(self.method).chooses(self.wanted(wanted))
 

@@ -6,20 +6,23 @@ import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
 from functools import cached_property
-from numbers import Integral, Real
 from typing import Any
 
 from longgraft.acceptance.constraints import MOST_TEXT
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Replay, Sampled
+from longgraft.config.options import Checked, Option, as_number, like
+from longgraft.config.settings import LogitSettings, SamplingSettings
 
 CONSTRAINTS = ("json_schema", "regex", "grammar", "tool_calls")
-MOST_LOGPROBS = 20      # OpenAI's limit
-MOST_BIAS = 1e9         # -1e9 forbids a token, and its sum with a logit stays finite in float32
-MOST_REPETITION = 1e3   # largest repetition penalty; the smallest is its reciprocal
+DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
+LEAST_TEMPERATURE = 1e-5        # lower temperatures are greedy, as in vLLM
+# The sum of the largest one and a logit stays finite in float32.
+BIAS = Option(kind=float, low=-10 ** 9, high=10 ** 9, note=f"{-10 ** 9:,} forbids the token")
+TOKEN = Option(kind=int)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogitOptions:
+class LogitOptions(Checked):
     """Settings that change the logits depending on the tokens so far, for greedy and sampled decoding.
 
     Attributes:
@@ -28,13 +31,12 @@ class LogitOptions:
         regex: an expression in Rust's syntax that the whole answer must match.
         grammar: a grammar in Lark or GBNF syntax.
         tool_calls: a grammar of text and tool calls in Lark syntax, as `longgraft.serve.tools` makes it.
-        logit_bias: token id -> number that is added to its logit, from -1e9 (forbids the token) to 1e9.
+        logit_bias: token id -> number that is added to its logit; -1e9 forbids the token.
         repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens in the prompt or
             the answer (as in transformers); 1 turns it off.
-        presence_penalty: subtracted once from the logits of tokens in the answer (as in OpenAI's API), from -2 to 2.
-        frequency_penalty: subtracted for each occurrence in the answer (as in OpenAI's API), from -2 to 2.
-        logprobs: how many of the most probable tokens are reported with each decoded one, 0 to 20; None: no
-            log-probabilities.
+        presence_penalty: subtracted once from the logits of tokens in the answer (as in OpenAI's API).
+        frequency_penalty: subtracted for each occurrence in the answer (as in OpenAI's API).
+        logprobs: how many of the most probable tokens are reported with each decoded one; None: no log-probabilities.
         prompt_logprobs: the same for the prompt's tokens after the first; the whole prompt is read, also if its
             beginning is known.
 
@@ -42,45 +44,25 @@ class LogitOptions:
         ValueError: a value is out of range or of a wrong type, or two constraints are given.
     """
 
-    json_schema: str | Mapping[str, Any] | None = None
+    json_schema: str | Mapping[Any, Any] | None = None
     regex: str | None = None
     grammar: str | None = None
     tool_calls: str | None = None
-    logit_bias: Mapping[int, float] | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    logit_bias: Mapping[Any, Any] | None = None       # each entry is checked by itself
+    repetition_penalty: float = like(LogitSettings, "repetition_penalty", default=1.0)
+    presence_penalty: float = like(LogitSettings, "presence_penalty")
+    frequency_penalty: float = like(LogitSettings, "frequency_penalty")
+    logprobs: int | None = like(LogitSettings, "logprobs")
+    prompt_logprobs: int | None = like(LogitSettings, "prompt_logprobs")
 
     def __post_init__(self) -> None:
-        for name in ("repetition_penalty", "presence_penalty", "frequency_penalty"):
-            _check_number(name, getattr(self, name), Real, "a number")
-        if not 1 / MOST_REPETITION <= self.repetition_penalty <= MOST_REPETITION:
-            raise ValueError(f"repetition_penalty is {self.repetition_penalty}; it must be from {1 / MOST_REPETITION} "
-                             f"to {MOST_REPETITION:g}, 1 turns it off.")
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not -2 <= getattr(self, name) <= 2:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be from -2 to 2, 0 turns it off.")
-        if not isinstance(self.logit_bias or {}, Mapping):
-            raise ValueError(f"logit_bias is {self.logit_bias!r}; it must be a mapping of token ids to numbers.")
+        super().__post_init__()
         for token, bias in (self.logit_bias or {}).items():
-            _check_number("logit_bias: a token", token, Integral, "a token id")
-            _check_number(f"logit_bias of {token}", bias, Real, "a number")
-            if not abs(bias) <= MOST_BIAS:
-                raise ValueError(f"logit_bias of {token} is {bias}; it must be from -1e9, which forbids the token, to "
-                                 "1e9.")
-        for name in ("logprobs", "prompt_logprobs"):
-            if (wanted := getattr(self, name)) is not None:
-                _check_number(name, wanted, Integral, "a whole number")
-                if not 0 <= wanted <= MOST_LOGPROBS:
-                    raise ValueError(f"{name} is {wanted}; it must be from 0 to {MOST_LOGPROBS}.")
-        given = {name: value for name in CONSTRAINTS if (value := getattr(self, name)) is not None}
+            TOKEN.check(as_number(token), "logit_bias: a token")
+            BIAS.check(as_number(bias), f"logit_bias of {token}")
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} were given; an answer follows one of them. Leave the others out.")
-        for name, value in given.items():
-            if not isinstance(value, (str, Mapping) if name == "json_schema" else str):
-                raise ValueError(f"{name} is {value!r}; it must be text{' or a mapping' * (name == 'json_schema')}.")
 
     @cached_property
     def constraint(self) -> tuple[str, str] | None:
@@ -104,41 +86,35 @@ class LogitOptions:
 class Sampling(LogitOptions):
     """Sampling settings: greedy (temperature 0), sampled with a seed, or replayed from a recording.
 
-    Attributes:
-        temperature: 0 (greedy, the default), or at least 1e-5.
-        top_p, top_k, min_p: as transformers' warpers; 1, 0 and 0 turn them off.
-        seed: in [0, 2^63); the same seed gives the same tokens with every method.
-        replay: token ids that replace the draws; excludes all other fields.
+    A top_k of -1 becomes 0.  With a temperature below 1e-5 or a top_p of 0, which are greedy, all these fields but
+    replay become their defaults.
 
-    The other fields are those of `LogitOptions`.
+    Attributes:
+        temperature: 0 is greedy, the default.
+        top_p, top_k, min_p: as transformers' warpers; 1, 0 and 0 turn them off.
+        seed: the same seed gives the same tokens with every method.
+        replay: a sequence of token ids that replace the draws; excludes all other fields.
+
+    The other fields are those of `LogitOptions`, and the ranges those of `SamplingSettings` and `LogitSettings`.
 
     Raises:
         ValueError: a value is out of range, or a setting would have no effect (such as a seed with temperature 0).
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int = 0
-    replay: Sequence[int] | None = None
+    temperature: float = like(SamplingSettings, "temperature")
+    top_p: float = like(SamplingSettings, "top_p", default=1.0)
+    top_k: int = like(SamplingSettings, "top_k", default=0)
+    min_p: float = like(SamplingSettings, "min_p", default=0.0)
+    seed: int = like(SamplingSettings, "seed")
+    replay: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("temperature", "top_p", "min_p"):
-            _check_number(name, getattr(self, name), Real, "a number")
-        for name in ("top_k", "seed"):
-            _check_number(name, getattr(self, name), Integral, "a whole number")
-        if not (self.temperature == 0 or 1e-5 <= self.temperature < float("inf")):
-            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy), or from 1e-5 up.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it must be in (0, 1], 1 turns it off.")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}; it must be 1 or more, 0 turns it off.")
-        if not 0 <= self.min_p < 1:
-            raise ValueError(f"min_p is {self.min_p}; it must be in [0, 1), 0 turns it off.")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed is {self.seed}; it must be from 0 to 2^63 - 1.")
+        if self.temperature > 0 and (self.temperature < LEAST_TEMPERATURE or self.top_p == 0):
+            for name in DRAWN:
+                object.__setattr__(self, name, getattr(type(self), name))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         drawn = {name: value for name, value in self.drawn.items() if value != getattr(type(self), name)}
         given = [f"{name}={value}" for name, value in drawn.items()]
         if self.replay is not None:
@@ -150,7 +126,7 @@ class Sampling(LogitOptions):
     @property
     def drawn(self) -> dict[str, Any]:
         """Temperature, top_p, top_k, min_p and seed."""
-        return {name: getattr(self, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
+        return {name: getattr(self, name) for name in DRAWN}
 
     @property
     def described(self) -> dict[str, Any]:
@@ -166,7 +142,8 @@ class Sampling(LogitOptions):
         if not len(replay):
             raise ValueError("The recorded continuation is empty. Give at least one token to replay.")
         for token in replay:
-            _check_number("The recorded continuation: a token", token, Integral, "a token id")
+            if isinstance(token, bool) or not isinstance(as_number(token), int):
+                raise ValueError(f"The recorded continuation: a token is {token!r}; it must be a token id.")
 
     def rule(self, prompt_tokens: int) -> DrawThenWalk:
         """The acceptance rule for a prompt of this length."""
@@ -191,9 +168,3 @@ def _least_length(value: object) -> int:
         else:
             length += len(part) if isinstance(part, str) else 1
     return length
-
-
-def _check_number(name: str, value: object, kind: type, wanted: str) -> None:
-    """ValueError where a value is of another kind; a bool is not a number."""
-    if isinstance(value, bool) or not isinstance(value, kind):
-        raise ValueError(f"{name} is {value!r}; it must be {wanted}.")

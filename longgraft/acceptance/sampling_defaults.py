@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft.acceptance.sampling import Sampling
+from longgraft.acceptance.sampling import DRAWN, Sampling
 
 FILE = "generation_config.json"
-DRAWN = ("temperature", "top_p", "top_k", "min_p")      # fields that count only if the file says do_sample
-LEAST_TEMPERATURE = 1e-5        # lower temperatures are greedy, as in vLLM
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")    # fields that count only if the file says do_sample
 # Settings of transformers that change answers and that no request takes, and their values that change nothing.
 UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "no_repeat_ngram_size": (0,),
@@ -26,8 +25,7 @@ class SamplingDefaults:
     """The sampling that a model's generation config recommends.
 
     Attributes:
-        values: Fields of `Sampling` that the file sets, as they are used: a top_k of -1 is 0, and a temperature below
-            1e-5 is 0.
+        values: Fields of `Sampling` that the file sets.
         unapplied: Settings of the file that change answers in transformers and are not supported here.
 
     Example:
@@ -49,27 +47,29 @@ class SamplingDefaults:
             ValueError: a value cannot be used; the message names file, key and value.
         """
         config = getattr(model, "generation_config", None)
-        names = (*(DRAWN if getattr(config, "do_sample", None) else ()), "repetition_penalty")
+        names = (*(SAMPLED if getattr(config, "do_sample", None) else ()), "repetition_penalty")
         given = {name: value for name in names if (value := getattr(config, name, None)) is not None}
         if "temperature" in names:
             given = {"temperature": 1.0} | given        # transformers' own default
         for key, value in given.items():
-            _check(key, value, name)
+            try:
+                _alone(key, value)
+            except ValueError as error:
+                raise ValueError(f"{FILE} of {name}: {error} Correct the value there, or remove it.") from error
         others = {key: value for key, neutral in UNAPPLIED.items()
                   if (value := getattr(config, key, None)) is not None and value not in neutral}
-        return cls(usable(given), others)
+        return cls(given, others)
 
     @property
     def temperature(self) -> float:
         """The temperature of an answer that names none, where such answers follow the file; 0 is greedy."""
-        return 0.0 if self.values.get("top_p") == 0 else self.values.get("temperature", 0.0)
+        return Sampling(**self.values).temperature if "temperature" in self.values else 0.0
 
     @property
     def described(self) -> str:
         """Describes the file in a line for people; "" if it says nothing."""
-        off = Sampling(temperature=1.0)
         said = [f"{name} {value:g}" for name, value in self.values.items()
-                if name == "temperature" or value != getattr(off, name)]
+                if name == "temperature" or _alone(name, value) != Sampling(temperature=1.0)]
         lines = []
         if said:
             lines.append(f"{', '.join(said)}; sampled answers take from these what their requests leave out, greedy "
@@ -81,40 +81,20 @@ class SamplingDefaults:
         """Returns the sampling of a request, completed from the file if the request sets a temperature.
 
         Args:
-            given: Fields of `Sampling`; those that are None are left out.  A top_k of -1 is off; a temperature below
-                1e-5 and a top_p of 0 are greedy.
+            given: Fields of `Sampling`; those that are None are left out.
 
         Raises:
             ValueError: a value is out of range, or would change nothing.
         """
-        found = usable(given)
-        if not given.get("temperature") or "replay" in found:
+        found = {name: value for name, value in given.items() if value is not None}
+        if not found.get("temperature") or "replay" in found:
             return Sampling(**found)
-        completed = {**self.values, **found}
-        if completed["temperature"] == 0 or completed.get("top_p") == 0:
-            return Sampling(**{name: value for name, value in found.items() if name not in (*DRAWN, "seed")})
-        return Sampling(**completed)
+        completed = Sampling(**{**self.values, **found})
+        if completed.temperature == 0:
+            return Sampling(**{name: value for name, value in found.items() if name not in DRAWN})
+        return completed
 
 
-def usable(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that are not None, with top_k -1 as 0 and temperatures below 1e-5 as 0."""
-    found = {name: value for name, value in given.items() if value is not None}
-    if _is_number(found.get("temperature")) and 0 <= found["temperature"] < LEAST_TEMPERATURE:
-        found["temperature"] = 0.0
-    if _is_number(found.get("top_k")) and found["top_k"] == -1:
-        found["top_k"] = 0
-    return found
-
-
-def _check(key: str, value: Any, name: str) -> None:
-    """Raises ValueError if a value of the file cannot be used."""
-    used = usable({key: value})
-    try:
-        if not (key == "top_p" and _is_number(value) and value == 0):
-            Sampling(**{"temperature": 1.0} | used)
-    except ValueError as error:
-        raise ValueError(f"{FILE} of {name}: {error} Correct the value there, or remove it.") from error
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _alone(name: str, value: Any) -> Sampling:
+    """Returns the sampling of an answer at temperature 1 in which only this field is set."""
+    return Sampling(**{"temperature": 1.0} | {name: value})

@@ -97,7 +97,7 @@ class CalibrationOptions(Checked):
     max_new_tokens: int = like(StopSettings, "max_new_tokens")
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
     temperature: float = like(SamplingSettings, "temperature",
-                              help="Choose thresholds for this temperature; 0 is greedy")
+                              help="Choose thresholds for this temperature")
     draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
                                       none="measured here")
     keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
@@ -115,13 +115,11 @@ def calibrate(
 
     out = None if warming.out is None else new_file(warming.out)
     examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
-    from longgraft.acceptance.sampling import Sampling
     from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
     from longgraft.eval.checks.calibrate import calibrate as run
     from longgraft.methods.needs import head_path
     from longgraft.models.places import EMBEDDED
 
-    Sampling(warming.temperature)
     model = pair.model or EMBEDDED
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
         raise ValueError(f"A calibration holds thresholds of a drafter, but no drafter of {model} is known or was "

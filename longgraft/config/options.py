@@ -10,8 +10,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cache, reduce
+from numbers import Integral, Real
 from operator import or_
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -27,9 +28,9 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 class Option:
     """The description of a field.  low and high (inclusive) hold for every number in it, choices for every text.
 
-    above: low itself is excluded; unit: unit of the numbers; none: meaning of None; source: source of the default;
-    flag: the command line flag, if it is not derived from the name; many: the flag is repeated instead of taking a
-    comma-separated list
+    above: low itself is excluded; below: high itself is excluded; note: what a number of the range stands for; unit:
+    unit of the numbers; none: meaning of None; source: source of the default; flag: the command line flag, if it is not
+    derived from the name; many: the flag is repeated instead of taking a comma-separated list
     """
 
     help: str = ""
@@ -37,6 +38,8 @@ class Option:
     low: float | None = None
     high: float | None = None
     above: bool = False
+    below: bool = False
+    note: str = ""
     choices: tuple[str, ...] = ()
     none: str = ""
     source: str = ""
@@ -59,17 +62,20 @@ class Option:
         if self.choices:
             words += f" of {', '.join(self.choices)}" if words.startswith("a list") else ""
             return words if words.startswith("a list") else f"one of {', '.join(self.choices)}"
-        return words + self.bounds + (f" ({self.unit})" if self.unit else "")
+        unit, note = (f" ({self.unit})" if self.unit else ""), (f"; {self.note}" if self.note else "")
+        return words + self.bounds + unit + note
 
     def help_text(self, default: Any) -> str:
-        """Returns help, range and default, for --help."""
+        """Returns help, range, note and default, for --help."""
         value = self.none if default is None else default
         if isinstance(value, (tuple, float)):
             value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
         choices = f": {', '.join(self.choices)}" if self.choices and str(self.choices[0]) not in self.help else ""
-        range = f"; {self.low:,} to {self.high:,}" if self.high is not None and self.high <= SHOWN else ""
-        shown = value not in ("", {}) and not isinstance(value, bool) and "off" not in self.help
-        return f"{self.help}{choices}{range}{f'; default: {value}' if shown else ''}."
+        to = "to below" if self.below else "to"
+        range = f"; {self.low:,} {to} {self.high:,}" if self.high is not None and self.high <= SHOWN else ""
+        about = self.help + choices + range + (f"; {self.note}" if self.note else "")
+        shown = value not in ("", {}) and not isinstance(value, bool) and "off" not in about
+        return f"{about}; default: {value}." if shown else f"{about}."
 
     @property
     def bounds(self) -> str:
@@ -79,19 +85,26 @@ class Option:
         low, high = (None if end is None else f"{end:,}" for end in (self.low, self.high))
         if self.above:
             return f" above {low}" + ("" if high is None else f", at most {high}")
+        if self.below:
+            return f" from {low} to below {high}"
         return f", {low} or more" if high is None else f", at most {high}" if low is None else f" from {low} to {high}"
 
-    def check(self, value: Any) -> None:
-        """Raises ValueError if a value is of another type or out of range."""
+    def check(self, value: Any, name: str = "") -> None:
+        """Raises ValueError if a value is of another type or out of range.  name: what the error calls it"""
         if not _fits(value, self.kind):
-            self._refuse(value)
+            self._refuse(value, name)
         for part in _leaves(value):
             if self.choices and isinstance(part, str) and part not in self.choices:
-                raise ValueError(f"{self.name}: {shortened(part)} is unknown. Known: {', '.join(self.choices)}.")
-            if isinstance(part, (int, float)) and not isinstance(part, bool) and not (
-                    (self.low is None or part > self.low or (part == self.low and not self.above))
-                    and (self.high is None or part <= self.high)):
-                self._refuse(value)
+                known = ", ".join(self.choices)
+                raise ValueError(f"{name or self.name}: {shortened(part)} is unknown. Known: {known}.")
+            if isinstance(part, (int, float)) and not isinstance(part, bool) and not self._holds(part):
+                self._refuse(value, name)
+
+    def _holds(self, number: float) -> bool:
+        """Returns True if a number is in the range."""
+        over = self.low is None or number > self.low or (number == self.low and not self.above)
+        under = self.high is None or number < self.high or (number == self.high and not self.below)
+        return over and under
 
     def read(self, value: Any) -> Any:
         """Converts a file's value to the field's type: lists become tuples, tables become groups, 3.0 becomes 3, "a,b"
@@ -118,9 +131,9 @@ class Option:
             return ",".join(f"{name}={self.text(part)}" for name, part in value.items())
         return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
-    def _refuse(self, value: Any) -> Any:
+    def _refuse(self, value: Any, name: str = "") -> Any:
         found = "missing" if value is None else shortened(value)
-        raise ValueError(f"{self.name} is {found}; it must be {self.wanted}.")
+        raise ValueError(f"{name or self.name} is {found}; it must be {self.wanted}.")
 
 
 # Types for fields that need no help text: sizes, lengths and counts; shares of a whole; anything above 0.
@@ -145,22 +158,38 @@ def _field(made: Option) -> Any:
     return field(default=made.default, metadata={KEY: made})
 
 
-def options(group: type) -> dict[str, Option]:
+def options(group: Any) -> Mapping[str, Option]:
     """Returns a group's options by name; a field without a description has at least its type and the type's limits."""
+    return _options(group)
+
+
+@cache
+def _options(group: Any) -> Mapping[str, Option]:
     hints = get_type_hints(group, include_extras=True)
-    return {f.name: replace(f.metadata.get(KEY) or _limits(hints[f.name]), name=f.name, kind=_bare(hints[f.name]))
-            for f in fields(group)}
+    return MappingProxyType({
+        f.name: replace(f.metadata.get(KEY) or _limits(hints[f.name]), name=f.name, kind=_bare(hints[f.name]))
+        for f in fields(group)})
 
 
 class Checked:
     """The base of a dataclass, such as a group of options, whose values have the fields' types and ranges.
 
-    Making one raises ValueError for the first field whose value does not fit.
+    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become Python's.
     """
 
     def __post_init__(self) -> None:
         for name, one in options(type(self)).items():
-            one.check(getattr(self, name))
+            value = getattr(self, name)
+            if (number := as_number(value)) is not value:
+                object.__setattr__(self, name, number)
+            one.check(number)
+
+
+def as_number(value: Any) -> Any:
+    """Returns a number of another library, such as NumPy's, as Python's own, and any other value as it is."""
+    if isinstance(value, (int, float)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
@@ -271,7 +300,9 @@ def _parsed(text: str, kind: Any) -> Any:
         if not all(name and equals and value for name, equals, value in pairs):
             raise ValueError(text)
         return {name.strip(): _parsed(value.strip(), inner[1]) for name, _, value in pairs}
-    return size(text) if kind is int else float(text) if kind is float else text
+    if kind is int:
+        return -size(text[1:]) if text.startswith("-") else size(text)
+    return float(text) if kind is float else text
 
 
 def in_words(kind: Any) -> str:
@@ -288,6 +319,8 @@ def in_words(kind: Any) -> str:
         return f"a list, each {in_words(inner[0])}"
     if origin is dict:
         return "NAME=VALUE" if inner[1] is str else f"a table, each {in_words(inner[1])}"
+    if origin is Mapping:
+        return "a mapping"
     return "a table" if is_dataclass(kind) else WORDS.get(kind, getattr(kind, "__name__", "something else"))
 
 

@@ -6,12 +6,13 @@ Sources of defaults: "EAGLE" is SafeAILab's release, "Graft" is arXiv 2605.20104
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from longgraft.config.data_files import read_text
 from longgraft.config.method_roles import DEFAULT
-from longgraft.config.options import Checked, like, option
+from longgraft.config.options import Checked, like, option, options
 
 POSITIONS = 2 ** 24     # tokens; larger than any model's context
 Budget = Literal["paper"] | int | None
@@ -116,6 +117,17 @@ class Settings(Checked):
         object.__setattr__(self, "prefix", tuple(map(_file, given)) if isinstance(given, (list, tuple)) else given)
         super().__post_init__()
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The values that are not the defaults, by flag: choices of methods with such a flag take them."""
+        return {one.switch: getattr(self, name) for name, one in options(Settings).items()
+                if getattr(self, name) != one.default}
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Settings:
+        """Returns the settings with other values of these flags."""
+        names = {one.switch: name for name, one in options(Settings).items()}
+        return replace(self, **{names[flag]: value for flag, value in flags.items() if flag in names})
+
 
 def _file(value: Any) -> Any:
     """Returns a path as text."""
@@ -129,24 +141,25 @@ FROM_MODEL = "generation_config.json's if the answer is sampled"
 class SamplingSettings(Checked):
     """Sampling options.
 
-    They are the fields of `Sampling` that can be set by an option; `Sampling` checks their ranges.  None is what the
-    model's generation_config.json says, or off.
+    `Sampling` and the fields of requests take their ranges from here.  None is what the model's generation_config.json
+    says, or off.
     """
 
-    temperature: float = option(0.0, "0 is greedy")
-    top_p: float | None = option(None, "Draw from the most probable tokens up to this mass; 1 is all, 0 greedy",
-                                 none=FROM_MODEL)
-    top_k: int | None = option(None, "Draw from this many most probable tokens; 0 is all", none=FROM_MODEL)
-    min_p: float | None = option(None, "Draw from tokens at least this probable, relative to the most probable; 0 is "
-                                       "all", none=FROM_MODEL)
-    seed: int = option(0, "Seed of sampling")
+    temperature: float = option(0.0, "How evenly tokens are drawn", low=0, note="0 is greedy")
+    top_p: float | None = option(None, "Draw from the most probable tokens up to this mass", low=0, high=1,
+                                 note="1 is all, 0 greedy", none=FROM_MODEL)
+    top_k: int | None = option(None, "Draw from this many most probable tokens", low=-1, note="0 and -1 are all",
+                               none=FROM_MODEL)
+    min_p: float | None = option(None, "Draw from tokens at least this probable, relative to the most probable", low=0,
+                                 high=1, below=True, note="0 is all", none=FROM_MODEL)
+    seed: int = option(0, "Seed of sampling", low=0, high=2 ** 63 - 1)
 
 
 @dataclass(frozen=True)
 class LogitSettings(Checked):
     """Options that change the logits: constraints on the answer, penalties and biases.
 
-    They are the fields of `LogitOptions` that can be set by an option; `Sampling` checks them.
+    `LogitOptions` and the fields of requests take their ranges from here.
     """
 
     json_schema: str | None = option(None, "A JSON schema, or a file of one, that the answer follows; extra grammar",
@@ -154,10 +167,12 @@ class LogitSettings(Checked):
     regex: str | None = option(None, "A regular expression (Rust's syntax) of the whole answer", none="none")
     grammar: str | None = option(None, "A grammar (GBNF or Lark), or a file of one, that the answer follows",
                                  none="none", metavar="FILE|TEXT")
-    repetition_penalty: float | None = option(None, "Above 1, tokens of prompt and answer are less likely; 1 changes "
-                                                    "none", none=FROM_MODEL)
-    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens; 0 is off")
-    frequency_penalty: float = option(0.0, "The same, for each time that the answer has the token; 0 is off")
+    repetition_penalty: float | None = option(None, "Above 1, tokens of prompt and answer are less likely", low=0.001,
+                                              high=1000, note="1 changes none", none=FROM_MODEL)
+    presence_penalty: float = option(0.0, "Subtracted from the logits of the answer's tokens", low=-2, high=2,
+                                     note="0 is off")
+    frequency_penalty: float = option(0.0, "Subtracted from a token's logit for each time that the answer has it",
+                                      low=-2, high=2, note="0 is off")
     logit_bias: tuple[str, ...] = option((), "Added to a token's logit; repeatable", many=True, metavar="ID=NUMBER")
     logprobs: int | None = option(None, "With --json: log-probabilities of the answer's tokens and that many others",
                                   low=0, high=20, none="none")
@@ -207,17 +222,29 @@ class StopSettings(Checked):
 
 
 @dataclass(frozen=True)
+class Drafting(Checked):
+    """Choices of methods that draft with an EAGLE-3 head; the options of `Settings` with these flags set them, too."""
+
+    levels: int = like(Settings, "draft_levels", flag="--draft-levels")
+    top_k: int = like(Settings, "draft_top_k", flag="--draft-top-k")
+    window: int | None = like(Settings, "draft_window", flag="--draft-window")
+
+
+@dataclass(frozen=True)
+class Retrieving(Checked):
+    """Choices of methods that retrieve trees from the matrix, set like those of `Drafting`."""
+
+    depth: int | None = like(Settings, "retrieved_depth", flag="--retrieved-depth")
+    width: int | None = like(Settings, "retrieved_width", flag="--retrieved-width")
+
+
+@dataclass(frozen=True)
 class MethodSettings(Checked):
-    """Settings of one method in a run, as in `method+name=value`.
+    """Settings of one method in a run, as in `method+name=value`, besides the method's own choices.
 
     thresholds and warm name calibrations; "none" is the empty calibration.
     """
 
     budget: Budget = like(Settings, "budget")
-    levels: int | None = like(Settings, "draft_levels", default=None, none="the run's")
-    top_k: int | None = like(Settings, "draft_top_k", default=None, none="the run's")
-    window: int | None = like(Settings, "draft_window")
-    depth: int | None = like(Settings, "retrieved_depth")
-    width: int | None = like(Settings, "retrieved_width")
     thresholds: str = option("", "Thresholds of this calibration")
     warm: str = option("", "The matrix begins with this calibration's rows")

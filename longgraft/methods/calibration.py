@@ -17,6 +17,7 @@ from torch import Tensor
 from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 from longgraft.config.identified_file import read_identified, save_identified
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import UNSEEN, WIDTH
 
@@ -75,11 +76,11 @@ class Calibration:
             raise _unfit(path, f"cannot be read: {reason(error)}") from error
 
 
-def made_for(budget: int, levels: int, top_k: int, window: int | None) -> dict[str, str]:
+def made_for(budget: int, draft: Drafting) -> dict[str, str]:
     """Returns the settings that thresholds depend on, besides the temperature, as a calibration's `about` holds
     them."""
-    return {"budget": str(budget), "draft_levels": str(levels), "draft_top_k": str(top_k),
-            "draft_window": "all" if window is None else str(window)}
+    return {"budget": str(budget), "draft_levels": str(draft.levels), "draft_top_k": str(draft.top_k),
+            "draft_window": "all" if draft.window is None else str(draft.window)}
 
 
 def _unfit(path: Path, why: str) -> ValueError:

@@ -12,6 +12,8 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from longgraft.config.method_syntax import split
 from longgraft.methods.combinators import WithinBudget
@@ -79,20 +81,21 @@ def known() -> dict[str, Method]:
     return CORE | zoo() | installed()
 
 
-def find(what: str | Method | Proposer) -> Method:
+def find(what: str | Method | Proposer, flags: Mapping[str, Any] = MappingProxyType({})) -> Method:
     """Returns a method.
 
     Args:
         what: A method's name, `FILE.py:OBJECT`, `MODULE:OBJECT`, or the object itself: a `Method` or a `Proposer`.  A
             name may be followed by choices, `+name=value` each.
+        flags: Values of choices that have flags, by flag; those of the name win.
 
     Raises:
         ValueError: there is no such method, or a choice is not allowed.
     """
     if not isinstance(what, str):
-        return _over(as_method(what, type(what).__name__))
+        return _over(as_method(what, type(what).__name__).under(flags))
     what, settings = split(what)
-    return _over(_found(what).choosing(settings))
+    return _over(_found(what).under(flags).choosing(settings))
 
 
 def _over(method: Method) -> Method:
@@ -162,7 +165,10 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
         raise Missing(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
                          f"given.\nMethods without one: {', '.join(m.name for m in known().values() if not m.needs)}.")
-    source = WithinBudget(build(method.source, parts), find(method.source).budget) if method.source else None
+    source = None
+    if method.source:
+        other = find(method.source, method.flags)
+        source = WithinBudget(build(other, parts), other.budget)
     parts = replace(parts, choices=method.choices, source=source)
     return method.adaptive(parts) if adaptive and method.adaptive is not None else method.build(parts)
 

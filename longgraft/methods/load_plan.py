@@ -8,14 +8,10 @@ from typing import Any
 
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
-from longgraft.config.settings import MethodSettings, Settings
+from longgraft.config.settings import Drafting, MethodSettings, Retrieving, Settings
 from longgraft.methods.find import Method, find
 from longgraft.methods.needs import check_given
 from longgraft.models.targets import ModelSource, resolve
-
-# Fields of `MethodSettings`, and the fields of `Settings` that they replace for one method.
-REPLACES = {"budget": "budget", "levels": "draft_levels", "top_k": "draft_top_k", "window": "draft_window",
-            "depth": "retrieved_depth", "width": "retrieved_width"}
 
 
 def own_settings(name: str) -> tuple[str, dict[str, Any]]:
@@ -27,23 +23,37 @@ def own_settings(name: str) -> tuple[str, dict[str, Any]]:
     bare, texts = split(name)
     method, known = find(bare), options(MethodSettings)
     choices = {one.name: texts[one.name] for one in method.own if one.name in texts}
-    values = {}
-    for key, text in texts.items():
-        if key in choices:
-            continue
-        if key not in known or not text:
-            settings = ", ".join([f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
-                                 + [f"{one.name}=..." for one in method.own])
-            raise ValueError(f"{f'{key}={text}'!r} in {name!r} is no setting. Known: {settings}.")
-        if key not in method.takes:
-            takes = ", ".join(sorted(method.takes)) or "no settings"
-            raise ValueError(f"{name!r}: {bare} does not read {key}. It reads {takes}.")
-        try:
-            values[key] = known[key].parse(text)
-            known[key].check(values[key])
-        except ValueError as error:
-            raise ValueError(f"{name!r}: {error}") from error
+    others = {key: text for key, text in texts.items() if key not in choices}
+    try:
+        method.choosing(choices)
+        for key, text in others.items():
+            _check_known(key, text, method)
+        values = {key: known[key].parse(text) for key, text in others.items()}
+        for key, value in values.items():
+            known[key].check(value)
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from error
     return joined(bare, choices), values
+
+
+def _without_flags(name: Any, method: Method) -> Any:
+    """Returns a method's name without the choices that options of `Settings` hold."""
+    if not isinstance(name, str):
+        return name
+    bare, texts = split(name)
+    return joined(bare, {key: text for key, text in texts.items() if key not in method.flagged})
+
+
+def _check_known(key: str, text: str, method: Method) -> None:
+    """Raises ValueError if a setting is unknown, has no value, or is not read by the method."""
+    known, bounds = options(MethodSettings), {**options(Drafting), **options(Retrieving)}
+    if not text or (key not in known and key not in bounds):
+        settings = ", ".join([f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
+                             + [f"{one.name}=..." for one in method.own])
+        raise ValueError(f"{f'{key}={text}'!r} is no setting. Known: {settings}.")
+    if key not in method.takes:
+        reads = sorted({*method.takes, *(one.name for one in method.own if one.name in bounds)})
+        raise ValueError(f"{method.name} does not read {key}. It reads {', '.join(reads) or 'no settings'}.")
 
 
 @dataclass(frozen=True)
@@ -65,13 +75,14 @@ class LoadPlan:
     @classmethod
     def of(cls, model: Any, drafter: str | Path | None, settings: Settings) -> LoadPlan:
         """Resolves the arguments of `load`; raises ValueError if a name or a setting is wrong."""
-        if isinstance(name := settings.method, str):
+        name, budget = settings.method, settings.budget
+        if isinstance(name, str):
             name, values = own_settings(name)
-            if sweeps := [key for key in values if key not in REPLACES]:
+            if sweeps := [key for key in values if key != "budget"]:
                 raise ValueError(f"{settings.method!r}: {sweeps[0]} names a calibration of a sweep. Give --calibration "
                                  "FILE.")
-            own = {REPLACES[key]: value for key, value in values.items() if value is not None}
-            settings = replace(settings, method=name, **own)
-        method = find(name)
+            budget = budget if values.get("budget") is None else values["budget"]
+        method = find(name, settings.flags)
+        settings = replace(settings.with_flags(method.flags), method=_without_flags(name, method), budget=budget)
         check_given(settings.given, method.needs)
         return cls(resolve(model), None if drafter == "none" else drafter, method, settings)

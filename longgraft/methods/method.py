@@ -16,9 +16,7 @@ from longgraft.target_model.verifier import Verifier
 
 BUDGET = 60     # nodes per verification, root included; the paper's K_max
 
-# Settings that can be set for one method (`method+name=value`), by what it is built from.
 BUDGETED = frozenset({"budget"})
-DRAFTS = BUDGETED | {"levels", "top_k", "window"}
 
 Promise = Literal["exact", "distribution", "lossy"]
 
@@ -41,12 +39,13 @@ class Method:
         promise: exact: in float32 the ids of plain decoding, greedy and sampled; distribution: the distribution of
             plain decoding; lossy: neither, so that it is kept out of lossless tables.
         budget: Nodes per verification, root included, if none is given.
-        takes: Settings that can be set for this method alone.
+        takes: Fields of `MethodSettings` that can be set for this method alone.
         fallback: Method that replaces it if a need is not known for a target; "": none.
         adaptive: Builds, from parts with costs, a proposer that chooses its own budgets up to `budget`; used if no
             budget is given.
         choices: Options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`), which
-            `build` finds in `parts.choices`; None: none.
+            `build` finds in `parts.choices`; None: none.  A choice with a flag is also set by the session's option of
+            that flag, and is not printed with the name.
         over: Maps its choices to the name of another method that takes the drafter's place: the other's proposer is
             `parts.source`, and its needs are this method's; "": no other method.
         verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes it.
@@ -83,6 +82,26 @@ class Method:
         return wanted is None and self.adaptive is not None
 
     @property
+    def is_usual(self) -> bool:
+        """True if no choice was changed but those that an option of the session may set, too."""
+        return not self._printed
+
+    @property
+    def flagged(self) -> dict[str, Option]:
+        """The choices that have a flag."""
+        return {one.name: one for one in self.own if one.flag}
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Their values, by flag."""
+        return {one.flag: one.default for one in self.flagged.values()}
+
+    def under(self, flags: Mapping[str, Any]) -> Method:
+        """Returns the method with these values, by flag, of the choices that have such a flag."""
+        given = {name: flags[one.flag] for name, one in self.flagged.items() if one.flag in flags}
+        return replace(self, choices=replace(self.choices, **given)) if given else self
+
+    @property
     def source(self) -> str:
         """The name of the method that it builds on, by its choices; "" for none."""
         return "" if self.over is None else self.over(self.choices)
@@ -105,8 +124,12 @@ class Method:
     def __str__(self) -> str:
         """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find` takes it.
         """
-        return joined(self.name, {one.name: one.text(one.default) for one in self.own
-                                  if one.default != getattr(self.usual, one.name)})
+        return joined(self.name, self._printed)
+
+    @property
+    def _printed(self) -> dict[str, str]:
+        return {one.name: one.text(one.default) for one in self.own
+                if one.name not in self.flagged and one.default != getattr(self.usual, one.name)}
 
     @property
     def own(self) -> tuple[Option, ...]:

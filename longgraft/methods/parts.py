@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from longgraft.budget.cost_model import LiveCosts
-from longgraft.drafters.eagle3 import LEVELS, TOP_K, Eagle3Drafter
+from longgraft.config.settings import Drafting, Retrieving
+from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.matrix import MatrixRetriever
 from longgraft.drafters.pruning import Gates
 from longgraft.memories.adjacency import UNSEEN, AdjacencyMatrix
@@ -34,27 +35,6 @@ M = TypeVar("M", bound=Memory)
 
 
 @dataclass(frozen=True)
-class DraftShape:
-    """Bounds on drafts and retrieved trees, of a run or of one method (`method+name=value`).
-
-    Attributes:
-        levels: Draft forwards of a step.
-        top_k: Beam width and branching.
-        window: Tokens of its past that the drafter sees; None: as its checkpoint has it.
-        depth: Retrieved tokens in a row; None: as in the paper's Table 7.
-        width: Retrieved successors of one token; None: as in the paper's Table 7.
-        persist: True if the matrix outlives a request.
-    """
-
-    levels: int = LEVELS
-    top_k: int = TOP_K
-    window: int | None = None
-    depth: int | None = None
-    width: int | None = None
-    persist: bool = False
-
-
-@dataclass(frozen=True)
 class Parts:
     """The parts that a method is built from: target, loaded needs, settings, and the memories made from them.
 
@@ -64,12 +44,13 @@ class Parts:
     Attributes:
         target: The target model.
         given: Loaded needs, by name.
-        shape: Bounds on drafts and retrieved trees.
         calibration: Thresholds, split and warm matrix rows.
         costs: Costs of a step on this machine; a controller needs them.
         clock: Measures a step's parts.
         regions: Record the parts of a step that have a fixed shape.
-        choices: The method's own choices.
+        choices: The method's own choices.  Without those of `Drafting` and `Retrieving`, their defaults bound drafts
+            and retrieved trees.
+        persist: True if the matrix outlives a request.
         source: Proposer whose nodes are ranked instead of a drafter's, if the method's choices name another method.
         kept: The memories made so far, by key.
         shared: What the lanes of one engine share, by key.
@@ -77,12 +58,12 @@ class Parts:
 
     target: Target
     given: Mapping[str, object] = field(default_factory=dict)
-    shape: DraftShape = DraftShape()
     calibration: Calibration = field(default_factory=Calibration)
     costs: LiveCosts | None = None
     clock: Clock = field(default_factory=Clock)
     regions: Regions = EAGER
     choices: Any = None
+    persist: bool = False
     source: Proposer | None = None
     kept: dict[tuple, Memory] = field(default_factory=dict, repr=False)
     shared: dict[tuple, Any] = field(default_factory=dict, repr=False)
@@ -123,7 +104,7 @@ class Parts:
         lanes of the engine; kind: seeded, in_order and lasting, as in `AdjacencyMemory`
         """
         snapshot = self.calibration.snapshot if warm else None
-        kind = {"lasting": self.shape.persist} | kind
+        kind = {"lasting": self.persist} | kind
         key = ("rows", id(snapshot), unseen, shared, *sorted(kind.items()))
 
         def empty() -> MatrixWrites:
@@ -137,9 +118,9 @@ class Parts:
         return self.one(key, memory)
 
     def drafter_cache(self, window: int | None = None) -> Eagle3Cache:
-        """Returns the EAGLE-3 head's keys and values."""
+        """Returns the EAGLE-3 head's keys and values.  window: tokens of its past that it sees; None: its own"""
         network = self.the(HEAD)
-        window = self.shape.window or window or network.config.window
+        window = window or network.config.window
         passes = self.of_engine(("head passes", id(network), window),
                                 lambda: HeadPasses(network, window, self.target.kernels))
         return self.one(("drafter cache", id(network), window), lambda: Eagle3Cache(
@@ -147,7 +128,8 @@ class Parts:
 
     def drafter(self, policy: PruningPolicy) -> Eagle3Drafter:
         """Returns an EAGLE-3 drafter whose tree is pruned by `policy`."""
-        return Eagle3Drafter(self.drafter_cache(), policy, self.shape.levels, self.shape.top_k, self.clock)
+        bounds = self.choices if isinstance(self.choices, Drafting) else Drafting()
+        return Eagle3Drafter(self.drafter_cache(bounds.window), policy, bounds.levels, bounds.top_k, self.clock)
 
     def gated(self, policy: Callable[[Gates], PruningPolicy] = lambda gates: gates) -> Proposer:
         """Returns a drafter with the calibration's gates; policy: makes the drafter's policy from the gates."""
@@ -158,9 +140,9 @@ class Parts:
 
         shared: as in `rows`
         """
-        depth, width = self.shape.depth, self.shape.width
-        if template is envelope and (depth or width):
-            template = partial(bounded, depth=depth or DEEPEST, width=width or WIDEST)
+        bounds = self.choices if isinstance(self.choices, Retrieving) else Retrieving()
+        if template is envelope and (bounds.depth or bounds.width):
+            template = partial(bounded, depth=bounds.depth or DEEPEST, width=bounds.width or WIDEST)
         return MatrixRetriever(self.rows(shared=shared), template, self.clock)
 
     def graft(self, drafter: Proposer, retriever: Retriever) -> Graft:

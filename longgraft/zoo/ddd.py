@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import mass
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.protocol.pruning import Level, Verdict
 
@@ -32,7 +33,7 @@ class DDDPolicy:
 
 
 @dataclass(frozen=True)
-class DDDChoices(Checked):
+class DDDChoices(Drafting):
     """Choices of `ddd`."""
 
     threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
@@ -42,5 +43,4 @@ class DDDChoices(Checked):
 METHOD = Method(
     "ddd", "stops after 5 or 7 expansions where the beam carries too little probability",
     "Dynamic Depth Decoding (arXiv 2409.00142)",
-    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.shape.top_k)), (HEAD,), takes=DRAFTS,
-    choices=DDDChoices())
+    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.choices.top_k)), (HEAD,), choices=DDDChoices())

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Filled, Gates
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.pass_plan import Offer
@@ -146,7 +147,7 @@ class EchoDrafter:
 
 
 @dataclass(frozen=True)
-class EchoChoices(Checked):
+class EchoChoices(Drafting):
     """Choices of `echo`."""
 
     depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
@@ -174,4 +175,4 @@ METHOD = Method(
     "echo",
     "gates of its own after 1, 3 and 5 expansions; slots of levels that are not drafted go to width, and requests that "
     "share a pass share one budget",
-    "ECHO (arXiv 2604.09603)", build, (HEAD,), takes=DRAFTS, choices=EchoChoices())
+    "ECHO (arXiv 2604.09603)", build, (HEAD,), choices=EchoChoices())

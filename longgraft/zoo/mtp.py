@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from longgraft.budget.node_ranking import RankedProposer
-from longgraft.config.options import Checked, option
+from longgraft.config.options import Checked, like, option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Filled, Gates
 from longgraft.memories.continuations import FAR, Continuations
 from longgraft.memories.partial_matching import PartialMatching
 from longgraft.memories.token_history import BETWEEN
-from longgraft.methods.method import BUDGETED, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Observation
@@ -88,13 +89,14 @@ class MtpChoices(Checked):
     length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
     answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
                           source="groups of 8 to 16 roll-outs")
+    window: int | None = like(Drafting, "window")
 
 
 def mtp(parts: Parts) -> RankedProposer:
     """A drafted chain, with remembered tokens at its root, beside it and after it, in one ranking."""
     chosen = parts.choices
     policy = Filled(Gates(dict.fromkeys(range(chosen.length), chosen.tau)))
-    chain = Eagle3Drafter(parts.drafter_cache(), policy, chosen.length, 1, parts.clock)
+    chain = Eagle3Drafter(parts.drafter_cache(chosen.window), policy, chosen.length, 1, parts.clock)
     answers = parts.one(("roll-outs", chosen.answers), lambda: RollOuts(chosen.answers))
     return RankedProposer(answers, chain, clock=parts.clock, pool=1)
 
@@ -102,4 +104,4 @@ def mtp(parts: Parts) -> RankedProposer:
 METHOD = Method(
     "mtp", "a drafted chain while it is probable; its free slots repeat this and earlier answers to the same "
     "prompt", "Draft Less, Retrieve More (arXiv 2605.20104), future work", mtp, (HEAD,),
-    takes=BUDGETED | {"window"}, choices=MtpChoices())
+    choices=MtpChoices())

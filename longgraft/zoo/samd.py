@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from longgraft.config.options import Checked, option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import Dense
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
@@ -182,11 +183,16 @@ class SamdChoices(Checked):
 
 @dataclass(frozen=True)
 class SamdRouteChoices(Checked):
-    """Choices of `samd-recycling` and `samd-eagle3`."""
+    """Choices of `samd-recycling`, and some of `samd-eagle3`."""
 
     threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree", unit="tokens",
                             low=1, high=4096, source="the authors' code")
     length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
+
+
+@dataclass(frozen=True)
+class SamdDraftChoices(Drafting, SamdRouteChoices):
+    """Choices of `samd-eagle3`."""
 
 
 def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> SamChain:
@@ -204,4 +210,4 @@ OR_RECYCLING = Method(
     lambda p: _routed(p, recycling(p)), budget=81, choices=SamdRouteChoices(), looks_up=True)
 OR_EAGLE3 = Method(
     "samd-eagle3", "the same where the match is long, else eagle3's tree", SAM,
-    lambda p: _routed(p, p.drafter(Dense())), (HEAD,), takes=DRAFTS, choices=SamdRouteChoices())
+    lambda p: _routed(p, p.drafter(Dense())), (HEAD,), choices=SamdDraftChoices())

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
-from longgraft.config.options import Checked, option
+from longgraft.config.options import option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import Dense
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Observation, Wants
@@ -95,7 +96,7 @@ def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
 
 
 @dataclass(frozen=True)
-class SpecPVChoices(Checked):
+class SpecPVChoices(Drafting):
     """Choices of `specpv` and `specpv-exact`."""
 
     sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
@@ -128,8 +129,8 @@ def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
 
 EXACT = Method(
     "specpv-exact", "EAGLE-3 trees verified on a part of the cache, what comes of them in full", SPECPV,
-    specpv_exact, (HEAD,), takes=DRAFTS, choices=SpecPVChoices(waiting=6))
+    specpv_exact, (HEAD,), choices=SpecPVChoices(waiting=6))
 LOSSY = Method(
     "specpv", "EAGLE-3 trees verified on a part of the cache, and in full only now and then", SPECPV,
-    lambda p: p.drafter(Dense()), (HEAD,), "lossy", takes=DRAFTS, choices=SpecPVChoices(),
+    lambda p: p.drafter(Dense()), (HEAD,), "lossy", choices=SpecPVChoices(),
     verifies=partial_verifier)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from longgraft.config.options import option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import Dense
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.methods.registry.suffix import SUFFIX, SuffixChoices, suffix
@@ -14,7 +15,7 @@ from longgraft.zoo.either import Either, expected
 
 
 @dataclass(frozen=True)
-class SuffixRouteChoices(SuffixChoices):
+class SuffixRouteChoices(Drafting, SuffixChoices):
     """Choices of `suffix-eagle3`."""
 
     threshold: float | None = option(None, "Expected tokens from which no tree is drafted", low=0, high=4096,
@@ -22,10 +23,10 @@ class SuffixRouteChoices(SuffixChoices):
 
 
 def _suffix_or_drafts(p: Parts) -> Either:
-    least = p.shape.levels if p.choices.threshold is None else p.choices.threshold
+    least = p.choices.levels if p.choices.threshold is None else p.choices.threshold
     return Either(suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
 
 
 METHOD = Method(
     "suffix-eagle3", "suffix where it expects as much as a draft can bring, else eagle3's tree", SUFFIX,
-    _suffix_or_drafts, (HEAD,), takes=DRAFTS, choices=SuffixRouteChoices())
+    _suffix_or_drafts, (HEAD,), choices=SuffixRouteChoices())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.pruning import Level, Verdict
@@ -30,7 +31,7 @@ class EntropyPolicy:
 
 
 @dataclass(frozen=True)
-class SvipChoices(Checked):
+class SvipChoices(Drafting):
     """Choices of `svip`."""
 
     threshold: float = option(0.3, "Square root of the entropy above which drafting stops", unit="nats^1/2", low=0,
@@ -43,9 +44,9 @@ def svip(parts: Parts) -> Eagle3Drafter:
     policy = EntropyPolicy(parts.choices.threshold)
     if not parts.choices.chain:
         return parts.drafter(policy)
-    return Eagle3Drafter(parts.drafter_cache(), policy, LONGEST, 1, parts.clock)
+    return Eagle3Drafter(parts.drafter_cache(parts.choices.window), policy, LONGEST, 1, parts.clock)
 
 
 METHOD = Method(
     "svip", "stops behind a best path whose last token the drafter was unsure of", "SVIP (arXiv 2411.18462)",
-    svip, (HEAD,), takes=DRAFTS, choices=SvipChoices())
+    svip, (HEAD,), choices=SvipChoices())

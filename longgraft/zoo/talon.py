@@ -10,11 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import Checked, like, option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import TOP_K
 from longgraft.memories.eagle3_cache import Eagle3Cache
-from longgraft.methods.method import BUDGETED, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
+from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES
@@ -140,9 +142,16 @@ class TalonChoices(Checked):
     share: float = option(SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
                           low=1e-9, high=1, source="TALON, mu")
     deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
+    top_k: int = like(Drafting, "top_k")
+    window: int | None = like(Drafting, "window")
+
+
+def talon(parts: Parts) -> TalonDrafter:
+    """The drafter with its choices."""
+    chosen = parts.choices
+    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
 
 
 METHOD = Method(
     "talon", "layers as wide as their probable paths, until the budget is spent", "TALON (arXiv 2601.07353)",
-    lambda p: TalonDrafter(p.drafter_cache(), p.choices.share, p.choices.deepest, p.shape.top_k, p.clock),
-    (HEAD,), takes=BUDGETED | {"top_k", "window"}, choices=TalonChoices())
+    talon, (HEAD,), choices=TalonChoices())

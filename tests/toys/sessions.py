@@ -23,7 +23,7 @@ from longgraft.kernels.cpu import CpuKernels
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, find, known, verifies
 from longgraft.methods.needs import HEAD
-from longgraft.methods.parts import DraftShape, Parts
+from longgraft.methods.parts import Parts
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
@@ -67,12 +67,11 @@ def toys(family: str, seed: int) -> dict[str, object]:
 
 
 def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None = None, **more) -> Parts:
-    """Returns toy parts; `more` are fields of `Parts`, of its shape, and of its calibration."""
-    shape, calibration = ({name: more.pop(name) for name in kind.__dataclass_fields__ if name in more}
-                          for kind in (DraftShape, Calibration))
+    """Returns toy parts; `more` are fields of `Parts` and of its calibration."""
+    calibration = {name: more.pop(name) for name in Calibration.__dataclass_fields__ if name in more}
     more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
-    return Parts(toy_target(family, kernels=kernels), toys(family, seed), DraftShape(**shape),
-                 Calibration(**calibration), **more)
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), Calibration(**calibration),
+                 **more)
 
 
 @cache

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import Dense
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import Method
 from longgraft.methods.needs import HEAD
 
 EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
 
 
 METHODS: tuple[Method, ...] = (
-    Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,), takes=DRAFTS),
+    Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,),
+           choices=Drafting()),
 )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import option
+from longgraft.config.settings import Drafting, Retrieving
 from longgraft.drafters.pruning import Filled, Gates, Split, StoredGates
-from longgraft.methods.method import BUDGETED, DRAFTS, Method
+from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Ask, Proposer, Retriever, memories_of
@@ -15,7 +16,7 @@ from longgraft.trees.padded import on_host
 from longgraft.trees.templates import chain
 from longgraft.trees.tree import ProposalTree
 
-LOOKS_UP = BUDGETED | {"depth", "width", "warm"}
+LOOKS_UP = BUDGETED | {"warm"}
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
 
 
@@ -47,8 +48,13 @@ class TailGraft:
 
 
 @dataclass(frozen=True)
-class GraftChoices(Checked):
-    """The ablations of the paper's Figures 2 and 5."""
+class GraftBounds(Drafting, Retrieving):
+    """Choices of `graft-hb`, and some of `graft`."""
+
+
+@dataclass(frozen=True)
+class GraftChoices(GraftBounds):
+    """The bounds, and the ablations of the paper's Figures 2 and 5."""
 
     pruning: str = option("gates", "Stop drafting where the gates are closed, or never: then a fixed share of "
                           "the slots is retrieved", choices=("gates", "none"))
@@ -87,9 +93,10 @@ def high_batch(p: Parts) -> Proposer:
 
 METHODS: tuple[Method, ...] = (
     Method("retrieval", "graft's matrix alone, seeded by the prompt; graft without a head", GRAFT,
-           lambda p: p.retriever(), takes=LOOKS_UP),
+           lambda p: p.retriever(), takes=LOOKS_UP, choices=Retrieving()),
     Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT, graft, (HEAD,),
-           takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval", choices=GraftChoices()),
+           takes=LOOKS_UP | {"thresholds"}, fallback="retrieval", choices=GraftChoices()),
     Method("graft-hb", "for many requests at once: drafts all levels, prunes afterwards, and all requests share one "
-           "matrix", GRAFT, high_batch, (HEAD,), takes=DRAFTS | LOOKS_UP | {"thresholds"}, fallback="retrieval"),
+           "matrix", GRAFT, high_batch, (HEAD,), takes=LOOKS_UP | {"thresholds"}, fallback="retrieval",
+           choices=GraftBounds()),
 )

@@ -9,10 +9,11 @@ from longgraft.budget.controller import Controller, Levels, Together, planned_to
 from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.node_ranking import RankedProposer
 from longgraft.config.options import Checked, like, option
+from longgraft.config.settings import Drafting
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import BeamMassPolicy, Dense
 from longgraft.memories.adjacency_memory import AdjacencyMemory
-from longgraft.methods.method import DRAFTS, Method
+from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 
@@ -26,7 +27,7 @@ WIDE, WIDELY = 32, 1.5
 
 
 @dataclass(frozen=True)
-class GraftXChoices(Checked):
+class GraftXChoices(Drafting):
     """Choices of `graft-x`."""
 
     text: bool = option(True, "Rank what followed in the text")
@@ -70,9 +71,9 @@ def controlled(p: Parts) -> Controller:
                           lambda: AcceptanceEstimates(costs))
         return Controller(RankedProposer(text, p.source, None, p.clock, pool=1), estimates, probing=c.probing,
                           clock=p.clock, together=_together(p))
-    cache = p.drafter_cache()
+    cache = p.drafter_cache(c.window)
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
-    levels = Levels(cache, _beam(costs, p.shape.top_k), p.shape.levels)
+    levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
     return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock), estimates, levels,
                       probing=c.probing, clock=p.clock, together=_together(p))
@@ -107,7 +108,7 @@ def _beam(costs: LiveCosts, top_k: int) -> int:
 
 METHODS: tuple[Method, ...] = (
     Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER, ranked,
-           (HEAD,), takes=DRAFTS | {"warm"}, fallback="graft-x-text", adaptive=controlled, choices=GraftXChoices(),
+           (HEAD,), takes=BUDGETED | {"warm"}, fallback="graft-x-text", adaptive=controlled, choices=GraftXChoices(),
            over=lambda chosen: chosen.source),
     Method("graft-x-text", "graft-x without a drafter: what followed in the text", PAPER, text_ranked,
            adaptive=text_controlled, choices=TextChoices()),

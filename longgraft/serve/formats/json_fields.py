@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from longgraft.config.options import options
 
 
 class JsonFields(BaseModel):
     """An object of a body: values are not converted, and unknown fields are ignored unless a class says otherwise."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
+
+
+def described_by(group: type, name: str, more: str = "") -> Any:
+    """Returns a field that may be null, described by an option, which is the place of its range.
+
+    The range is checked when the request's `Sampling` is made, because a greedy request may say anything of the rest.
+
+    more: what only requests know of it
+    """
+    return Field(None, description=options(group)[name].help_text("") + (f" {more}" if more else ""))

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from longgraft.acceptance.json_schemas import followable
-from longgraft.serve.formats.json_fields import JsonFields
+from longgraft.config.settings import LogitSettings
+from longgraft.serve.formats.json_fields import JsonFields, described_by
 
 MOST = 4096         # most choices or biases; clients send far fewer
 ANY_OBJECT = {"type": "object"}
@@ -52,9 +53,9 @@ class StructuredOutputs(JsonFields):
 class LogitFields(JsonFields):
     """Fields that change logits.  Null changes nothing, like a missing field."""
 
-    presence_penalty: float | None = Field(None, description="-2 to 2, for each token that the answer has")
-    frequency_penalty: float | None = Field(None, description="-2 to 2, for each occurrence of a token in the answer")
-    repetition_penalty: float | None = Field(None, description="Above 1: tokens of prompt and answer are less likely")
+    presence_penalty: float | None = described_by(LogitSettings, "presence_penalty")
+    frequency_penalty: float | None = described_by(LogitSettings, "frequency_penalty")
+    repetition_penalty: float | None = described_by(LogitSettings, "repetition_penalty")
     repeat_penalty: float | None = Field(None, description="llama.cpp's name of repetition_penalty")
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float] | None = Field(
         None, max_length=MOST, description="Token ids, and the numbers that are added to their logits")

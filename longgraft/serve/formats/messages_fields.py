@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
-from longgraft.serve.formats.json_fields import JsonFields
+from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
@@ -143,9 +144,9 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: Annotated[int, Field(ge=1)]
     stop_sequences: Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = None
     stream: bool | None = False
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    temperature: float | None = described_by(SamplingSettings, "temperature")
+    top_p: float | None = described_by(SamplingSettings, "top_p")
+    top_k: int | None = described_by(SamplingSettings, "top_k")
     seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
     speculative: Speculative | None = None
     longgraft: Own | None = None

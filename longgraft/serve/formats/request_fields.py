@@ -16,8 +16,9 @@ from pydantic import AfterValidator, ConfigDict, Field
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import PLAIN
+from longgraft.config.settings import SamplingSettings
 from longgraft.engine.encoder import stop_strings
-from longgraft.serve.formats.json_fields import JsonFields
+from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.logit_fields import LogitFields
 from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
 
@@ -117,12 +118,12 @@ class AnswerRequest(LogitFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
-    temperature: float | None = Field(None, description="0: greedy, whatever the other sampling fields are; "
-                                     "none: as generation_config.json says, or greedy")
-    top_p: float | None = Field(None, description="1: off; 0: greedy")
-    top_k: int | None = Field(None, description="0 or -1: off")
-    min_p: float | None = None
-    seed: int | None = Field(None, description="-1, or none: a new seed for each request")
+    temperature: float | None = described_by(SamplingSettings, "temperature", "A greedy answer ignores top_p, top_k, "
+                                             "min_p and seed. None: as generation_config.json says, or greedy.")
+    top_p: float | None = described_by(SamplingSettings, "top_p")
+    top_k: int | None = described_by(SamplingSettings, "top_k")
+    min_p: float | None = described_by(SamplingSettings, "min_p")
+    seed: int | None = described_by(SamplingSettings, "seed", "-1, or none: a new seed for each request.")
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
         None, description=f"Up to {STOPS} strings; the text ends before them")
     stop_token_ids: TokenIds | None = None

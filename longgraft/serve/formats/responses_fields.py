@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
-from longgraft.serve.formats.json_fields import JsonFields
+from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.responses_tools import (
     COMMAND,
@@ -89,8 +90,8 @@ class ResponsesRequest(JsonFields):
     text: TextOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = False
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: float | None = described_by(SamplingSettings, "temperature")
+    top_p: float | None = described_by(SamplingSettings, "top_p")
     metadata: dict[str, Any] | None = None
     seed: int | None = Field(None, description="longgraft's, as in /v1/chat/completions")
     speculative: Speculative | None = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from longgraft.config.options import Checked, option
+from longgraft.config.options import Checked, like, option
+from longgraft.config.settings import Drafting
 from longgraft.methods.method import BUDGET, BUDGETED, Method
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
@@ -17,11 +18,17 @@ from longgraft.zoo.dflash.network import BLOCK, BlockNetwork
 
 PAPER = "DFlash (arXiv 2602.06036)"
 GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104), App. F"
-TAKES = BUDGETED | {"window"}
 
 
 @dataclass(frozen=True)
-class DFlashChoices(Checked):
+class DFlashTreeChoices(Checked):
+    """Choices of `dflash-tree`."""
+
+    window: int | None = like(Drafting, "window")
+
+
+@dataclass(frozen=True)
+class DFlashChoices(DFlashTreeChoices):
     """Choices of `dflash`."""
 
     coupled: bool = option(False, "draw drafted tokens with the noise of the request's own draws, not as the "
@@ -51,8 +58,8 @@ DFLASH: Need[BlockNetwork] = Need("dflash", "a DFlash drafter", _load)
 def memory(p: Parts) -> DFlashCache:
     """The drafter's keys and values."""
     network = p.the(DFLASH)
-    return p.one(("blocks", id(network), p.shape.window), lambda: DFlashCache(
-        network, p.shape.window, p.clock, p.target.kernels, p.regions))
+    return p.one(("blocks", id(network), p.choices.window), lambda: DFlashCache(
+        network, p.choices.window, p.clock, p.target.kernels, p.regions))
 
 
 def drafter(p: Parts) -> DFlashDrafter:
@@ -65,10 +72,11 @@ def grafted(p: Parts) -> GraftedDFlashDrafter:
     return GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both)
 CHAIN = Method(
     "dflash", "a block of tokens guessed in one forward, as a chain", PAPER, drafter, (DFLASH,), budget=BLOCK,
-    takes=TAKES, choices=DFlashChoices())
+    choices=DFlashChoices())
 TREE = Method(
     "dflash-tree", "the block's most probable paths, as a tree", PAPER + "; DDTree (arXiv 2604.12989)",
-    lambda p: DFlashTreeDrafter(memory(p), p.clock), (DFLASH,), budget=BUDGET, takes=TAKES)
+    lambda p: DFlashTreeDrafter(memory(p), p.clock), (DFLASH,), budget=BUDGET,
+    choices=DFlashTreeChoices())
 GRAFTED = Method(
     "graft-dflash", "the block up to its first unsure token, then a chain from the matrix", GRAFT, grafted,
-    (DFLASH,), budget=BLOCK, takes=TAKES | {"warm"}, choices=GraftedDFlashChoices())
+    (DFLASH,), budget=BLOCK, takes=BUDGETED | {"warm"}, choices=GraftedDFlashChoices())
