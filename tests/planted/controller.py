@@ -17,7 +17,7 @@ MUTATIONS = (
     Mutation("time is cheap while another prompt is read", "Prices.__init__", "float(seconds[requests]) / requests", "float(seconds[rows]) / requests", "test_controller.py::test_prompts_of_other_requests_do_not_make_time_cheaper"),
     Mutation("a losing drafter is probed without a time limit", "AcceptanceEstimates.probe", "RISKED * answer.spent", "answer.spent", "test_controller.py::test_probes_take_their_share_of_the_time"),
     Mutation("costs are added to the gain", "Prices.best", "np.cumsum(offered) - rate", "np.cumsum(offered) + rate", "test_controller.py::test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price"),
-    Mutation("a tree may lose whatever it takes", "Prices.best", "missed * seconds > credit", "missed * seconds > np.inf", "test_controller.py::test_a_text_that_is_always_wrong_costs_a_pass_and_a_fiftieth_of_the_time"),
+    Mutation("a tree may lose whatever it takes", "Prices.best", "missed * seconds > max(credit, 0.0)", "missed * seconds > np.inf", "test_controller.py::test_a_text_that_is_always_wrong_costs_a_pass_and_a_fiftieth_of_the_time"),
     Mutation("a likely tree may lose no more than an unlikely one", "Prices.best", "is_best * (1.0 - offered)", "is_best * 1.0", "test_controller.py::test_a_tree_may_lose_no_more_than_the_credit_by_its_best_nodes_probability"),
     Mutation("the misses of further requests are added", "Prices.best", " / np.cumsum(is_best)", "", "test_controller.py::test_a_pass_may_lose_the_credit_by_the_misses_of_all_best_nodes_in_it"),
     Mutation("nodes are given by the order of the requests", "Prices.best", "np.array(sorted(nodes))", "np.array(nodes)", "test_controller.py::test_the_nodes_of_a_pass_go_to_the_most_probable_of_all_requests"),

@@ -4,7 +4,7 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("sampled answers take nothing from the file", "SamplingDefaults.sampling", "{**self.values, **found}", "found", "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
-    Mutation("greedy answers take the file's penalty", "SamplingDefaults.sampling", 'if not given.get("temperature") or "replay" in found:', 'if "replay" in found:', "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
+    Mutation("greedy answers take the file's penalty", "SamplingDefaults.sampling", 'if not found.get("temperature") or "replay" in found:', 'if "replay" in found:', "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
     Mutation("a file's value wins over the request's", "SamplingDefaults.sampling", "{**self.values, **found}", "{**found, **self.values}", "test_sampling_defaults.py::test_a_sampled_request_takes_from_the_file_what_it_leaves_out"),
     Mutation("a top_k of -1 stays", "Sampling.__post_init__", "self.top_k == -1", "self.top_k == -2", "test_sampling_defaults.py::test_values_of_other_servers_have_their_meanings_in_requests"),
     Mutation("a tiny temperature is sampled", "Sampling.__post_init__", "self.temperature < LEAST_TEMPERATURE or", "False or", "test_sampling_defaults.py::test_values_of_other_servers_have_their_meanings_in_requests"),
