@@ -36,6 +36,7 @@ def steps(count: int = 300) -> list[_Step]:
     return made
 
 
+@pytest.mark.slow
 def test_the_fastest_thresholds_prune_and_those_that_keep_acceptance_prune_less():
     logged = steps()
     fastest, kept = choose(logged, COSTS)[0], choose(logged, COSTS, keep=True)[0]

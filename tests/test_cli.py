@@ -203,6 +203,7 @@ def chatty(pair, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_chat_goes_through_the_models_template(pair, chatty, cli, tmp_path):
     (tmp_path / "messages.json").write_text(json.dumps([{"role": "user", "content": "w1 w2"}]))
     command = ["generate", "--model", chatty, "--drafter", pair / "head", "--json", "--max-new-tokens", 5]

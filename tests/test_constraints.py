@@ -98,7 +98,7 @@ def enough_time(monkeypatch):
     monkeypatch.setattr(shaping, "WALK_SECONDS", 1e9)
 
 
-@pytest.mark.one_in(9)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize(("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS),
                          ids=named)
 def test_every_method_equals_plain_decoding_under_the_same_constraints(method, options, drawn):

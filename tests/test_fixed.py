@@ -116,7 +116,7 @@ class Fixed(Regions):
         return region()
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("family", TEN)
 @torch.inference_mode()
 def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):

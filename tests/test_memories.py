@@ -23,7 +23,7 @@ from longgraft.trees.tree import ROOT, ProposalTree
 WITH_MEMORIES = [name for name in kinds() if name != "ar"]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", WITH_MEMORIES)
 def test_rewinding_repeatedly_forgets_what_was_observed_since_the_mark(name):
     assert_rewinds(name)

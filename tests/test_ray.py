@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from longgraft.eval.runs import jobs
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job
 from longgraft.eval.runs.plan import Reader, check_plan, planned
-from longgraft.eval.runs.ray_workers import actors
+from longgraft.eval.runs.ray_workers import Actors, actors
 from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.sweep import sweep
 from longgraft.eval.runs.workers import ATTEMPTS, spread
@@ -158,6 +159,50 @@ def test_workers_that_die_while_opening_are_not_started_for_ever(config):
     with pytest.raises(ValueError, match="3 workers died while they opened the target: signal 9"):
         list(spread(config, jobs_of(config), crew))
     assert crew.started <= 2 + ATTEMPTS and not crew.living
+
+
+class OneNode:
+    """Stands in for Ray: a cluster of one node whose only actor opens a target and gives one row for each job."""
+
+    __version__, exceptions = "2", SimpleNamespace(RayError=RuntimeError)
+
+    def __init__(self, row: object) -> None:
+        self.row, self.killed = row, []
+        rows = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=lambda job: iter([f"row of {job}"])))
+        self.actor = SimpleNamespace(open=SimpleNamespace(remote=lambda: "target"), rows=rows)
+
+    def nodes(self) -> list[dict]:
+        return [{"Alive": True, "Resources": SMALL}, {"Alive": False, "Resources": SMALL}]
+
+    def remote(self, **_):
+        return lambda kind: SimpleNamespace(remote=lambda config, threads: self.actor)
+
+    def wait(self, references, **_):
+        return references, []
+
+    def get(self, reference):
+        if isinstance(self.row, Exception):
+            raise self.row
+        return reference
+
+    def kill(self, actor) -> None:
+        self.killed.append(actor)
+
+
+def test_an_actor_opens_the_target_gives_the_rows_of_a_job_and_is_lost(config):
+    ray = OneNode("row")
+    crew = Actors(ray, config, 1)
+    assert crew.about() == {"workers": 1, "ray": {"version": "2", "nodes": 1, "each": {"CPU": 4}}}
+    worker = crew.start()
+    assert list(crew.events([worker])) == [(worker, "open", "target")]
+    crew.give(worker, "one")
+    assert [event for _ in range(2) for event in crew.events([worker])] == [
+        (worker, "row", "row of one"), (worker, "end", None)]
+    crew.give(worker, "two")
+    ray.row = RuntimeError("The actor died.\nIts node was lost. ")
+    assert list(crew.events([worker])) == [(worker, "dead", "Its node was lost.")]
+    crew.stop(worker)
+    assert ray.killed == [ray.actor]
 
 
 HEAD, SMALL, GPUS = {"CPU": 16.0}, {"CPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}

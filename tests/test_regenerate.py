@@ -100,6 +100,7 @@ def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(sample, layers
         assert sampled(sample, session, turns, sorted(ends), batch) == wanted
 
 
+@pytest.mark.one_in(2)
 @SAMPLERS
 def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(sample, session):
     rows = 400
@@ -162,6 +163,7 @@ def test_long_prompts_are_read_in_several_passes(session, monkeypatch):
     assert read == [[4, 7], [1, 3]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     texts = [Document(f"What is {i}?") for i in range(48)]

@@ -24,7 +24,7 @@ from longgraft.config.settings import Pair, Settings
 from longgraft.engine.decoder import Step
 from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
-from longgraft.serve.replicas.deployment import Opened, bound, replicas
+from longgraft.serve.replicas.deployment import Opened, bound, reason, replicas
 from longgraft.serve.replicas.front import ATTEMPTS, Reply, make_front
 from longgraft.serve.replicas.replica import Call, Head, PrefixRouter, Unfit
 from longgraft.serve.streaming import OPENAI_EVENTS, events_of
@@ -389,6 +389,21 @@ class Stream:
 
 def figures(url: str) -> str:
     return httpx.get(f"{url}/metrics", headers=HEADERS, timeout=PATIENCE).text
+
+
+def test_a_replica_gets_absolute_paths_and_the_one_gpu_that_it_sees(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").mkdir()
+    settings = Settings(device="cuda:3", prefix=("target", "absent"))
+    there = Opened(Pair("target", drafter="owner/head"), settings, Serving()).everywhere()
+    pair, settings = there.pair, there.settings
+    assert (pair.model, pair.drafter) == (str(tmp_path / "target"), "owner/head")
+    assert (settings.device, settings.prefix) == ("cuda", (str(tmp_path / "target"), "absent"))
+
+
+def test_a_replica_that_could_not_start_is_told_by_the_end_of_its_traceback():
+    message = "Failed.\nTraceback (most recent call last):\n  File 'a.py', line 1\nValueError: there is no such folder"
+    assert reason(message).startswith("A replica could not start: ValueError: there is no such folder\nModels and")
 
 
 @pytest.mark.slow

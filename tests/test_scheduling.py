@@ -102,6 +102,7 @@ class ByHand:
         assert not any(lane.request or lane.cache.capacity for lane in engine.lanes)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(EVENTS, st.sampled_from([inf, 400.0, 0.0]))
 def test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(events, rows):

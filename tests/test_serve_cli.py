@@ -85,6 +85,7 @@ def test_serve_without_its_extra_says_what_to_install(capsys, monkeypatch):
     assert code == 2 and "pip install longgraft[serve]" in err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(pair):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     code = "from longgraft.cli.app import main; main()"

@@ -151,6 +151,7 @@ def test_a_body_that_cannot_be_read_is_refused(path, content, message):
     assert status == 400 and message in error["message"], error
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method, path, status, message", [
     ("GET", "/nowhere", 404, "There is nothing at /nowhere. Known: /health"),
     ("GET", COMPLETIONS, 405, "it takes POST"),

@@ -69,6 +69,7 @@ def held(monkeypatch):
     permits.release(1000)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("path, body", [
     (COMPLETIONS, {"prompt": "a"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ("/infill", {"input_prefix": "a", "input_suffix": ""}), ("/tokenize", {"content": "a"}),
@@ -259,6 +260,7 @@ def test_two_lengths_of_a_body_are_refused_and_the_connection_is_closed():
     assert b"Content-Length and Transfer-Encoding" in answer
 
 
+@pytest.mark.slow
 def test_half_sent_bodies_have_a_common_limit(monkeypatch):
     monkeypatch.setattr(access, "ARRIVING", 2)
     half = request("/tokenize", b'{"content": "%s"}' % (b"a" * 900_000))[:-10]

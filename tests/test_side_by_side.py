@@ -71,7 +71,7 @@ def counted(target, calls: list):
     return target
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("kernels", [None, LOCAL], ids=["torch", "compiled"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):

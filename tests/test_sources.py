@@ -108,6 +108,7 @@ def test_nodes_without_a_probability_are_left_out_and_others_keep_their_origin()
 SOURCES = ["eagle3", "svip", "talon", "graft-x-text", "pld"]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("adaptive", [True, False], ids=["choosing", "sixty"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_graft_x_over_any_method_decodes_the_ids_of_plain_decoding(source, adaptive):

@@ -29,6 +29,7 @@ def common(one, other) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", [None, "qwen-coder", "starcoder", "codestral"])
 @pytest.mark.parametrize("tokens", [128, 1000, 4096, 30000])
 def test_a_prompt_stays_within_its_budget_and_uses_most_of_it(family, tokens):
@@ -59,6 +60,7 @@ def test_an_edit_near_the_cursor_changes_the_prompt_from_there_on():
     assert common(first.ids, third.ids) == len(first.ids)
 
 
+@pytest.mark.slow
 def test_a_cut_file_begins_at_the_same_line_for_many_lines():
     starts = []
     for line in range(600, 728):

@@ -298,6 +298,7 @@ def test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text(arguments)
     assert found["usage"]["prompt_tokens"] == len(tool_session().encode(text))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("stop", ["\n", '"', "city", "}", "ool"])
 @pytest.mark.parametrize(("choice", "tags"), [("auto", True), ("required", True), ("required", False)])
 def test_stop_strings_do_not_end_a_call(choice, tags, stop):
@@ -364,6 +365,7 @@ def test_a_tool_whose_schema_cannot_be_followed_refuses_only_required_calls():
         assert 'properties.a.pattern is "(?=x)", and look-ahead' in error["message"]
 
 
+@pytest.mark.slow
 def test_a_tool_that_takes_too_much_work_takes_any_arguments():
     wide = {"anyOf": [{"properties": {f"p{n}_{m}": {"type": "string"} for n in range(400)}} for m in range(20)]}
     schema = {"properties": {"a": wide}, "required": ["a"]}

@@ -46,6 +46,7 @@ def losses_of(figures: dict) -> list[float]:
     return figures["losses"] if "losses" in figures else [figures["loss"]]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bf16", [True, False])
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_step_has_the_losses_of_a_float32_target_and_is_measured(name, bf16, tmp_path):

@@ -17,4 +17,6 @@ MUTATIONS = (
     Mutation("an unfit replica hides lost ones", "Forward._answer", "len(call.avoid) == ATTEMPTS", "call.avoid", "test_replicas.py::test_a_replica_that_was_full_does_not_hide_those_that_ended"),
     Mutation("requests that come together go to one replica", "PrefixRouter.choose_replicas", "            self._routes.send(key, call.blocks, ranked[0], len(here))\n", "", "test_replicas.py::test_the_router_follows_requests_and_avoids_replicas_that_were_unfit"),
     Mutation("a server that closes does not say when to ask again", "ApiError.of", "code=\"shutting_down\", headers={\"Retry-After\": \"5\"})", "code=\"shutting_down\")", "test_replicas.py::test_a_front_that_drains_refuses_new_requests_and_one_that_closes_ends_old_ones"),
+    Mutation("a replica asks for the GPU's number on another node", "Opened.everywhere", 'settings.device and settings.device.split(":")[0]', "settings.device", "test_replicas.py::test_a_replica_gets_absolute_paths_and_the_one_gpu_that_it_sees"),
+    Mutation("a replica's failure is told from the beginning of its traceback", "deployment:reason", "[-1].strip()", "[0].strip()", "test_replicas.py::test_a_replica_that_could_not_start_is_told_by_the_end_of_its_traceback"),
 )
