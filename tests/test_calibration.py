@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from toys.models import small_model
 
 import longgraft
+from longgraft.config.settings import Drafting
 from longgraft.loading import embedded, identity_of
 from longgraft.memories.adjacency import AdjacencyMatrix
 from longgraft.methods.calibration import Calibration, made_for
@@ -82,12 +83,13 @@ def test_a_calibration_for_something_else_is_refused_with_the_difference(key, tm
 
 
 def test_settings_of_a_calibration_are_compared_only_if_it_records_them():
-    made = Calibration(about=made_for(60, 9, 10, None))
-    assert made.differs(made_for(60, 9, 10, None)) == []
-    assert made.differs(made_for(16, 8, 4, 512)) == [
+    made = Calibration(about=made_for(60, Drafting(9, 10, None)))
+    assert made.differs(made_for(60, Drafting(9, 10, None))) == []
+    assert made.differs(made_for(16, Drafting(8, 4, 512))) == [
         "budget 60, now 16", "draft levels 9, now 8", "draft top k 10, now 4", "draft window all, now 512"]
-    assert Calibration().differs(made_for(16, 8, 4, 512)) == []
-    assert Calibration(about={"budget": "60", "prompts": "5"}).differs(made_for(16, 8, 4, 512)) == ["budget 60, now 16"]
+    assert Calibration().differs(made_for(16, Drafting(8, 4, 512))) == []
+    recorded = Calibration(about={"budget": "60", "prompts": "5"})
+    assert recorded.differs(made_for(16, Drafting(8, 4, 512))) == ["budget 60, now 16"]
 
 
 def test_a_session_reports_settings_that_differ_from_its_calibration():
@@ -101,7 +103,7 @@ def test_the_shipped_calibration_differs_in_no_setting_that_it_does_not_record()
     with safe_open(shipped, "pt") as file:
         identity = json.loads(file.metadata()["identity"])
     found = Calibration.load(shipped, identity, CPU)
-    assert found.differs(made_for(60, 7, 4, 512)) == []
+    assert found.differs(made_for(60, Drafting(7, 4, 512))) == []
 
 
 def test_identity_of_weights_depends_on_rows_before_the_padding():

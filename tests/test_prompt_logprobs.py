@@ -73,5 +73,5 @@ def test_answers_that_share_passes_have_those_of_their_own_prompts():
 
 
 def test_a_number_of_others_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="prompt_logprobs is 21; it must be from 0 to 20"):
+    with pytest.raises(ValueError, match="prompt_logprobs is 21; it must be a whole number from 0 to 20"):
         Sampling(prompt_logprobs=21)

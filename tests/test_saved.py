@@ -172,7 +172,7 @@ def test_files_of_other_weights_or_settings_are_refused(file):
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight += 1e-3
     for other, label in ((tuned, "weights"), (session(seed=1), "drafter weights"),
-                         (session(window=32), "drafter window"), (session(family="qwen3"), "configuration")):
+                         (session("graft+window=32"), "drafter window"), (session(family="qwen3"), "configuration")):
         with pytest.raises(ValueError, match=f"made for {label}"):
             other.pin_prefix(file)
     rope = session()

@@ -70,7 +70,7 @@ def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monk
 
 
 @pytest.mark.parametrize("more, message", [
-    (["--port", "70000"], "--port is 70,000"), (["--queue", "-1"], "--queue is '-1'"),
+    (["--port", "70000"], "--port is 70,000"), (["--queue", "-1"], "--queue is -1"),
     (["--host", ""], "host is empty"),
     (["--api-key", " "], "API key is empty"), (["--beat", "0"], "--beat is 0")])
 def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, message):
