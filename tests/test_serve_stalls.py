@@ -193,15 +193,16 @@ def test_the_body_of_a_client_that_has_gone_is_never_encoded(held):
 
 def test_the_work_of_other_files_is_bounded_by_the_prompt_and_not_by_what_is_sent(monkeypatch):
     encoded = []
-    plain = PartEncoder._plain
-    monkeypatch.setattr(PartEncoder, "_plain", lambda self, text: encoded.append(len(text)) or plain(self, text))
+    usual = PartEncoder._after_newline
+    monkeypatch.setattr(PartEncoder, "_after_newline",
+                        lambda self, text: encoded.append(len(text)) or usual(self, text))
     extra = [{"filename": f"{n}.py", "text": f"x{n} = {n}\n" * 1000} for n in range(200)]
 
     async def ask(http):
         body = {"input_prefix": PROMPT, "input_suffix": "", "input_extra": extra, "n_predict": 1}
         return (await http.post("/infill", json=body)).json()
     assert asking(ask)["truncated"]
-    assert sum(encoded) < 20 * 16 * 512 < 200 * 6000 / 4
+    assert 0 < sum(encoded) < 20 * 16 * 512 < 200 * 6000 / 4
 
 
 @pytest.mark.parametrize("data, trickle", [
