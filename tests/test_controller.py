@@ -675,3 +675,16 @@ def test_shared_passes_have_the_costs_of_the_request_that_reached_farthest():
     before = token()
     estimates[1].costs = far
     assert before == pytest.approx((1.0 + ROWS) / 2) and token() == pytest.approx(3.1 / 2)
+
+
+def test_costs_that_reach_farther_keep_what_shared_passes_have_taught():
+    far = replace(SECONDS, passes={0: SECONDS.passes[0], 5000: {1: 3.0, 61: 9.0}})
+    estimates = AcceptanceEstimates(LiveCosts(SECONDS))
+    planner, ask = PassPlanner(), Ask(0, 60, 0, batch=BatchLoad(1))
+    learnt = planner([Bid(ask, estimates)])._costs
+    for _ in range(20):
+        learnt.timed(2, 0, 3.0)
+    estimates.costs = LiveCosts(far)
+    reaching = planner([Bid(ask, estimates)])._costs
+    assert reaching.reached == 5000
+    assert reaching.verify(2, 0) == pytest.approx(learnt.verify(2, 0)) and learnt.verify(2, 0) > 2.0

@@ -1,4 +1,4 @@
-"""Which tests `python -m pytest` runs: the quick ones, unless the command line says which."""
+"""Tests that `python -m pytest` runs: the quick ones, unless the command line says which."""
 
 from __future__ import annotations
 

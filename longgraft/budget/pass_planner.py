@@ -82,7 +82,7 @@ class PricedPass:
         return self.prices.feed(self._waiting, requests) + self._expansions * self.prices.level(requests)
 
     def extended(self, offers: Sequence[Offer]) -> list[bool]:
-        """Returns which requests draft; the probability that each offers is the tokens that its draft should add."""
+        """Returns which requests draft.  Each offers one number: the tokens that its draft should add."""
         order = sorted(range(len(offers)), key=lambda index: -offers[index].probabilities[0])
         chosen, most, added = 0, 0.0, 0.0
         for count, index in enumerate(order, 1):
@@ -161,5 +161,8 @@ class PassPlanner:
         """Returns the costs of shared passes, which begin as those of the request whose costs reach farthest."""
         farthest = max((bid.estimates.costs for bid in bids), key=lambda costs: costs.reached)
         if self._shared is None or self._shared.reached < farthest.reached:
-            self._shared = farthest.copy()
+            reaching = farthest.copy()
+            if self._shared is not None:
+                reaching.restore(self._shared.state())      # what shared passes have taught
+            self._shared = reaching
         return self._shared

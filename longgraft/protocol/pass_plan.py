@@ -18,7 +18,8 @@ class Offer:
     Attributes:
         budget: Most nodes of its tree, root included.
         probabilities: Estimated probabilities of its candidates' paths, best first, without the root.  No candidate
-            stands before its parent, so that the root and the first n candidates form a tree.
+            stands before its parent, so that the root and the first n candidates form a tree.  For `extended` only the
+            best one, or the tokens that a further draft should add: whatever the plan compares.
         levels: Levels of the draft, so far or, when more are asked for, with those.
         stopped: True if drafting stopped before its last level.
     """

@@ -50,4 +50,5 @@ MUTATIONS = (
     Mutation("free nodes wait until losses are made up for", "Prices.best", "max(credit, 0.0)", "credit", "test_controller.py::test_nodes_that_cost_nothing_need_no_credit"),
     Mutation("nodes of a failed plan are those of the last request", "PricedPass.shares", "self.nodes += sum", "self.nodes = sum", "test_controller.py::test_requests_that_are_planned_one_by_one_pay_for_their_own_nodes"),
     Mutation("nodes cost as if nobody else waited", "PassPlanner.__call__", "most, 1 + batch.requests, batch", "most, 1, batch", "test_controller.py::test_prompts_of_other_requests_do_not_make_time_cheaper"),
+    Mutation("costs that reach farther forget what shared passes have taught", "PassPlanner._costs_of_shared", "reaching.restore(self._shared.state())", "pass", "test_controller.py::test_costs_that_reach_farther_keep_what_shared_passes_have_taught"),
 )
