@@ -78,7 +78,7 @@ def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_p
     command = ["sweep", "--suites", str(rows), "--buckets", "256,512",
                "--methods", "pld,graft", "--mode", "replay,sampled", "--prompts", "2", "--repeats", "1",
                "--max-new-tokens", "12", "--budget", "16", "--out", str(tmp_path)]
-    running = subprocess.Popen([sys.executable, "-m", "longgraft.cli.app", *command], stdout=subprocess.DEVNULL,
+    running = subprocess.Popen([sys.executable, "-m", "longgraft", *command], stdout=subprocess.DEVNULL,
                                env=os.environ | {"OMP_NUM_THREADS": "1"})
     path = tmp_path / ROWS
     deadline = time.monotonic() + 240

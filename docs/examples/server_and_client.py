@@ -4,13 +4,24 @@
 """
 
 import json
+import socket
 import subprocess
+import sys
 import time
 from urllib.error import URLError
 from urllib.request import Request, urlopen
 
-ADDRESS = "http://127.0.0.1:8123"
-COMMAND = ["longgraft", "serve", "--port", "8123"]
+
+def free_port() -> int:
+    """Returns a port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+PORT = str(free_port())
+ADDRESS = f"http://127.0.0.1:{PORT}"
+COMMAND = [sys.executable, "-m", "longgraft", "serve", "--port", PORT]
 
 
 def wait_until_ready(server: subprocess.Popen) -> None:

@@ -25,7 +25,3 @@ def main() -> None:
         print("longgraft: interrupted", file=sys.stderr)
         code = INTERRUPTED
     raise SystemExit(code)
-
-
-if __name__ == "__main__":
-    main()
