@@ -171,6 +171,12 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
 
     Raises:
         ValueError: a name or setting is wrong, or model, drafter and settings do not fit each other.
+
+    Examples:
+        >>> import longgraft
+        >>> session = longgraft.load(method="graft", tell=False)    # the embedded pair
+        >>> session.generate("if __name__ ==", stop=":").text
+        ' "__main__"'
     """
     return open_session(model, drafter, Settings(**options), tell)[0]
 
@@ -195,6 +201,12 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 
     Raises:
         ValueError: a name or setting is wrong, or the prompt does not fit the model.
+
+    Examples:
+        >>> import longgraft
+        >>> answer = longgraft.generate("if __name__ ==", stop=[":"])    # the embedded pair
+        >>> answer.text, answer.finish_reason
+        (' "__main__"', 'stop')
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     SamplingDefaults().sampling(draw)       # checked before a model is loaded

@@ -42,6 +42,16 @@ def custom_generate(model: Any, input_ids: torch.Tensor, generation_config: Any 
     Raises:
         ValueError: something was asked for that cannot be done exactly: batches, padding, other positions, another
             prompt's cache, beams, penalties other than the repetition penalty, or other criteria.
+
+    Examples:
+        >>> import longgraft
+        >>> session = longgraft.load(tell=False)
+        >>> model, tokenizer = session.target.model, session.tokenizer     # any pair of transformers will do
+        >>> prompt = tokenizer("if __name__ ==", return_tensors="pt")
+        >>> ids = model.generate(**prompt, max_new_tokens=5, do_sample=False,
+        ...                      custom_generate=longgraft.custom_generate, session=session)
+        >>> tokenizer.decode(ids[0])
+        'if __name__ == "__main__":'
     """
     c = generation_config
     if c is None:

@@ -61,12 +61,28 @@ class Cell:
 
 
 class Prefixes:
-    """The prefix cache: cells of prompts, least recently used first, up to `most` bytes; a tree whose paths are
-    prompts.
+    """A prefix cache: cells of prompts, least recently used first; a tree whose paths are prompts.
 
     All cells were computed with the same weights.  Sessions may share it in one thread, not in several.  Ancestors are
-    fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never
-    evicted; the last cell of a pinned prefix may be short.
+    fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never evicted; the last
+    cell of a pinned prefix may be short.
+
+    Attributes:
+        most: Most bytes of cells that are not pinned.
+        cell: Tokens of a cell.
+        bytes: Bytes of the cells that are not pinned.
+        weights: State of the weights that the cells were computed with; None before the first prompt.
+
+    Examples:
+        `load` makes one, here of 1 GiB, and the second prompt is read from near its end:
+
+        >>> import longgraft
+        >>> session = longgraft.load(prefixes=1.0, tell=False)
+        >>> text = "print(x); " * 64
+        >>> session.generate(text + "if x", 2).stats.reused_tokens
+        0
+        >>> session.generate(text + "for x", 2).stats.reused_tokens
+        255
     """
 
     def __init__(self, most: int, cell: int = CELL) -> None:

@@ -286,6 +286,13 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
 
     Raises:
         ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
+
+    Examples:
+        >>> import longgraft
+        >>> from pathlib import Path
+        >>> _ = Path("main.py").write_text("if __name__ ==")
+        >>> longgraft.complete(".", "main.py", line=1, until="line").text
+        ' "__main__":'
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     SamplingDefaults().sampling(draw)       # checked before a model is loaded

@@ -25,6 +25,13 @@ class GenerationRequest:
         priority: Waiting requests with a lower number begin first.
         stop_token_ids: Tokens that end the answer as a stop string does, beside the end tokens.
         client: Whose earlier answers this one may repeat and joins, if the session remembers answers; None: nobody's.
+
+    Examples:
+        >>> import longgraft
+        >>> session = longgraft.load(tell=False)
+        >>> request = GenerationRequest(session.encode("if __name__ =="), max_new_tokens=32, stop=(":",))
+        >>> "".join(step.text for step in session.open(request))
+        ' "__main__"'
     """
 
     ids: Sequence[int]

@@ -44,6 +44,14 @@ class Request:
     Attributes:
         finish_reason: None while it runs; then stop, length, eos or cancelled.
         stats: Costs and acceptance so far.
+
+    Examples:
+        >>> import longgraft
+        >>> session = longgraft.load(tell=False)
+        >>> with session.open("if __name__ ==", stop=":") as request:
+        ...     text = "".join(step.text for step in request)
+        >>> text, request.finish_reason
+        (' "__main__"', 'stop')
     """
 
     def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],

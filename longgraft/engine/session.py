@@ -244,7 +244,15 @@ class Session:
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                progress: bool | None = None, **options: Any) -> Iterator[str]:
-        """Yields pieces of text as they become final; together they are the text of `generate` with these arguments."""
+        """Yields pieces of text as they become final; together they are the text of `generate` with these arguments.
+
+        Examples:
+            >>> import longgraft
+            >>> session = longgraft.load(tell=False)
+            >>> pieces = list(session.stream("if __name__ ==", stop=":"))
+            >>> "".join(pieces)
+            ' "__main__"'
+        """
         with self._opened(prompt, max_new_tokens, stop, options) as request:
             yield from (step.text for step in _shown(request, progress) if step.text)
 
@@ -272,6 +280,19 @@ class Session:
 
         Raises:
             ValueError: the prompt or a setting is wrong, or the request does not fit the model's positions.
+
+        Examples:
+            >>> import longgraft
+            >>> session = longgraft.load(tell=False)
+            >>> answer = session.generate("if __name__ ==", max_new_tokens=32, stop=":")
+            >>> answer.text, answer.stats.prompt_tokens
+            (' "__main__"', 5)
+
+            The same prompt, sampled:
+
+            >>> sampled = session.generate("if __name__ ==", 4, temperature=0.8, top_p=0.9, seed=1)
+            >>> len(sampled.token_ids)
+            4
         """
         return answer(self._opened(prompt, max_new_tokens, stop, options), progress)
 

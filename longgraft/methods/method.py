@@ -51,6 +51,19 @@ class Method:
         verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes it.
         usual: Choices used when only the name is given; None: `choices`.
         looks_up: True if all that it proposes is looked up, so that a larger tree costs no draft.
+
+    Examples:
+        A method that proposes the latest token once more:
+
+        >>> import longgraft, torch
+        >>> from longgraft.trees.tree import ProposalTree
+        >>> class Again:
+        ...     memories = ()
+        ...     def propose(self, ask):
+        ...         return ProposalTree.chain(torch.tensor([ask.root, ask.root]))
+        >>> method = Method("again", "the latest token once more", "-", lambda parts: Again(), budget=2)
+        >>> longgraft.generate("if __name__ ==", method=method, stop=[":"]).text
+        ' "__main__"'
     """
 
     name: str

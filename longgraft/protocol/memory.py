@@ -26,6 +26,27 @@ class Memory(ABC):
             that fits any memory of its class.
         tail: Number of last prompt tokens that must be read again if the tokens before them are recalled.
         reads_corpora: True if it learns from corpora.
+
+    Examples:
+        A memory of the number of tokens:
+
+        >>> import torch
+        >>> from longgraft.trees.tree import ProposalTree
+        >>> class Length(Memory):
+        ...     def reset(self, capacity):
+        ...         self.tokens = 0
+        ...     def observe(self, seen):
+        ...         self.tokens += len(seen.kept)
+        ...     def mark(self):
+        ...         return self.tokens
+        ...     def rewind(self, mark):
+        ...         self.tokens = mark
+        >>> memory = Length()
+        >>> memory.reset(capacity=100)
+        >>> chunk = ProposalTree.chain(torch.tensor([5, 6, 7]))
+        >>> memory.observe(Observation(chunk, path=torch.arange(3), next_token=8, prompt=True))
+        >>> memory.tokens
+        3
     """
 
     name: str = "memory"

@@ -30,6 +30,16 @@ class ProposalTree:
             retriever matched contexts.
         law: [n, V] float32 on the target's device, the probabilities that each token of a chain was sampled from,
             independently of the target; None if the tokens are a function of the past.
+
+    Examples:
+        Two drafted guesses at the token after the root, token 7, and one guess at the token after the first guess:
+
+        >>> tree = ProposalTree.build(tokens=[7, 8, 9, 3], parents=[-1, 0, 0, 1], scores=[0.0, -0.1, -2.0, -0.5],
+        ...                           origin=[ROOT, DRAFT, DRAFT, DRAFT])
+        >>> tree.depths.tolist()
+        [0, 1, 1, 2]
+        >>> tree.children[1, 3]     # the child of node 1 with token 3
+        3
     """
 
     tokens: Tensor
