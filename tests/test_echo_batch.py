@@ -15,11 +15,11 @@ from toys.trees import same, trees
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.pruning import Filled, Gates
-from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
+from longgraft.engine.step import Step
 from longgraft.methods.find import build, find
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.pass_plan import Offer

@@ -12,11 +12,11 @@ from toys.models import VOCAB, toy_target
 from toys.served import Gate, asking, characters, listening, until
 from toys.tokenizers import TEXT, Bytes
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask

@@ -21,7 +21,7 @@ from toys.commands import assert_before_loading, run
 from toys.served import PATIENCE, serving, until
 
 from longgraft.config.settings import Pair, Settings
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas.deployment import Opened, bound, reason, replicas

@@ -15,8 +15,8 @@ from toys.levels import LOCAL
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.runtime.device_memory import resident
 from longgraft.serve.jobs import Busy, End, Job, Running
 from longgraft.serve.worker import Worker
@@ -78,7 +78,7 @@ class ByHand:
     def round(self) -> None:
         """Runs one round, and checks what holds after each."""
         self.worker._round()
-        places = [request.decoder.verifier.cache for request in self.worker._scheduler.requests]
+        places = [request.verifier.cache for request in self.worker._scheduler.requests]
         assert len(set(map(id, places))) == len(places) <= self.worker._scheduler.most, "a lane is held twice"
         order = {running: n for n, (running, _) in enumerate(self.taken)}
         assert [order[one] for one in self.begun] == sorted(order[one] for one in self.begun), "one was overtaken"

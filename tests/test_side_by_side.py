@@ -128,7 +128,7 @@ def test_an_error_in_a_shared_pass_ends_only_its_own_request():
     for _ in range(3):
         advance(requests)
     ill = requests[1]
-    ill.decoder.verifier.cache.capacity = 1      # as if there were no room: its rows cannot be written
+    ill.verifier.cache.capacity = 1      # as if there were no room: its rows cannot be written
     error = advance(requests)[1]
     assert isinstance(error, ValueError) and "The cache holds 1 rows" in str(error)
     assert ill.finish_reason == "cancelled" and calls[-5:] == [4, 1, 1, 1, 1]
@@ -266,7 +266,7 @@ def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():
     request = repeatable("ar", chunk=50).open(toy_prompt(100), 4)
     assert request.weight == 1
     request.step()
-    target = request.decoder.verifier.target
+    target = request.verifier.target
     c, linear = target.config, sum(p.numel() for p in target.layers[0].parameters() if p.ndim == 2)
     assert request.weight == pytest.approx(1 + 50 * 2 * c.num_attention_heads * c.head_dim / linear)
 

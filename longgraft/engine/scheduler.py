@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together

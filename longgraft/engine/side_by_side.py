@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Step
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Generation, Session, generation
+from longgraft.engine.step import Step
 
 
 def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: int = 256,

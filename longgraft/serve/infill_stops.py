@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.serve.jobs import End, Job, Running
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled
 from longgraft.engine.session import Session
 from longgraft.engine.stats import Stats
+from longgraft.engine.step import FinishReason, Step
 
 TRACE: ContextVar[Mapping[str, str]] = ContextVar("longgraft_trace", default=MappingProxyType({}))
 """Headers of the request that name the trace it belongs to."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.jobs import End, Job
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.serve.jobs import TRACE, End, Running
 
 HEADERS = ("traceparent", "tracestate")

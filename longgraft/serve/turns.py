@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from longgraft.acceptance.shaping import TokenLogprob
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.serve.formats.logprobs import unfollowed
 from longgraft.serve.jobs import End, Job, Running
 from longgraft.serve.worker import Worker

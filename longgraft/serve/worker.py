@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Sequence
 
 from longgraft.acceptance.constraints import DeadEnd
-from longgraft.engine.decoder import Step
 from longgraft.engine.scheduler import Scheduler
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.runtime.device_memory import out_of_memory
 from longgraft.serve.jobs import Busy, Closing, End, Failed, Job, Running, Watcher
 

@@ -39,7 +39,7 @@ MUTATIONS = (
     Mutation("a job that begins does not count", "Scheduler.backlog", "self.most - len(self.running)", "self.most - len([one for one in self.running if one.request])", "test_side_by_side.py::test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread"),
     Mutation("stop strings of many answers are forgotten", "generate_all", "sampling, stop, prediction=", "sampling, (), prediction=", "test_side_by_side.py::test_many_answers_are_made_with_every_setting_of_a_single_one"),
     Mutation("options of many answers are forgotten", "generate_all", ", **options)", ")", "test_side_by_side.py::test_many_answers_are_made_with_every_setting_of_a_single_one"),
-    Mutation("log-probabilities of many answers are dropped", "session:generation", "tuple(one for step in steps for one in step.logprobs)", "()", "test_side_by_side.py::test_many_answers_are_made_with_every_setting_of_a_single_one"),
+    Mutation("log-probabilities of many answers are dropped", "session:generation", "tuple(chain.from_iterable(step.logprobs for step in steps))", "()", "test_side_by_side.py::test_many_answers_are_made_with_every_setting_of_a_single_one"),
     Mutation("missing samplings of many answers cut the prompts", "generate_all", "[None] * len(prompts), strict=True", "[None] * len(prompts), strict=False", "test_side_by_side.py::test_many_answers_are_made_with_every_setting_of_a_single_one"),
     Mutation("reserved rows fill nothing", "Scheduler.filled", "(written + reserved) / most", "written / most", "test_side_by_side.py::test_memory_is_checked_for_each_request_with_room_for_kept_prompts"),
     Mutation("kept prompts take their room twice", "Scheduler._room", "kept.most - kept.bytes", "kept.most", "test_side_by_side.py::test_memory_is_checked_for_each_request_with_room_for_kept_prompts"),
@@ -52,5 +52,5 @@ MUTATIONS = (
     Mutation("a request's own prompt counts as others'", "scheduler:advance", "sum(chunks) - chunk, chunk)", "sum(chunks), chunk)", "test_side_by_side.py::test_each_request_knows_how_many_others_decode_and_how_much_others_read"),
     Mutation("a request counts itself among the others", "scheduler:advance", "sum(answering) - answers,", "sum(answering),", "test_side_by_side.py::test_each_request_knows_how_many_others_decode_and_how_much_others_read"),
     Mutation("the time in the queue is the time since the start of the machine", "Scheduler._begin", "time.monotonic() - one.since", "time.monotonic()", "test_side_by_side.py::test_requests_begin_in_the_order_of_the_policy"),
-    Mutation("a prompt of one token is two rows", "Request._advance", "max(1, step.read", "max(2, step.read", "test_side_by_side.py::test_the_rows_of_a_request_are_those_of_its_last_pass"),
+    Mutation("a prompt of one token is two rows", "Step.rows", "max(1, self.read", "max(2, self.read", "test_side_by_side.py::test_the_rows_of_a_request_are_those_of_its_last_pass"),
 )

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bind, url
 from longgraft.serve.jobs import End, Running

@@ -19,8 +19,8 @@ from starlette.background import BackgroundTask
 
 from longgraft.comparison.levels import first_divergence, may_differ
 from longgraft.comparison.with_plain import plain_session
-from longgraft.engine.decoder import Step
 from longgraft.engine.repetition import loops
+from longgraft.engine.step import Step
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, AnswerRequest, ChatRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans

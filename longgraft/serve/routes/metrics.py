@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.serve.jobs import End, Running
 from longgraft.serve.state import State
 
