@@ -152,7 +152,7 @@ def test_every_answer_is_that_of_the_request_alone_while_others_come_and_are_can
             cancelled.add(one := random.choice(scheduler.running))
             scheduler.cancel(one)
     for one, tokens in answers.items():
-        whole = wanted[ASKED.index(one.asked)]
+        whole = wanted[ASKED.index(one.requested)]
         assert tokens == (whole[:len(tokens)] if one in cancelled else whole)
     assert together_most == 4 and cancelled
 

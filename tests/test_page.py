@@ -201,7 +201,7 @@ def test_escape_ends_decoding_and_comparison(page):
             gate.allow()
             until(lambda gate=gate, about=about: len(gate.ends) == 1 + (about == "plain"))
             assert gate.ends[-1].reason == "cancelled"
-            until(lambda worker=worker: not worker.jobs and not worker.waiting)
+            until(lambda worker=worker: not worker.running and not worker.waiting)
 
 
 def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened):

@@ -15,7 +15,7 @@ MUTATIONS = (
     Mutation("a cancelled answer is forgotten", "Request._end", "if self._keep_answer is not None:", "if self._keep_answer is not None and reason != 'cancelled':", "test_earlier_answers.py::test_a_cancelled_answer_is_remembered_as_far_as_it_got"),
     Mutation("a saved prefix leaves an answer", "prefix_files:read", "GenerationRequest(ids, 2, client=None)", "GenerationRequest(ids, 2)", "test_earlier_answers.py::test_saving_a_prefix_remembers_no_answer"),
     Mutation("all keys share their answers", "Clients.__call__", 'hashlib.sha256(key.encode()).hexdigest() if key else ""', '""', "test_earlier_answers.py::test_a_server_keeps_the_answers_of_each_key_apart"),
-    Mutation("a job belongs to nobody in particular", "Running.__init__", "replace(job, client=CLIENT.get())", "job", "test_earlier_answers.py::test_a_server_keeps_the_answers_of_each_key_apart"),
+    Mutation("a job belongs to nobody in particular", "ServedRequest.__init__", "replace(requested, client=CLIENT.get())", "requested", "test_earlier_answers.py::test_a_server_keeps_the_answers_of_each_key_apart"),
     Mutation("the answers are kept by the key itself", "Clients.__call__", "hashlib.sha256(key.encode()).hexdigest()", "key", "test_earlier_answers.py::test_a_server_keeps_the_answers_of_each_key_apart"),
-    Mutation("a request cannot stay out of the remembered ones", "client_of", 'return None if asked is False else ""', 'return ""', "test_earlier_answers.py::test_a_request_may_stay_out_of_what_is_remembered"),
+    Mutation("a request cannot stay out of the remembered ones", "client_of", 'return None if remember is False else ""', 'return ""', "test_earlier_answers.py::test_a_request_may_stay_out_of_what_is_remembered"),
 )
