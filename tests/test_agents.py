@@ -11,11 +11,13 @@ from toys.served import asking
 from toys.sessions import repeatable
 from toys.tools import CITY, tool_session, tool_tokenizer
 
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.responses_answers import ResponsesFormat
 from longgraft.serve.formats.responses_fields import ResponsesRequest
-from longgraft.serve.jobs import End, Job
+from longgraft.serve.served_request import End
 from longgraft.serve.tools.families import HERMES
 from longgraft.serve.tools.reader import CallReader
 
@@ -196,7 +198,9 @@ def test_arguments_of_a_response_arrive_in_several_events(limit, status):
 
 def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
     body = ResponsesRequest(input="Hi", tools=OPENAI_TOOLS)
-    form = ResponsesFormat(SimpleNamespace(name="toy", text=str), body, Job([1], 1), CallReader(HERMES, ["weather"]))
+    served = SimpleNamespace(requested=GenerationRequest([1], 1),
+                             context=AnswerContext(calls=CallReader(HERMES, ["weather"])))
+    form = ResponsesFormat(SimpleNamespace(name="toy", text=str), body, served)
     text = '<tool_call>\n{"name": "weather", "arguments": {city: 1}}\n</tool_call>'
     *_, last = [*form.text_chunks(text, [1]), *form.closing_chunks([1], [], End("eos"))]
     call, rest = last["response"]["output"]

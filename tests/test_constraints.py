@@ -17,7 +17,7 @@ from jsonschema import validate
 from toys.covering import covering, named
 from toys.models import toy_model
 from toys.oracle import draw
-from toys.served import Gate, asking, tokens_of, working
+from toys.served import Gate, asking, submitted, tokens_of, working
 from toys.sessions import METHODS, toy_parts, toy_prompt, toy_session
 from toys.tokenizers import ascii_tokenizer
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
@@ -28,6 +28,7 @@ from longgraft.acceptance.sampling import LogitOptions, Sampling
 from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.engine import scheduler
 from longgraft.engine.engine import Engine
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
@@ -35,7 +36,6 @@ from longgraft.engine.token_bytes import TokenBytes
 from longgraft.methods.find import build
 from longgraft.runtime.clock import Clock
 from longgraft.serve.formats.logprobs import chat_logprobs
-from longgraft.serve.jobs import Job
 from longgraft.trees.tree import FORCED, ProposalTree
 
 TOKENIZER = ascii_tokenizer()
@@ -256,11 +256,12 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
     class Order(Gate):
         def stepped(self, running, step, seconds):
             super().stepped(running, step, seconds)
-            steps.append(running.job.sampling.regex)
+            steps.append(running.requested.sampling.regex)
 
     async def play(made):
-        jobs = [Job(toy_prompt(20), 20, Sampling(regex=regex), eos=(END,)) for regex in ("[ab]{99}", None)]
-        taken = [made.submit(job) for job in jobs]
+        requests = [GenerationRequest(toy_prompt(20), 20, Sampling(regex=regex), eos=(END,))
+                    for regex in ("[ab]{99}", None)]
+        taken = [submitted(made, request) for request in requests]
         gate.allow()        # both have come
         return [len(ids) for ids in await asyncio.gather(*map(tokens_of, taken))]
     gate = Order()

@@ -15,11 +15,11 @@ from toys.trees import same, trees
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.drafters.pruning import Filled, Gates
-from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler, advance
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
+from longgraft.engine.step import Step
 from longgraft.methods.find import build, find
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.pass_plan import Offer
@@ -152,7 +152,7 @@ def test_every_answer_is_that_of_the_request_alone_while_others_come_and_are_can
             cancelled.add(one := random.choice(scheduler.running))
             scheduler.cancel(one)
     for one, tokens in answers.items():
-        whole = wanted[ASKED.index(one.asked)]
+        whole = wanted[ASKED.index(one.requested)]
         assert tokens == (whole[:len(tokens)] if one in cancelled else whole)
     assert together_most == 4 and cancelled
 

@@ -10,9 +10,9 @@ from toys.sessions import toy_session
 from toys.tokenizers import GEMMA, LLAMA_2, METASPACE, PIECES, SPACE, sentencepiece
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
+from longgraft.engine.step import Step
 from longgraft.serve.formats.token_origins import Spans
 from longgraft.trees.tree import ROOT
 

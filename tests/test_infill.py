@@ -11,8 +11,8 @@ from toys.served import asking, characters, text_session
 
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.completion.snippets import Cursor, Snippet
-from longgraft.engine.decoder import Step
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.serve.infill_stops import InfillStop
 

@@ -12,11 +12,11 @@ from toys.models import VOCAB, toy_target
 from toys.served import Gate, asking, characters, listening, until
 from toys.tokenizers import TEXT, Bytes
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Ask
@@ -201,7 +201,7 @@ def test_escape_ends_decoding_and_comparison(page):
             gate.allow()
             until(lambda gate=gate, about=about: len(gate.ends) == 1 + (about == "plain"))
             assert gate.ends[-1].reason == "cancelled"
-            until(lambda worker=worker: not worker.jobs and not worker.waiting)
+            until(lambda worker=worker: not worker.running and not worker.waiting)
 
 
 def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened):

@@ -21,7 +21,7 @@ from toys.commands import assert_before_loading, run
 from toys.served import PATIENCE, serving, until
 
 from longgraft.config.settings import Pair, Settings
-from longgraft.engine.decoder import Step
+from longgraft.engine.step import Step
 from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas.deployment import Opened, bound, reason, replicas
@@ -102,8 +102,9 @@ def metric(text: str, name: str) -> float:
 
 def events_of_a_step(*chunks: str) -> str:
     """Returns the events of an answer whose only text is sent as these chunks."""
-    class Job:
-        job, end = SimpleNamespace(ids=(1, 2)), "end"
+    class Served:
+        requested = SimpleNamespace(ids=(1, 2))
+        end = "end"
 
         async def steps(self, beat):
             for step in (None, Step(read=2), Step(tokens=(7,), text="a")):
@@ -120,7 +121,7 @@ def events_of_a_step(*chunks: str) -> str:
             yield end
 
     async def play() -> list[str]:
-        return [event async for event in events_of(Job(), Form(), 0.0, OPENAI_EVENTS)]
+        return [event async for event in events_of(Served(), Form(), 0.0, OPENAI_EVENTS)]
     return "".join(asyncio.run(play()))
 
 

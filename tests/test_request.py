@@ -274,7 +274,7 @@ def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
         found = session.generate(PROMPT, 20, stop=chr(100 + end), replay=recording)
     else:       # a session ignores end tokens within a recording
         found = session.engine.open(GenerationRequest(PROMPT, 20, eos=(end,)))
-        found.decoder.verifier.rule = Replay(recording, len(PROMPT))
+        found.verifier.rule = Replay(recording, len(PROMPT))
         list(found)
     stats = found.stats
     assert stats.tokens_per_step == (stats.new_tokens - 1) / stats.steps < stats.mat + 1

@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toys.levels import LOCAL
+from toys.served import submitted
 from toys.sessions import repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Step
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.runtime.device_memory import resident
-from longgraft.serve.jobs import Busy, End, Job, Running
+from longgraft.serve.refusals import Busy
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.worker import Worker
 
 LONGEST, MOST, QUEUE = 8, 3, 4
@@ -47,57 +50,58 @@ class ByHand:
     def __init__(self, most: int = MOST) -> None:
         self.worker = Worker(session(), QUEUE, [self], most)
         self.worker._thread = object()      # no thread is started
-        self.taken: list[tuple[Running, int]] = []      # with its index in ASKED
-        self.said: dict[Running, list[int]] = {}
-        self.ends: dict[Running, End | None] = {}
+        self.taken: list[tuple[ServedRequest, int]] = []      # with its index in ASKED
+        self.said: dict[ServedRequest, list[int]] = {}
+        self.ends: dict[ServedRequest, End | None] = {}
 
-    def stepped(self, running: Running, step: Step, seconds: float) -> None:
-        self.said[running] += step.tokens
+    def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
+        self.said[served] += step.tokens
 
-    def ended(self, running: Running, end: End | None) -> None:
-        assert running not in self.ends, "ended twice"
-        self.ends[running] = end
+    def ended(self, served: ServedRequest, end: End | None) -> None:
+        assert served not in self.ends, "ended twice"
+        self.ends[served] = end
 
     @property
-    def begun(self) -> list[Running]:
+    def begun(self) -> list[ServedRequest]:
         """The requests that have begun, in this order."""
-        return sorted((running for running, _ in self.taken if running.request is not None),
+        return sorted((served for served, _ in self.taken if served.request is not None),
                       key=lambda one: one.since + one.queued)
 
     def submit(self, index: int, new: int) -> bool:
         """Submits a request; returns False if the queue is full."""
         ids, law = ASKED[index]
         try:
-            running = self.worker.submit(Job(ids, new, law))
+            served = submitted(self.worker, GenerationRequest(ids, new, law))
         except Busy:
             return False
-        self.said[running] = []
-        self.taken.append((running, index))
+        self.said[served] = []
+        self.taken.append((served, index))
         return True
 
     def round(self) -> None:
         """Runs one round, and checks what holds after each."""
         self.worker._round()
-        places = [request.decoder.verifier.cache for request in self.worker._scheduler.requests]
+        places = [request.verifier.cache for request in self.worker._scheduler.requests]
         assert len(set(map(id, places))) == len(places) <= self.worker._scheduler.most, "a lane is held twice"
-        order = {running: n for n, (running, _) in enumerate(self.taken)}
+        order = {served: n for n, (served, _) in enumerate(self.taken)}
         assert [order[one] for one in self.begun] == sorted(order[one] for one in self.begun), "one was overtaken"
 
     def finish(self) -> None:
         """Runs all requests to their ends, within the steps that they need one after another, and checks them."""
-        steps = sum(len(running.job.ids) // 16 + 2 + running.job.max_new_tokens for running, _ in self.taken)
+        requests = [served.requested for served, _ in self.taken]
+        steps = sum(len(request.ids) // 16 + 2 + request.max_new_tokens for request in requests)
         while not self.worker.idle:
             steps -= 1
             assert steps >= 0, "one is starved"
             self.round()
-        for running, index in self.taken:
-            wanted, said = alone()[index][:running.job.max_new_tokens], self.said[running]
-            if running.cancelled:
+        for served, index in self.taken:
+            wanted, said = alone()[index][:served.requested.max_new_tokens], self.said[served]
+            if served.cancelled:
                 assert said == wanted[:len(said)]
             else:
-                assert said == wanted and self.ends[running].reason == "length"
+                assert said == wanted and self.ends[served].reason == "length"
         began = set(self.begun)
-        assert self.ends.keys() == began and all(running.cancelled for running, _ in self.taken if running not in began)
+        assert self.ends.keys() == began and all(served.cancelled for served, _ in self.taken if served not in began)
         engine = session().engine
         assert not any(lane.request or lane.cache.capacity for lane in engine.lanes)
 

@@ -13,10 +13,11 @@ from toys.models import toy_model
 from toys.served import TEMPLATE, asking, characters, text_session, until_true
 from toys.sessions import repeatable, toy_parts
 
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
-from longgraft.serve.jobs import Closing, Job, Running
-from longgraft.serve.turns import Turn
+from longgraft.serve.refusals import Closing
+from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.worker import Worker
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
@@ -146,7 +147,7 @@ def test_a_request_with_more_prompts_than_places_is_answered_and_leaves_places_t
         body = {"prompt": prompts, "max_tokens": 4}
         many = asyncio.create_task(http.post(COMPLETIONS, json=body))
         worker: Worker = http._transport.app.state.longgraft.worker
-        await until_true(lambda: worker.jobs)
+        await until_true(lambda: worker.running)
         one = await http.post(COMPLETIONS, json={"prompt": OTHER, "max_tokens": 4})
         assert one.status_code == 200 and not many.done()
         return (await many).json()["choices"], worker.refused
@@ -165,14 +166,14 @@ class Crowded:
         self.looks += 1
         return self.looks < 3
 
-    def submit(self, job: Job) -> Running:
+    def submit(self, served: ServedRequest) -> None:
         assert self.looks == 3
         raise Closing
 
 
 def test_a_turn_waits_while_the_queue_is_full():
     async def taken():
-        async for _ in Turn(Job([1], 1), Crowded(), asyncio.Semaphore(1)):
+        async for _ in ServedRequest(Crowded(), GenerationRequest([1], 1)):
             pass
     with pytest.raises(Closing):
         asyncio.run(taken())

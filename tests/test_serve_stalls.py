@@ -230,7 +230,7 @@ def test_the_deadline_of_a_request_does_not_apply_to_its_answer(monkeypatch):
     gate, asked = Gate(), request(COMPLETIONS, b'{"prompt": "ab", "max_tokens": 2}')
     with listening(None, gate) as (url, worker), sent(url, asked) as wire:
         for again in (asked, b""):      # over one connection
-            until(lambda: worker.jobs)
+            until(lambda: worker.running)
             time.sleep(0.3)
             gate.allow(2)       # the prompt and one further token
             answer = HTTPResponse(wire)

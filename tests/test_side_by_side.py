@@ -14,7 +14,7 @@ import pytest
 import torch
 from toys.levels import LOCAL
 from toys.models import FAMILIES, toy_target
-from toys.served import PATIENCE, Gate, text_session, tokens_of, until_true, working
+from toys.served import PATIENCE, Gate, submitted, text_session, tokens_of, until_true, working
 from toys.sessions import beside, repeatable, toy_prompt
 
 from longgraft.acceptance.sampling import Sampling
@@ -29,7 +29,7 @@ from longgraft.engine.side_by_side import generate_all, steps_of
 from longgraft.prefill.prefixes import Prefixes
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
-from longgraft.serve.jobs import Busy, Failed, Job
+from longgraft.serve.refusals import Busy, Failed
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
@@ -128,7 +128,7 @@ def test_an_error_in_a_shared_pass_ends_only_its_own_request():
     for _ in range(3):
         advance(requests)
     ill = requests[1]
-    ill.decoder.verifier.cache.capacity = 1      # as if there were no room: its rows cannot be written
+    ill.verifier.cache.capacity = 1      # as if there were no room: its rows cannot be written
     error = advance(requests)[1]
     assert isinstance(error, ValueError) and "The cache holds 1 rows" in str(error)
     assert ill.finish_reason == "cancelled" and calls[-5:] == [4, 1, 1, 1, 1]
@@ -236,11 +236,11 @@ def test_a_request_rests_while_others_step_unless_it_is_cancelled():
     list(scheduler.step())
     first, second = scheduler.running
     first.rests_until = math.inf
-    assert [event.one for event in scheduler.step()] == [second]
+    assert [event.scheduled for event in scheduler.step()] == [second]
     second.rests_until = math.inf
-    assert [event.one for event in scheduler.step()] == [first, second]      # all rest
+    assert [event.scheduled for event in scheduler.step()] == [first, second]      # all rest
     scheduler.cancel(first)
-    assert [event.one for event in scheduler.step()] == [first] and scheduler.running == [second]
+    assert [event.scheduled for event in scheduler.step()] == [first] and scheduler.running == [second]
     scheduler.close()
 
 
@@ -266,7 +266,7 @@ def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():
     request = repeatable("ar", chunk=50).open(toy_prompt(100), 4)
     assert request.weight == 1
     request.step()
-    target = request.decoder.verifier.target
+    target = request.verifier.target
     c, linear = target.config, sum(p.numel() for p in target.layers[0].parameters() if p.ndim == 2)
     assert request.weight == pytest.approx(1 + 50 * 2 * c.num_attention_heads * c.head_dim / linear)
 
@@ -325,7 +325,7 @@ def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
 
 
 @pytest.mark.parametrize(("policy", "wanted"), [
-    ({}, [1, 3, 0, 2]), ({"pick": lambda waiting: min(waiting, key=lambda one: len(one.asked.ids))}, [2, 0, 3, 1])],
+    ({}, [1, 3, 0, 2]), ({"pick": lambda waiting: min(waiting, key=lambda one: len(one.requested.ids))}, [2, 0, 3, 1])],
     ids=["priority", "shortest"])
 def test_requests_begin_in_the_order_of_the_policy(policy, wanted):
     scheduler = Scheduler(repeatable("ar"), 1, **policy)
@@ -517,11 +517,11 @@ def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came()
     gate = Gate()
 
     async def play(worker):
-        taken = [worker.submit(Job(ids, 16, law)) for ids, law in ASKED]
+        taken = [submitted(worker, GenerationRequest(ids, 16, law)) for ids, law in ASKED]
         await until_true(lambda: gate.steps == 1)        # others may come only after this step
         gate.allow(1)
         await until_true(lambda: gate.steps == 2)
-        at_once = worker.jobs
+        at_once = worker.running
         gate.allow()
         return [await tokens_of(running) for running in taken], [taken.index(running) for running in at_once]
     tokens, at_once = working(play, gate, running=3)
@@ -532,7 +532,7 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
     gate = Gate()
 
     async def play(worker):
-        taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]
+        taken = [submitted(worker, GenerationRequest(ASKED[0][0], 50)) for _ in range(3)]
         await until_true(lambda: gate.steps == 1)
         worker._scheduler.lane = None        # an error of our own, outside of any request
         gate.allow()
@@ -552,7 +552,7 @@ def test_jobs_that_end_fail_when_the_thread_ends_before_they_are_told():
                 raise SystemExit
 
     async def play(worker):
-        for running in [worker.submit(Job(ASKED[0][0][:9], 1)) for _ in range(2)]:
+        for running in [submitted(worker, GenerationRequest(ASKED[0][0][:9], 1)) for _ in range(2)]:
             with pytest.raises(Failed):
                 await tokens_of(running)
         return worker.alive
@@ -564,15 +564,15 @@ def test_a_worker_takes_as_many_jobs_as_may_run_and_wait(waiting, running, taken
     gate = Gate()
 
     async def play(worker):
-        jobs = [worker.submit(Job(ASKED[0][0], 4)) for _ in range(taken)]      # some may have begun
+        jobs = [submitted(worker, GenerationRequest(ASKED[0][0], 4)) for _ in range(taken)]      # some may have begun
         with pytest.raises(Busy) as early:
-            worker.submit(Job(ASKED[0][0], 4))
+            submitted(worker, GenerationRequest(ASKED[0][0], 4))
         await until_true(lambda: gate.steps == 1)
         gate.allow(1)
-        await until_true(lambda: len(worker.jobs) == running)
+        await until_true(lambda: len(worker.running) == running)
         with pytest.raises(Busy) as late:
             worker.check()
-        counts = len(worker.jobs), worker.waiting, worker.refused
+        counts = len(worker.running), worker.waiting, worker.refused
         gate.allow()
         for job in jobs:
             await tokens_of(job)
@@ -592,7 +592,7 @@ def test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread(monk
     monkeypatch.setattr(session, "open", opened)
 
     async def play(worker):
-        running = worker.submit(Job(ASKED[0][0], 4))
+        running = submitted(worker, GenerationRequest(ASKED[0][0], 4))
         await until_true(entered.is_set)
         assert not worker.idle and not worker.waiting
         with pytest.raises(Busy):
@@ -609,10 +609,10 @@ def test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run():
 
     async def play(worker):
         worker._recent.extend([10.0, 30.0, 80.0])
-        jobs = [worker.submit(Job(ASKED[0][0], 4)) for _ in range(2)]
+        jobs = [submitted(worker, GenerationRequest(ASKED[0][0], 4)) for _ in range(2)]
         await until_true(lambda: gate.steps == 1)
         gate.allow(1)
-        await until_true(lambda: len(worker.jobs) == 2)
+        await until_true(lambda: len(worker.running) == 2)
         with pytest.raises(Busy) as busy:
             worker.check()
         gate.allow()
@@ -627,7 +627,7 @@ def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 2 ** 40 if gate.steps > 2 else 0)
 
     async def play(worker):
-        taken = [worker.submit(Job(ASKED[0][0], 50)) for _ in range(3)]      # a queue of two
+        taken = [submitted(worker, GenerationRequest(ASKED[0][0], 50)) for _ in range(3)]      # a queue of two
         await until_true(lambda: gate.steps == 1)
         gate.allow(1)       # the second has been refused a place before this step
         await until_true(lambda: gate.steps == 2)

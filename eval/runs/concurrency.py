@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Event, Scheduled, Scheduler
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import steps_of
+from longgraft.engine.step import Step
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import Batch, BatchKey
 from longgraft.eval.runs.bench import FAILURES, Bench, Draw, draw_of

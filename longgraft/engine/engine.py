@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
 
+from longgraft.acceptance.rules import AcceptanceRule
 from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.corpora import Corpus
-from longgraft.engine.decoder import Decoder, Goal
+from longgraft.engine.answer_end import AnswerEnd
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.earlier_answers import EarlierAnswers
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
-from longgraft.engine.request import PromptReader, Request
+from longgraft.engine.prompt_reader import PromptReader
+from longgraft.engine.request import Request
 from longgraft.prefill.prefixes import CELL, Prefixes, PrefixReader
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import Regions
-from longgraft.runtime.device_memory import peak_memory
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
@@ -44,7 +44,11 @@ class Engine:
 
     def __init__(self, lane: Lane, budget: int = 60, chunk: int | None = None, prefixes: Prefixes | None = None,
                  another: Callable[[], Lane] | None = None, earlier: EarlierAnswers | None = None) -> None:
-        self.lanes, self.budget, self.chunk, self.prefixes, self.another = [lane], budget, chunk, prefixes, another
+        self.lanes = [lane]
+        self.budget = budget
+        self.chunk = chunk
+        self.prefixes = prefixes
+        self.another = another
         self.earlier = earlier
 
     @property
@@ -81,10 +85,11 @@ class Engine:
         _whole(max_new_tokens, "max_new_tokens")
         for name, limit in self.limits.items():
             if prompt_tokens + max_new_tokens > limit:
-                raise ValueError(
-                    f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to follow, but {name} "
-                    f"allows {limit:,} positions. Shorten the prompt"
-                    f"{'' if name == self.target.name else ', give the drafter a window (draft_window) or use pld'}.")
+                remedy = "Shorten the prompt"
+                if name != self.target.name:
+                    remedy += ", give the drafter a window (draft_window) or use pld"
+                raise ValueError(f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to follow, but "
+                                 f"{name} allows {limit:,} positions. {remedy}.")
 
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Returns the rows of the target's cache that a request reserves."""
@@ -95,12 +100,12 @@ class Engine:
         """Tokens of a cell of the prefix cache."""
         return CELL if self.prefixes is None else self.prefixes.cell
 
-    def open(self, asked: GenerationRequest, text: Detokenizer | None = None, shaping: Shaping | None = None,
+    def open(self, requested: GenerationRequest, text: Detokenizer | None = None, shaping: Shaping | None = None,
              corpora: Iterable[Corpus] = (), reads: Reads | None = None, lane: Lane | None = None) -> Request:
         """Opens a request, before its prefill.  A replayed recording ends it where the recording ends.
 
         Args:
-            asked: The request; without end tokens if it names none.
+            requested: The request; without end tokens if it names none.
             text: Detokenizes the answer; None: the answer has no text.
             shaping: Changes logits by the tokens before them; the passes of such a request are eager, also with CUDA
                 graphs.
@@ -108,22 +113,21 @@ class Engine:
             reads: Makes the reader of this prompt; None: made from the engine's prefix cache.
             lane: A free lane; None: the first, whose request ends.
         """
-        _whole(asked.max_new_tokens, "max_new_tokens")
-        if asked.budget is not None:
-            _whole(asked.budget, "budget")
-        goal = Goal(asked.max_new_tokens, frozenset(asked.eos or ()), asked.stop, frozenset(asked.stop_token_ids))
-        if (recorded := asked.sampling.replay) is not None:
-            goal = replace(goal, limit=min(goal.limit, len(recorded)), eos=frozenset())
-        place, corpora = lane or self.lanes[0], list(corpora)
+        _whole(requested.max_new_tokens, "max_new_tokens")
+        if requested.budget is not None:
+            _whole(requested.budget, "budget")
+        lane = lane or self.lanes[0]
+        corpora = list(corpora)
         # The request's own predictions come last, because retrievers prefer the last text.
-        texts = (*self._earlier_answers(place, asked), *asked.predictions)
+        texts = (*self._earlier_answers(lane, requested), *requested.predictions)
         predictions = [torch.tensor(tokens) for tokens in texts]
-        rows = self.rows(len(asked.ids), goal.limit)
-        if place.snapshot is None:
-            self.check(len(asked.ids), goal.limit)
+        end = _answer_end(requested, text)
+        rows = self.rows(len(requested.ids), end.limit)
+        if lane.snapshot is None:
+            self.check(len(requested.ids), end.limit)
         else:
             needs_prompt = shaping is not None and shaping.reads_prompt
-            place.snapshot.check(asked.ids, rows, bool(predictions or corpora or needs_prompt))
+            lane.snapshot.check(requested.ids, rows, bool(predictions or corpora or needs_prompt))
 
         def tell(memory: Memory) -> None:
             for corpus in corpora:
@@ -131,33 +135,53 @@ class Engine:
             for tokens in predictions:
                 memory.observe_prediction(tokens)
 
-        return place.begin(rows, tell, lambda: self._request(place, asked, goal, text, shaping, reads))
+        return lane.begin(rows, tell, lambda: self._request(lane, requested, end, shaping, reads))
 
-    def _earlier_answers(self, lane: Lane, asked: GenerationRequest) -> list[list[int]]:
+    def _earlier_answers(self, lane: Lane, requested: GenerationRequest) -> list[list[int]]:
         """Returns the answers that this one may repeat.  A snapshot's memories have read their texts already."""
-        if self.earlier is None or asked.client is None or lane.snapshot is not None:
+        if self.earlier is None or requested.client is None or lane.snapshot is not None:
             return []
-        return self.earlier.of(asked.client)
+        return self.earlier.of(requested.client)
 
-    def _request(self, lane: Lane, asked: GenerationRequest, goal: Goal, text: Detokenizer | None,
-                 shaping: Shaping | None, reads: Reads | None) -> Request:
-        drawn = asked.sampling.rule(len(asked.ids))
-        rule = drawn if shaping is None else Shaped(drawn, shaping)
-        reads_prompt = shaping is not None and shaping.reads_prompt
-        verifier = lane.verifies(Verifier(self.target, lane.cache, rule, lane.clock, lane.regions,
-                                          shaping.read if shaping is not None and reads_prompt else None))
-        nodes = self.budget if asked.budget is None else min(asked.budget, self.budget)
+    def _request(self, lane: Lane, requested: GenerationRequest, end: AnswerEnd, shaping: Shaping | None,
+                 reads: Reads | None) -> Request:
+        """Makes the request from what its lane has and what was requested."""
+        drawn = requested.sampling.rule(len(requested.ids))
+        rule: AcceptanceRule = drawn
+        chunk = self.chunk
+        read_prompt_logits = None
+        if shaping is not None:
+            rule = Shaped(drawn, shaping)
+            if shaping.reads_prompt:
+                read_prompt_logits = shaping.read
+                chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS)
+        verifier = lane.verifies(Verifier(self.target, lane.cache, rule, lane.clock, lane.regions, read_prompt_logits))
+        budget = self.budget
+        if requested.budget is not None:
+            budget = min(requested.budget, self.budget)
+        keep_answer = None
+        if self.earlier is not None and requested.client is not None:
+            keep_answer = partial(self.earlier.add, requested.client)
+        return Request(requested.ids, verifier, lane.proposer, budget, end, lane.release, chunk, shaping,
+                       self._reader(lane, requested, reads), keep_answer)
+
+    def _reader(self, lane: Lane, requested: GenerationRequest, reads: Reads | None) -> PromptReader | None:
+        """Returns what recalls and keeps the prompt, if anything does."""
+        if lane.snapshot is not None:
+            return lane.snapshot
         if reads is None and self.prefixes is not None and self.target.attention_layers:
             reads = partial(PrefixReader, self.prefixes, weights=lane.weight_state)
-        reader: PromptReader | None = lane.snapshot
-        if reader is None and reads is not None:
-            reader = reads(asked.ids, lane.cache, lane.proposer.memories)
-        chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS) if reads_prompt else self.chunk
-        keeps = None
-        if self.earlier is not None and asked.client is not None:
-            keeps = partial(self.earlier.add, asked.client)
-        return Request(Decoder(verifier, lane.proposer, nodes, goal, text, shaping), asked.ids, chunk,
-                       lane.release, partial(peak_memory, self.target.device), reader, keeps)
+        if reads is None:
+            return None
+        return reads(requested.ids, lane.cache, lane.proposer.memories)
+
+
+def _answer_end(requested: GenerationRequest, text: Detokenizer | None) -> AnswerEnd:
+    """Returns where the answer ends; a replayed recording has its own end."""
+    recording = requested.sampling.replay
+    if recording is None:
+        return AnswerEnd(requested.max_new_tokens, requested.eos or (), requested.stop_token_ids, text)
+    return AnswerEnd(min(requested.max_new_tokens, len(recording)), (), requested.stop_token_ids, text)
 
 
 def _whole(value: object, name: str) -> None:
@@ -167,5 +191,8 @@ def _whole(value: object, name: str) -> None:
 
 def limits(target: Target, memories: Iterable[Memory]) -> dict[str, int]:
     """Returns the positions that a target and its memories allow, by their names."""
-    found = {target.name: target.max_positions}
-    return found | {f"{target.name}'s {memory.name}": memory.positions for memory in memories if memory.positions}
+    positions = {target.name: target.max_positions}
+    for memory in memories:
+        if memory.positions:
+            positions[f"{target.name}'s {memory.name}"] = memory.positions
+    return positions

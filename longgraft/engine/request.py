@@ -5,45 +5,47 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
-from longgraft.engine.decoder import Decoder, FinishReason, Step
-from longgraft.engine.stats import Stats
+from longgraft.acceptance.shaping import Shaping, TokenLogprob
+from longgraft.engine.answer_end import AnswerEnd
+from longgraft.engine.prompt_reader import PromptReader
+from longgraft.engine.stats import Stats, Tally
+from longgraft.engine.step import FinishReason, Step
 from longgraft.prefill.chunked import read_prompt
-from longgraft.protocol.observation import Observation
-from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
-from longgraft.runtime.clock import Clock
-
-
-class PromptReader(Protocol):
-    """Recalls the beginning of one prompt, and keeps what is read of it."""
-
-    @property
-    def first_difference(self) -> int | None:
-        """The first token that differs from earlier prompts, as in `Stats`."""
-
-    @property
-    def cell(self) -> int | None:
-        """Tokens of a cell, as in `read_prompt`; None: no cells are kept."""
-
-    def recall(self) -> int:
-        """Restores the target's cache and the memories; returns the number of tokens that need not be read."""
-
-    def keep(self, seen: Observation) -> None:
-        """Keeps the rows of the chunk that was just observed."""
+from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import SINGLE_REQUEST, Ask, BatchLoad, Proposer
+from longgraft.runtime.device_memory import peak_memory
+from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import PaddedTree, on_host
+from longgraft.trees.tree import ROOT, ProposalTree
 
 
 class Request:
     """One prompt and its answer.  Iterate it, or call `step` until it returns None.
 
+    A step reads a chunk of the prompt, or proposes a tree, verifies it and shows the memories what came of it.
+
     It releases model and memories when it ends, when it is closed, and at the end of a `with` block.  Use it from one
     thread at a time; `cancel` may be called from any thread.
+
+    Args:
+        ids: Token ids of the prompt.
+        verifier: Runs the target on chunks and trees, and draws tokens.
+        proposer: Proposes a tree per step.
+        budget: Most nodes of a tree, root included.
+        end: Where the answer ends, and its text.
+        give_back: Called once when the request ends.
+        chunk: Prompt tokens per prefill step; None: as many as memory allows.
+        shaping: Changes logits by the tokens before them; None: nothing does.
+        reader: Recalls and keeps the prompt; None: nothing is recalled or kept.
+        keep_answer: Called once with the answer's tokens when the request ends.
 
     Attributes:
         finish_reason: None while it runs; then stop, length, eos or cancelled.
         stats: Costs and acceptance so far.
+        rows: Rows of its last pass; 1 before the first pass.
 
     Examples:
         >>> import longgraft
@@ -54,28 +56,35 @@ class Request:
         (' "__main__"', 'stop')
     """
 
-    def __init__(self, decoder: Decoder, ids: Sequence[int], chunk: int | None, give_back: Callable[[], None],
-                 peak_memory: Callable[[], int], reader: PromptReader | None = None,
-                 keeps: Callable[[Sequence[int]], None] | None = None) -> None:
-        """chunk: tokens per prefill step; None: as many as memory allows.  give_back: called once when the request
-        ends.
-
-        reader: None: nothing is recalled or kept.  keeps: called once with the answer's tokens when the request ends
-        """
-        self.decoder, self._ids, self._chunk, self.reader = decoder, ids, chunk, reader
-        self._give_back, self._peak_memory, self._keeps = give_back, peak_memory, keeps
+    def __init__(self, ids: Sequence[int], verifier: Verifier, proposer: Proposer, budget: int, end: AnswerEnd,
+                 give_back: Callable[[], None], chunk: int | None = None, shaping: Shaping | None = None,
+                 reader: PromptReader | None = None, keep_answer: Callable[[Sequence[int]], None] | None = None
+                 ) -> None:
+        self.verifier = verifier
+        self.proposer = proposer
+        self.reader = reader
+        self.rows = 1
+        self._ids = ids
+        self._budget = budget
+        self._answer_end = end
+        self._give_back = give_back
+        self._chunk = chunk
+        self._shaping = shaping
+        self._keep_answer = keep_answer
+        self._wants = Wants.union(memory.wants for memory in proposer.memories)
         self._answer = list[int]()
-        self._clock: Clock = decoder.verifier.clock
+        self._tally = Tally()
         self._prefill: Iterator[Step] | None = self._prefill_steps()
+        self._root = -1     # the last token of the answer, once it has one
         self._reused = 0
-        self._seconds: dict[str, float] = {}
-        self._forwards: dict[str, int] = {}
         self._prefill_seconds = 0.0
+        self._decode_seconds: dict[str, float] = {}     # by part of a step
+        self._forwards: dict[str, int] = {}
         self._peak = 0
         self._finish: FinishReason | None = None
-        self._cancelled = self._superseded = False
+        self._cancelled = False
+        self._superseded = False
         self._batch = SINGLE_REQUEST
-        self._rows = 1
         self._stepping = threading.Lock()
         self._stepper = threading.current_thread()      # the thread that steps the request, or that opened it
 
@@ -90,11 +99,11 @@ class Request:
     @property
     def stats(self) -> Stats:
         """Costs and acceptance so far."""
-        return self.decoder.tally.stats(
+        return self._tally.stats(
             prompt_tokens=len(self._ids), reused_tokens=self._reused,
             first_difference=None if self.reader is None else self.reader.first_difference,
-            prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._seconds.values()),
-            seconds_by_part=dict(self._seconds), forwards=dict(self._forwards),
+            prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._decode_seconds.values()),
+            seconds_by_part=dict(self._decode_seconds), forwards=dict(self._forwards),
             peak_memory_bytes=self._peak)
 
     @property
@@ -105,29 +114,24 @@ class Request:
     @property
     def written(self) -> int:
         """Number of committed rows of the target's cache."""
-        return self.decoder.verifier.cache.length
+        return self.verifier.cache.length
 
     @property
     def unwritten(self) -> int:
         """Number of rows of the target's cache that it reserved and has not committed yet."""
-        cache = self.decoder.verifier.cache
-        return cache.capacity - cache.length
+        return self.verifier.cache.capacity - self.verifier.cache.length
 
     @property
     def weight(self) -> float:
         """Cost of reading its next token, relative to a token at the beginning of a prompt."""
-        return 1 + self.written / self.decoder.verifier.target.costly_context
+        return 1 + self.written / self.verifier.target.costly_context
 
     @property
     def constraint_seconds(self) -> float:
         """CPU time of its last step for its constraint; 0.0 without one."""
-        shaping = self.decoder.shaping
-        return 0.0 if shaping is None or shaping.constraint is None else shaping.seconds
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of its last pass; 1 before the first pass."""
-        return self._rows
+        if self._shaping is None or self._shaping.constraint is None:
+            return 0.0
+        return self._shaping.seconds
 
     def step(self, batch: BatchLoad = SINGLE_REQUEST) -> Step | None:
         """Runs the next prefill chunk or decode step.
@@ -146,66 +150,110 @@ class Request:
                                "before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
-        self._stepper, self._batch = threading.current_thread(), batch
+        self._stepper = threading.current_thread()
+        self._batch = batch
         try:
             if self._cancelled and self._finish is None:
                 self._end("cancelled")
-            return self._advance() if self._finish is None else None
+            if self._finish is not None:
+                return None
+            if self._prefill is None:
+                step = self._decode()
+            elif batch.chunk == 0:      # the pass is left to shorter prompts
+                step = Step()
+            else:
+                step = self._read(self._prefill)
+            self._answer += step.tokens
+            self.rows = step.rows
+            if self._answer_end.reason is not None:
+                self._end(self._answer_end.reason)
+            return step
+        except BaseException:       # also Ctrl-C: model and memories are released
+            if self._finish is None:
+                self._end("cancelled")
+            raise
         finally:
             self._stepping.release()
 
-    def _advance(self) -> Step:
-        try:
-            step = self._prefill_step() if self._prefill is not None else self._decode()
-        except BaseException:       # also Ctrl-C: model and memories are released
-            self._end("cancelled")
-            raise
-        self._answer += step.tokens
-        self._rows = len(step.tree) if step.tree is not None else max(1, step.read - step.reused)
-        if self.decoder.finish_reason is not None:
-            self._end(self.decoder.finish_reason)
-        return step
-
-    def _prefill_step(self) -> Step:
-        assert self._prefill is not None
-        if self._batch.chunk == 0:     # the pass is left to shorter prompts
-            return Step()
-        with self._clock.part("host"):      # time outside all other parts, such as that of a memory
-            step = next(self._prefill)
+    def _read(self, prefill: Iterator[Step]) -> Step:
+        """Reads the next chunk of the prompt; the last one yields the first new token."""
+        clock = self.verifier.clock
+        with clock.part("host"):        # time outside all other parts, such as that of a memory
+            step = next(prefill)
         if step.tokens:
             self._prefill = None
-        self._prefill_seconds += sum(self._clock.lap().values())
-        self._clock.counted()       # forwards on the prompt are not drafts
+        self._prefill_seconds += sum(clock.lap().values())
+        clock.counted()     # forwards on the prompt are not drafts
         return step
 
     def _prefill_steps(self) -> Iterator[Step]:
         """Recalls a known prefix, then reads chunk by chunk; the last chunk yields the first token."""
-        decoder, reader = self.decoder, self.reader
-        shaping = decoder.shaping
-        whole = shaping is not None and shaping.reads_prompt        # recalled tokens have no logits
-        if reader is not None and not whole and (known := reader.recall()):
-            self._reused = known
-            yield Step(read=known, reused=known)
+        reader = self.reader
+        shaping = self._shaping
+        if reader is not None and not (shaping is not None and shaping.reads_prompt):   # recalled tokens have no logits
+            self._reused = reader.recall()
+            if self._reused:
+                yield Step(read=self._reused, reused=self._reused)
         rest = torch.tensor(self._ids[self._reused:])
-        for seen in read_prompt(decoder.verifier, rest, decoder.wants, self._chunk,
+        for seen in read_prompt(self.verifier, rest, self._wants, self._chunk,
                                 cell=None if reader is None else reader.cell, most=lambda: self._batch.chunk):
-            decoder.observe(seen)
+            self._observe(seen)
             if reader is not None:
                 reader.keep(seen)
             step = Step()
-            if decoder.verifier.cache.length == len(self._ids):
-                step = decoder.begin(seen.next_token)
+            if self.verifier.cache.length == len(self._ids):
+                step = self._first(seen.next_token)
             yield replace(step, read=len(seen.tree),
                           prompt_logprobs=() if shaping is None else shaping.taken_of_prompt())
 
+    def _first(self, token: int) -> Step:
+        """Begins the answer with its first token, which the prefill drew."""
+        self._root = token
+        _, text = self._answer_end.cut([token], 0)
+        self._tally.first()
+        return Step(tokens=(token,), origins=(ROOT,), text=text, logprobs=self._logprobs(1))
+
     def _decode(self) -> Step:
-        with self._clock.part("host"):
-            step = self.decoder.step(self._batch)
-        for part, seconds in self._clock.lap().items():
-            self._seconds[part] = self._seconds.get(part, 0.0) + seconds
-        for kind, times in self._clock.counted().items():
+        """Proposes and verifies one tree, and shows the memories what came of it."""
+        clock = self.verifier.clock
+        with clock.part("host"):
+            verified = self.verifier.verify(self._proposed(), self._wants)
+            path = verified.path.tolist()
+            drawn = [*verified.kept[1:].tolist(), verified.next_token]
+            new, text = self._answer_end.cut(drawn, self._tally.new_tokens)
+            self._tally.count(verified.tree, path, len(new))
+            if self._answer_end.reason is None:
+                self._observe(verified)
+            self._root = verified.next_token
+            origins = [*verified.tree.origin[verified.path[1:]].tolist(), ROOT]
+            step = Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=verified.tree,
+                        path=tuple(path), logprobs=self._logprobs(len(new)))
+        for part, seconds in clock.lap().items():
+            self._decode_seconds[part] = self._decode_seconds.get(part, 0.0) + seconds
+        for kind, times in clock.counted().items():
             self._forwards[kind] = self._forwards.get(kind, 0) + times
         return step
+
+    def _proposed(self) -> ProposalTree | PaddedTree:
+        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is used."""
+        left = self._answer_end.limit - self._tally.new_tokens
+        if left > 1:
+            ask = Ask(self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses,
+                      batch=self._batch)
+            tree = self.proposer.propose(ask)
+        else:       # nothing is proposed for the last token, because the pass after it is never run
+            tree = ProposalTree.root_only(self._root)
+        if self._shaping is not None:
+            tree = self._shaping.fitted(on_host(tree), self._budget)
+        return tree.shallower(left - 1)
+
+    def _observe(self, seen: Observation) -> None:
+        """Shows an observation to every memory."""
+        for memory in self.proposer.memories:
+            memory.observe(seen)
+
+    def _logprobs(self, tokens: int) -> tuple[TokenLogprob, ...]:
+        return () if self._shaping is None else self._shaping.taken(tokens)
 
     def cancel(self) -> None:
         """Ends the answer before its next step."""
@@ -234,15 +282,15 @@ class Request:
         self._superseded = True
 
     def _end(self, reason: FinishReason) -> None:
-        self._finish, self._prefill = reason, None
-        self._peak = self._peak_memory()
-        if self._keeps is not None:
-            self._keeps(self._answer)
+        self._finish = reason
+        self._prefill = None
+        self._peak = peak_memory(self.verifier.target.device)
+        if self._keep_answer is not None:
+            self._keep_answer(self._answer)
         self._give_back()
 
     def __iter__(self) -> Iterator[Step]:
-        while (step := self.step()) is not None:
-            yield step
+        return iter(self.step, None)
 
     def __enter__(self) -> Request:
         return self

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.protocol.proposer import BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
@@ -38,7 +38,7 @@ class Scheduled:
     """A request in a scheduler.
 
     Attributes:
-        asked: What is asked for.
+        requested: What is requested.
         session: The session that answers it, which must be free; None: the scheduler's.
         since: Time at which it was made, as in `time.monotonic`.
         queued: Seconds that it waited for a lane, once it has one.
@@ -47,7 +47,7 @@ class Scheduled:
         rests_until: No step is taken before this time while other requests take steps.
     """
 
-    asked: GenerationRequest
+    requested: GenerationRequest
     session: Session | None = None
     since: float = field(default_factory=time.monotonic)
     queued: float = 0.0
@@ -56,26 +56,29 @@ class Scheduled:
     rests_until: float = 0.0
 
 
-One = TypeVar("One", bound=Scheduled)
+Entry = TypeVar("Entry", bound=Scheduled)
 
 
-class Event(NamedTuple, Generic[One]):
-    """A round's result for a request: its step, None if it was cancelled before it, or the exception that ended it.
+class Event(NamedTuple, Generic[Entry]):
+    """A round's result for a request.
 
-    seconds: duration of the step, which other requests may share.
+    Attributes:
+        scheduled: The request.
+        step: Its step; None if it was cancelled before it; or the exception that ended it.
+        seconds: Duration of the step, which other requests may share.
     """
 
-    one: One
+    scheduled: Entry
     step: Step | Exception | None
     seconds: float
 
 
-def by_priority(waiting: Sequence[One]) -> One:
+def by_priority(waiting: Sequence[Entry]) -> Entry:
     """Returns the request that begins next: the first of those with the lowest `priority`."""
-    return min(waiting, key=lambda one: one.asked.priority)
+    return min(waiting, key=lambda scheduled: scheduled.requested.priority)
 
 
-class Scheduler(Generic[One]):
+class Scheduler(Generic[Entry]):
     """Gives requests a lane of a session's engine, and runs their steps.
 
     `add` and `cancel` may be called from any thread; only one thread calls `step`, `end` and `close`.
@@ -91,12 +94,15 @@ class Scheduler(Generic[One]):
     """
 
     def __init__(self, session: Session, most: int, low_latency: bool = False,
-                 pick: Callable[[Sequence[One]], One] = by_priority) -> None:
-        self.session, self.engine, self.pick = session, session.engine, pick
-        self.most = most if self.engine.another is not None and not self.engine.regions.fixed else 1
+                 pick: Callable[[Sequence[Entry]], Entry] = by_priority) -> None:
+        self.session = session
+        self.engine = session.engine
+        self.pick = pick
+        several = self.engine.another is not None and not self.engine.regions.fixed
+        self.most = most if several else 1
         self.low_latency = low_latency and self.most > 1 and self.engine.target.device.type == "cpu"
-        self.waiting: list[One] = []      # the oldest first
-        self.running: list[One] = []      # likewise; the last may still be without its request
+        self.waiting: list[Entry] = []      # the oldest first
+        self.running: list[Entry] = []      # likewise; the last may still be without its request
         self._lock = threading.Lock()           # guards both lists
         self._no_place = False                  # the next request waits for a place
         self._retry_at = 0.0
@@ -104,10 +110,10 @@ class Scheduler(Generic[One]):
     @property
     def requests(self) -> list[Request]:
         """The running requests."""
-        return [one.request for one in tuple(self.running) if one.request is not None]
+        return [entry.request for entry in tuple(self.running) if entry.request is not None]
 
     @property
-    def requested(self) -> list[One]:
+    def unfinished(self) -> list[Entry]:
         """All requests that run or wait."""
         with self._lock:
             return self.running + self.waiting
@@ -115,38 +121,40 @@ class Scheduler(Generic[One]):
     @property
     def idle(self) -> bool:
         """True if no request runs or waits."""
-        return not self.requested
+        return not self.unfinished
 
     @property
     def backlog(self) -> int:
         """Number of waiting requests less the places that are free."""
         with self._lock:
-            free = 0 if self._no_place and self.running else self.most - len(self.running)
-            return len(self.waiting) - free
+            if self._no_place and self.running:
+                return len(self.waiting)
+            return len(self.waiting) - (self.most - len(self.running))
 
     @property
     def filled(self) -> float:
         """The share, from 0 to 1, of the KV cache's possible rows that running requests fill or reserve."""
         requests = self.requests
-        written, reserved = sum(one.written for one in requests), sum(one.unwritten for one in requests)
+        written = sum(request.written for request in requests)
+        reserved = sum(request.unwritten for request in requests)
         most = written + max(self._room(), reserved)
         return (written + reserved) / most if most else 0.0
 
-    def add(self, one: One) -> None:
+    def add(self, entry: Entry) -> None:
         """Queues a request."""
         with self._lock:
-            self.waiting.append(one)
+            self.waiting.append(entry)
 
-    def cancel(self, one: One) -> bool:
+    def cancel(self, entry: Entry) -> bool:
         """Ends a request before its next step; returns True if it had not begun, and then it has no event."""
-        one.cancelled = True
+        entry.cancelled = True
         with self._lock:
-            waits = one in self.waiting
+            waits = entry in self.waiting
             if waits:
-                self.waiting.remove(one)
+                self.waiting.remove(entry)
         return waits
 
-    def step(self) -> Iterator[Event[One]]:
+    def step(self) -> Iterator[Event[Entry]]:
         """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all rest.
 
         Yields:
@@ -154,35 +162,36 @@ class Scheduler(Generic[One]):
             removed after its event, so that none is lost if the caller fails.
         """
         yield from self._begin()
-        running = [(one, one.request) for one in self.running if one.request is not None]
-        for one, request in running:
-            if one.cancelled:
+        running = [(entry, entry.request) for entry in self.running if entry.request is not None]
+        for entry, request in running:
+            if entry.cancelled:
                 request.cancel()
         since = time.monotonic()
-        running = [(one, request) for one, request in running if one.cancelled or one.rests_until <= since] or running
-        steps = advance([request for _, request in running], self.low_latency)
+        awake = [pair for pair in running if pair[0].cancelled or pair[0].rests_until <= since]
+        stepping = awake or running
+        steps = advance([request for _, request in stepping], self.low_latency)
         now = time.monotonic()
-        for (one, request), step in zip(running, steps, strict=True):
+        for (entry, request), step in zip(stepping, steps, strict=True):
             if request.constraint_seconds > SLOW:
-                one.rests_until = now + REST * request.constraint_seconds
-            yield Event(one, step, now - since)
+                entry.rests_until = now + REST * request.constraint_seconds
+            yield Event(entry, step, now - since)
             if isinstance(step, Exception) or request.finish_reason is not None:
-                self.end(one)
+                self.end(entry)
 
-    def end(self, one: One) -> None:
+    def end(self, entry: Entry) -> None:
         """Closes a running request, and frees its place."""
-        if one.request is not None:
-            one.request.close()
+        if entry.request is not None:
+            entry.request.close()
         with self._lock:
-            if one in self.running:
-                self.running.remove(one)
+            if entry in self.running:
+                self.running.remove(entry)
 
     def close(self) -> None:
         """Ends all requests."""
-        for one in self.forget():
-            self.end(one)
+        for entry in self.forget():
+            self.end(entry)
 
-    def forget(self) -> list[One]:
+    def forget(self) -> list[Entry]:
         """Removes and returns all requests, without closing them."""
         with self._lock:
             lost = self.running + self.waiting
@@ -190,37 +199,38 @@ class Scheduler(Generic[One]):
             self.waiting.clear()
         return lost
 
-    def _begin(self) -> Iterator[Event[One]]:
+    def _begin(self) -> Iterator[Event[Entry]]:
         """Opens the requests that have a place; yields the events of those that could not be opened."""
-        while (found := self._next()) is not None:
-            one, lane = found
-            one.queued = time.monotonic() - one.since
+        for entry, lane in iter(self._next, None):
+            entry.queued = time.monotonic() - entry.since
             try:
-                one.request = self.session.open(one.asked, lane=lane) if one.session is None else one.session.open(
-                    one.asked)
+                if entry.session is None:
+                    entry.request = self.session.open(entry.requested, lane=lane)
+                else:
+                    entry.request = entry.session.open(entry.requested)
             except Exception as error:
-                yield Event(one, error, 0.0)
-                self.end(one)
+                yield Event(entry, error, 0.0)
+                self.end(entry)
 
-    def _next(self) -> tuple[One, Lane] | None:
+    def _next(self) -> tuple[Entry, Lane] | None:
         """Moves the next waiting request to those that run, and returns it with its lane; None if it has to wait."""
         with self._lock:
             self._no_place = False
             if not self.waiting:
                 return None
-            one = self.pick(tuple(self.waiting))
-        lane = self.lane(one.asked)         # without the lock, because another lane may have to be made
+            entry = self.pick(tuple(self.waiting))
+        lane = self.lane(entry.requested)         # without the lock, because another lane may have to be made
         with self._lock:
             self._no_place = lane is None
             if lane is None:
                 return None
-            if one in self.waiting:         # otherwise it was cancelled
-                self.waiting.remove(one)
-                self.running.append(one)
-                return one, lane
+            if entry in self.waiting:       # otherwise it was cancelled
+                self.waiting.remove(entry)
+                self.running.append(entry)
+                return entry, lane
         return self._next()
 
-    def lane(self, asked: GenerationRequest) -> Lane | None:
+    def lane(self, requested: GenerationRequest) -> Lane | None:
         """Returns a lane for another request, or None.
 
         If no request runs it is the first lane, even if memory may not suffice.  None if `most` requests run, if memory
@@ -228,29 +238,33 @@ class Scheduler(Generic[One]):
         """
         if not self.running:
             return self.engine.lanes[0]
-        rows = self.engine.rows(len(asked.ids), asked.max_new_tokens) + sum(one.unwritten for one in self.requests)
+        reserved = sum(request.unwritten for request in self.requests)
+        rows = self.engine.rows(len(requested.ids), requested.max_new_tokens) + reserved
         if len(self.running) >= self.most or rows > self._room():
             return None
-        return next((lane for lane in self.engine.lanes if lane.request is None), None) or self._made()
+        for lane in self.engine.lanes:
+            if lane.request is None:
+                return lane
+        return self._made()
 
     def _room(self) -> float:
         """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
         kept = self.engine.prefixes
-        grows = 0 if kept is None else max(0, kept.most - kept.bytes)
-        return (MEMORY_SHARE * free_bytes(self.engine.target.device) - grows) / max(
-            lane.bytes_per_token for lane in self.engine.lanes)
+        growth = 0 if kept is None else max(0, kept.most - kept.bytes)
+        free = MEMORY_SHARE * free_bytes(self.engine.target.device) - growth
+        return free / max(lane.bytes_per_token for lane in self.engine.lanes)
 
     def _made(self) -> Lane | None:
         if self.engine.another is None or time.monotonic() < self._retry_at:
             return None
         try:
-            made = self.engine.another()
+            lane = self.engine.another()
         except Exception:       # the running requests go on
             LOG.warning("no further lane could be made, and fewer requests run at once", exc_info=True)
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return None
-        self.engine.lanes.append(made)
-        return made
+        self.engine.lanes.append(lane)
+        return lane
 
 
 def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step | Exception | None]:
@@ -259,15 +273,18 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
     All requests wait for the slowest.  requests: the oldest first; low_latency: as in `Scheduler`
     """
     # The rows of each request's last pass stand for those of the pass to come.
-    decoding = sum(one.rows for one in requests if not one.unread) if low_latency else 0
-    chunks = shares([one.unread for one in requests], [one.weight for one in requests],
-                    max(OLDEST_TOKENS, decoding) if decoding else PASS_TOKENS)
+    decoding = sum(request.rows for request in requests if not request.unread)
+    long_tokens = PASS_TOKENS
+    if low_latency and decoding:
+        long_tokens = max(OLDEST_TOKENS, decoding)
+    unread = [request.unread for request in requests]
+    chunks = shares(unread, [request.weight for request in requests], long_tokens)
     if len(requests) == 1:
         try:
             return [requests[0].step(BatchLoad(chunk=chunks[0] if low_latency else None))]
         except Exception as error:
             return [error]
-    answering = [request.unread == 0 for request in requests]
+    answering = [tokens == 0 for tokens in unread]
     loads = [BatchLoad(sum(answering) - answers, sum(chunks) - chunk, chunk)
              for answers, chunk in zip(answering, chunks, strict=True)]
     return together([partial(request.step, load) for request, load in zip(requests, loads, strict=True)])
@@ -287,17 +304,19 @@ def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = P
             `advance` sets it to the number of decoding rows: a pass then has about twice as many rows, so a streamed
             answer waits about twice as long for its next token.
     """
-    found, room, long_room = [0] * len(unread), float(PASS_TOKENS), float(long_tokens)
-    oldest = next((index for index, rest in enumerate(unread) if rest), None)
+    chunks = [0] * len(unread)
+    room = float(PASS_TOKENS)
+    long_room = float(long_tokens)
+    oldest = next((index for index, tokens in enumerate(unread) if tokens), None)
     if oldest is not None:
-        found[oldest] = min(unread[oldest], max(1, int(OLDEST_TOKENS / weights[oldest])))
-        room -= found[oldest] * weights[oldest]
-        long_room -= found[oldest] * weights[oldest] * (unread[oldest] > PASS_TOKENS)
+        chunks[oldest] = min(unread[oldest], max(1, int(OLDEST_TOKENS / weights[oldest])))
+        room -= chunks[oldest] * weights[oldest]
+        long_room -= chunks[oldest] * weights[oldest] * (unread[oldest] > PASS_TOKENS)
     for index in sorted(range(len(unread)), key=unread.__getitem__):
         is_long = unread[index] > PASS_TOKENS
         available = min(room, long_room) if is_long else room
-        more = max(0, min(unread[index] - found[index], int(available / weights[index])))
-        found[index] += more
+        more = max(0, min(unread[index] - chunks[index], int(available / weights[index])))
+        chunks[index] += more
         room -= more * weights[index]
         long_room -= more * weights[index] * is_long
-    return found
+    return chunks

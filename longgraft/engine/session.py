@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.acceptance.shaping import Shaping, TokenLogprob
 from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
-from longgraft.engine.decoder import FinishReason, Step
 from longgraft.engine.detokenizer import Detokenizer
 from longgraft.engine.encoder import Encoder, Prompt, stop_strings
 from longgraft.engine.end_tokens import end_tokens
@@ -26,6 +26,7 @@ from longgraft.engine.predicted_output import Prediction, encode_prediction
 from longgraft.engine.prefix_files import needed, pin, read
 from longgraft.engine.request import Request
 from longgraft.engine.stats import Stats
+from longgraft.engine.step import FinishReason, Step
 from longgraft.prefill.prefix_file import save
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.target_model.model import Target
@@ -79,12 +80,15 @@ class Session:
 
     def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
                  method: str = "unnamed") -> None:
-        """about: sentences on the choices that `load` made; promise, method: the method's promise and name"""
-        self.engine, self.tokenizer, self.about, self.promise = engine, tokenizer, tuple(about), promise
+        """Takes the attributes of these names."""
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.about = tuple(about)
+        self.promise = promise
         self.method = method
         # The model never predicts ids beyond its vocabulary.
-        self.eos = tuple(i for i in end_tokens(engine.target.model, tokenizer, engine.target.name)
-                         if i < engine.target.vocab_size)
+        named = end_tokens(engine.target.model, tokenizer, engine.target.name)
+        self.eos = tuple(token for token in named if token < engine.target.vocab_size)
         self.default_corpus: str | None = None
         self._corpora: dict[str, tuple[int, Corpus]] = {}       # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
@@ -98,17 +102,17 @@ class Session:
         """The sampling in the model's generation_config.json; raises ValueError if it cannot be used."""
         return SamplingDefaults.of(self.target.model, self.target.name)
 
-    def sampling(self, **given: Any) -> Sampling:
+    def sampling(self, **options: Any) -> Sampling:
         """Returns the sampling of a request, as `generate` makes it.
 
         Args:
-            **given: Fields of `Sampling`.  Without a temperature the answer is greedy.  A sampled answer takes what is
-                left out from the model's generation_config.json; a `Sampling` object is taken as it is.
+            **options: Fields of `Sampling`.  Without a temperature the answer is greedy.  A sampled answer takes what
+                is left out from the model's generation_config.json; a `Sampling` object is taken as it is.
 
         Raises:
             ValueError: a value is out of range, or would change nothing.
         """
-        return self.defaults.sampling(given)
+        return self.defaults.sampling(options)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Returns the token ids of text, chat messages or token ids."""
@@ -160,26 +164,32 @@ class Session:
             TypeError: there are other arguments beside a GenerationRequest.
         """
         if not isinstance(prompt, GenerationRequest):
-            asked = self.request(prompt, *how, **options)
+            requested = self.request(prompt, *how, **options)
         elif how or options:
             raise TypeError("A GenerationRequest holds all arguments of a request. Change it by dataclasses.replace.")
         else:
-            asked = replace(prompt, ids=self.encode(prompt.ids), stop=stop_strings(prompt.stop),
-                            predictions=tuple(self.predicted(prompt.predictions)))
-        sampling, corpus = asked.sampling, self.default_corpus if asked.corpus is None else asked.corpus
+            requested = replace(prompt, ids=self.encode(prompt.ids), stop=stop_strings(prompt.stop),
+                                predictions=tuple(self.predicted(prompt.predictions)))
+        sampling = requested.sampling
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
-        stop_tokens = self._encoder.end_tokens(asked.stop_token_ids, "list of stop_token_ids")
-        stop_tokens |= self._encoder.hidden_tokens(asked.stop)
-        ends = self._encoder.end_tokens(self.eos if asked.eos is None else asked.eos)
+        stop_tokens = self._encoder.end_tokens(requested.stop_token_ids, "list of stop_token_ids")
+        stop_tokens |= self._encoder.hidden_tokens(requested.stop)
+        ends = self._encoder.end_tokens(self.eos if requested.eos is None else requested.eos)
         if sampling.constraint is not None and not ends:
             ends = frozenset(self.eos)      # a complete answer must be able to end
         text = None
         if self.tokenizer is not None:
-            text = Detokenizer(self.tokenizer, asked.stop, asked.ids, asked.stop_until)
-        shaping = Shaping(sampling, asked.ids, self.constraint(sampling, ends)) if sampling.shaped else None
-        return self.engine.open(replace(asked, eos=ends, stop_token_ids=stop_tokens), text, shaping,
-                                [] if corpus is None else [self.corpus(corpus)], lane=lane)
+            text = Detokenizer(self.tokenizer, requested.stop, requested.ids, requested.stop_until)
+        shaping = None
+        if sampling.shaped:
+            shaping = Shaping(sampling, requested.ids, self.constraint(sampling, ends))
+        corpus = self.default_corpus if requested.corpus is None else requested.corpus
+        corpora = []
+        if corpus is not None:
+            corpora.append(self.corpus(corpus))
+        requested = replace(requested, eos=ends, stop_token_ids=stop_tokens)
+        return self.engine.open(requested, text, shaping, corpora, lane=lane)
 
     def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
         """Returns the constraint that the answer must follow, or None.
@@ -189,9 +199,9 @@ class Session:
         """
         if sampling.logit_bias:
             self._encoder.known(list(sampling.logit_bias), "logit_bias")
-        if (asked := sampling.constraint) is None:
+        if sampling.constraint is None:
             return None
-        return constraint(*asked, self.tokenizer, self.target.vocab_size, sorted(ends))
+        return constraint(*sampling.constraint, self.tokenizer, self.target.vocab_size, sorted(ends))
 
     def corpus(self, name: str) -> Corpus:
         """Returns the corpus of this name; raises ValueError if this tokenizer has none, or the method reads none."""
@@ -199,11 +209,11 @@ class Session:
             raise ValueError(f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or "
                              "graft-x-text.")
         with suppress(FileNotFoundError):       # the file was removed in the meantime
-            made = existing_corpus(name).stat().st_mtime_ns
-            if (found := self._corpora.get(name)) is not None and found[0] == made:
-                return found[1]
-            corpus = open_corpus(name, vocabulary(self.tokenizer), self.target.vocab_size)
-            self._corpora[name] = made, corpus
+            changed = existing_corpus(name).stat().st_mtime_ns
+            opened_at, corpus = self._corpora.get(name, (None, None))
+            if corpus is None or opened_at != changed:
+                corpus = open_corpus(name, vocabulary(self.tokenizer), self.target.vocab_size)
+                self._corpora[name] = changed, corpus
             return corpus
         return self.corpus(name)
 
@@ -225,7 +235,8 @@ class Session:
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:
             ids = ids[:-1]      # the last token is left out, because text after it may merge into it
-        wanted, since = needed(self.engine, self.tokenizer, self.method), time.perf_counter()
+        wanted = needed(self.engine, self.tokenizer, self.method)
+        since = time.perf_counter()
         with _bar(len(ids), progress) as bar:
             rows = read(self.engine, ids, bar.update)
         return Saved(len(ids), save(path, ids, rows, wanted), time.perf_counter() - since)
@@ -253,8 +264,12 @@ class Session:
             >>> "".join(pieces)
             ' "__main__"'
         """
-        with self._opened(prompt, max_new_tokens, stop, options) as request:
-            yield from (step.text for step in _shown(request, progress) if step.text)
+        request = self._opened(prompt, max_new_tokens, stop, options)
+        with request, _bar(request.prompt_tokens, progress) as bar:
+            for step in request:
+                _show_read(bar, step)
+                if step.text:
+                    yield step.text
 
     def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                  progress: bool | None = None, **options: Any) -> Generation:
@@ -298,8 +313,11 @@ class Session:
 
     def _opened(self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
                 ) -> Request:
-        draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-        return self.open(prompt, max_new_tokens, self.sampling(**draw), stop, **options)
+        drawing = {}
+        for field in fields(Sampling):
+            if field.name in options:
+                drawing[field.name] = options.pop(field.name)
+        return self.open(prompt, max_new_tokens, self.sampling(**drawing), stop, **options)
 
 
 def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
@@ -309,8 +327,9 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
     progress: show the prefill's progress; None: on a terminal.  tell: called with each piece of text.
     """
     steps = list[Step]()
-    with request:
-        for step in _shown(request, progress):
+    with request, _bar(request.prompt_tokens, progress) as bar:
+        for step in request:
+            _show_read(bar, step)
             tell(step.text)
             steps.append(step)
     return generation(steps, request)
@@ -319,20 +338,18 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
 def generation(steps: Sequence[Step], request: Request) -> Generation:
     """Returns the answer that these steps of an ended request gave."""
     assert request.finish_reason is not None
-    return Generation("".join(step.text for step in steps), [token for step in steps for token in step.tokens],
-                      request.stats, request.finish_reason, tuple(one for step in steps for one in step.logprobs),
-                      tuple(one for step in steps for one in step.prompt_logprobs))
+    text = "".join(step.text for step in steps)
+    tokens = list(chain.from_iterable(step.tokens for step in steps))
+    logprobs = tuple(chain.from_iterable(step.logprobs for step in steps))
+    prompt_logprobs = tuple(chain.from_iterable(step.prompt_logprobs for step in steps))
+    return Generation(text, tokens, request.stats, request.finish_reason, logprobs, prompt_logprobs)
 
 
-def _shown(request: Request, progress: bool | None) -> Iterator[Step]:
-    """Yields the steps, with a progress bar over the prompt."""
-    total = request.prompt_tokens
-    with _bar(total, progress) as bar:
-        for step in request:
-            bar.update(step.read)
-            if bar.n == total:
-                bar.close()     # the prompt is read, and the answer is printed next
-            yield step
+def _show_read(bar: Any, step: Step) -> None:
+    """Moves the bar by the prompt tokens that a step read; a full one goes, because the answer is printed next."""
+    bar.update(step.read)
+    if bar.n == bar.total:
+        bar.close()
 
 
 def _bar(tokens: int, progress: bool | None) -> Any:

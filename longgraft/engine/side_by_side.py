@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
-from longgraft.engine.decoder import Step
 from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Generation, Session, generation
+from longgraft.engine.step import Step
 
 
 def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: int = 256,
@@ -33,25 +33,27 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
     Raises:
         ValueError: a prompt or a setting is wrong.
     """
-    own = zip(prompts, samplings or [Sampling()] * len(prompts), predictions or [None] * len(prompts), strict=True)
-    asked = [Scheduled(session.request(prompt, max_new_tokens, sampling, stop, prediction=prediction, **options))
-             for prompt, sampling, prediction in own]
-    steps: dict[Scheduled, list[Step]] = {one: [] for one in asked}
-    for one, step in steps_of(Scheduler(session, most), asked):
-        steps[one].append(step)
-    return [generation(steps[one], one.request) for one in asked if one.request is not None]
+    samplings = samplings or [Sampling()] * len(prompts)
+    predictions = predictions or [None] * len(prompts)
+    steps: dict[Scheduled, list[Step]] = {}
+    for prompt, sampling, prediction in zip(prompts, samplings, predictions, strict=True):
+        requested = session.request(prompt, max_new_tokens, sampling, stop, prediction=prediction, **options)
+        steps[Scheduled(requested)] = []
+    for scheduled, step in steps_of(Scheduler(session, most), list(steps)):
+        steps[scheduled].append(step)
+    return [generation(taken, scheduled.request) for scheduled, taken in steps.items() if scheduled.request is not None]
 
 
-def steps_of(scheduler: Scheduler[Scheduled], asked: Sequence[Scheduled]) -> Iterator[tuple[Scheduled, Step]]:
+def steps_of(scheduler: Scheduler[Scheduled], requests: Sequence[Scheduled]) -> Iterator[tuple[Scheduled, Step]]:
     """Yields the steps of these requests until all have ended.  All end with the iterator, or if one fails."""
-    for one in asked:
-        scheduler.add(one)
+    for scheduled in requests:
+        scheduler.add(scheduled)
     try:
         while not scheduler.idle:
-            for one, step, _ in scheduler.step():
+            for scheduled, step, _ in scheduler.step():
                 if isinstance(step, Exception):
                     raise step
                 if step is not None:
-                    yield one, step
+                    yield scheduled, step
     finally:
         scheduler.close()

@@ -16,8 +16,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.jobs import CLIENT
 from longgraft.serve.options import Serving, of_this_machine
+from longgraft.serve.served_request import CLIENT
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -122,7 +122,7 @@ class Guard:
 
 
 class Clients:
-    """ASGI middleware that notes whose a request is, for the jobs that it submits."""
+    """ASGI middleware that notes whose a request is, for those that it submits."""
 
     def __init__(self, app: Asgi) -> None:
         self.app = app

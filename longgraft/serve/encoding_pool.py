@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from longgraft.serve.jobs import Busy
+from longgraft.serve.refusals import Busy
 
 T = TypeVar("T")
 TRIM_AFTER = 0.5        # seconds from a response to the return of its memory to the system

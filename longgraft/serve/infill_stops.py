@@ -6,20 +6,21 @@ These are llama.cpp's n_indent and t_max_predict_ms.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from longgraft.engine.decoder import Step
-from longgraft.serve.jobs import End, Job, Running
+from longgraft.engine.step import Step
+from longgraft.serve.served_request import Steps
 
 
 @dataclass(frozen=True)
 class InfillStop:
     """The limits of one answer.
 
-    indent:  number of spaces and tabs with which every line after the first must begin
-    seconds: time from the first token after which the answer ends with its current line; None: no limit
-    held:    spaces and tabs before the cursor that the prompt leaves out; the model may repeat them
+    Attributes:
+        indent: Number of spaces and tabs with which every line after the first must begin.
+        seconds: Time from the first token after which the answer ends with its current line; None: no limit.
+        held: Spaces and tabs before the cursor that the prompt leaves out; the model may repeat them.
     """
 
     indent: int = 0
@@ -27,8 +28,9 @@ class InfillStop:
     held: str = ""
 
     def detector(self) -> Callable[[Step], bool]:
-        """Returns a function for `Job.complete`, which is True for the step that completes the answer."""
-        decoded, deadline = "", 0.0
+        """Returns a function that is True for the step that completes the answer."""
+        decoded = ""
+        deadline = 0.0
 
         def complete(step: Step) -> bool:
             nonlocal decoded, deadline
@@ -40,6 +42,24 @@ class InfillStop:
             return self.end(self.without_held(decoded)) is not None
 
         return complete
+
+    async def trimmed(self, steps: Steps) -> Steps:
+        """Yields steps that have text only up to the stop."""
+        decoded = ""
+        text = ""
+        sent = 0
+        async for step in steps:
+            if step is not None:
+                decoded += step.text
+                text = self.without_held(decoded)
+                end = self.end(text)
+                shown = max(sent, self.certain(text) if end is None else end)
+                step = replace(step, text=text[sent:shown])
+                sent = shown
+            yield step
+        rest = text[sent:self.end(text)]
+        if rest:
+            yield Step(text=rest)
 
     def without_held(self, decoded: str) -> str:
         """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated them."""
@@ -61,44 +81,9 @@ class InfillStop:
     def certain(self, text: str) -> int:
         """Returns how many characters are kept whatever follows; a short last line's indentation is not known yet."""
         start = text.rfind("\n")
-        return start if self.indent and start >= 0 and len(text) - start - 1 < self.indent else len(text)
-
-
-class TrimmedJob:
-    """A running job whose steps have text only up to the stop."""
-
-    def __init__(self, running: Running, stop: InfillStop) -> None:
-        self.running, self.stop = running, stop
-
-    @property
-    def job(self) -> Job:
-        return self.running.job
-
-    @property
-    def end(self) -> End | None:
-        return self.running.end
-
-    def cancel(self) -> None:
-        """Cancels the job like `Running.cancel`."""
-        self.running.cancel()
-
-    def __aiter__(self) -> AsyncIterator[Step]:
-        return (step async for step in self.steps() if step is not None)
-
-    async def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]:
-        """Yields steps like `Running.steps`."""
-        decoded, text, sent = "", "", 0
-        async for step in self.running.steps(beat):
-            if step is not None:
-                decoded += step.text
-                text = self.stop.without_held(decoded)
-                end = self.stop.end(text)
-                upto = max(sent, self.stop.certain(text) if end is None else end)
-                step, sent = replace(step, text=text[sent:upto]), upto
-            yield step
-        end = self.stop.end(text)
-        if rest := text[sent:end]:
-            yield Step(text=rest)
+        if self.indent and start >= 0 and len(text) - start - 1 < self.indent:
+            return start
+        return len(text)
 
 
 def _blanks(line: str) -> int:

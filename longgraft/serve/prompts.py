@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -12,6 +13,8 @@ from jinja2.exceptions import TemplateError
 from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
@@ -25,46 +28,27 @@ RESERVED = {"messages", "conversation", "tokenize", "return_dict", "return_tenso
             "chat_template", "continue_final_message", "tools", "documents"}
 
 
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt's token ids.
-
-    stop, eos:   stop strings and end tokens in addition to the request's
-    echo:        the prompt as text, if the request has `echo`
-    layout:      layout of a prompt with a suffix: fim or left-to-right
-    predictions: token ids of texts that the answer may repeat
-    calls:       reads tool calls in the answer
-    tool_calls:  the grammar that the answer must follow for its tool calls
-    stop_until:  as in `GenerationRequest`: stop strings end text, and no call
-    """
-
-    ids: list[int]
-    stop: tuple[str, ...] = ()
-    eos: tuple[int, ...] = ()
-    echo: str = ""
-    layout: str = ""
-    predictions: tuple[Sequence[int], ...] = ()
-    calls: CallReader = field(default_factory=CallReader)
-    tool_calls: str | None = None
-    stop_until: str | None = None
+Encoded = tuple[GenerationRequest, AnswerContext]
+"""A request that has its prompt, and what the answer's format must know of the prompt."""
 
 
-def completions(state: State, body: CompletionRequest) -> list[EncodedPrompt]:
+def completions(state: State, body: CompletionRequest) -> list[Encoded]:
     """Encodes all prompts of a request."""
     return [_completion(state, body, prompt) for prompt in body.prompts]
 
 
-def _completion(state: State, body: CompletionRequest, prompt: str | list[int]) -> EncodedPrompt:
+def _completion(state: State, body: CompletionRequest, prompt: str | list[int]) -> Encoded:
     """Encodes a plain prompt, whose special tokens count unless the request objects, or one with a suffix."""
     if body.suffix:
         return _with_suffix(state, body, prompt, body.suffix)
-    plain = plain_prompt(state, prompt, body.special_tokens_in_content or "allow")
+    requested = plain_prompt(state, prompt, body.special_tokens_in_content or "allow")
     if not body.echo:
-        return plain
-    return replace(plain, echo=prompt if isinstance(prompt, str) else state.text(plain.ids))
+        return requested, AnswerContext()
+    echo = prompt if isinstance(prompt, str) else state.text(requested.ids)
+    return requested, AnswerContext(echo=echo)
 
 
-def plain_prompt(state: State, prompt: str | list[int], policy: str) -> EncodedPrompt:
+def plain_prompt(state: State, prompt: str | list[int], policy: str) -> GenerationRequest:
     """Encodes text or token ids.  The current window of a next edit's prompt is a prediction.
 
     policy: what to do with special tokens that the text spells
@@ -72,20 +56,22 @@ def plain_prompt(state: State, prompt: str | list[int], policy: str) -> EncodedP
     ids = _plain_ids(state, prompt, policy)
     window = current_window(prompt) if isinstance(prompt, str) else None
     if window is None:
-        return EncodedPrompt(ids)
-    return EncodedPrompt(ids, predictions=(state.ids(window, "prompt")[:state.positions],))
+        return GenerationRequest(ids)
+    return GenerationRequest(ids, predictions=(state.ids(window, "prompt")[:state.positions],))
 
 
 def _plain_ids(state: State, prompt: str | list[int], policy: str) -> list[int]:
     with client_errors("prompt"):
         ids = state.session.encode(prompt)
-    if isinstance(prompt, str) and policy != "allow":
-        bare = state.special_tokens(policy).encode(prompt, "prompt")
-        return ids if bare is None else [*state.layout.coder.begin, *bare]
-    return ids
+    if not isinstance(prompt, str) or policy == "allow":
+        return ids
+    bare = state.special_tokens(policy).encode(prompt, "prompt")
+    if bare is None:
+        return ids
+    return [*state.layout.coder.begin, *bare]
 
 
-def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int], suffix: str) -> EncodedPrompt:
+def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int], suffix: str) -> Encoded:
     """Encodes prompt and suffix with the model's fill-in-the-middle tokens.
 
     A model without such tokens continues the prompt, and the suffix is a prediction.
@@ -98,12 +84,43 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
     rest = state.ids(suffix, "suffix")
     with client_errors("prompt"):
         if state.layout.form != "fim":
-            return EncodedPrompt(state.session.encode(prompt), layout=state.layout.form,
-                                 predictions=(rest[:state.positions],))
+            requested = GenerationRequest(state.session.encode(prompt), predictions=(rest[:state.positions],))
+            return requested, AnswerContext(layout=state.layout.form)
         # Prompt and suffix are cut to leave room for the new tokens.
         room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
         laid = state.layout.lay_out(Cursor("", prompt, suffix), (), room)
-        return EncodedPrompt(list(laid.ids), eos=laid.ends, layout=laid.form, predictions=laid.prediction)
+    requested = GenerationRequest(list(laid.ids), eos=laid.ends, predictions=laid.prediction)
+    return requested, AnswerContext(layout=laid.form)
+
+
+def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | None) -> Encoded:
+    """Returns the whole request, with the sampling, the ends, the limits and the prediction of the body.
+
+    Args:
+        state: The server.
+        body: The fields of the request.
+        encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of calls.
+        limit: Most new tokens; None: as many as are allowed.
+    """
+    requested, context = encoded
+    tool_calls = requested.sampling.tool_calls
+    sampling = sampling_of(state, body, tool_calls)
+    with client_errors("stop"):
+        stop = body.stops()
+    if stop:
+        state.need_tokenizer("stop")
+    state.check_ids(body.stop_token_ids or (), "stop_token_ids")
+    budget, corpus = speculation_of(state, body)
+    constraint_field = "tools" if tool_calls else next(iter(body.constraints()), None)
+    new_tokens = state.new_tokens(requested.ids, limit)
+    client = client_of(state, body)
+    predicted = prediction_ids(state, body)
+    # The request's own prediction comes last, because retrievers prefer the last text.
+    predictions = [tokens for tokens in (*requested.predictions, predicted) if tokens]
+    requested = replace(requested, max_new_tokens=new_tokens, sampling=sampling, stop=stop,
+                        eos=(*body.eos(state.session.eos), *(requested.eos or ())), predictions=tuple(predictions),
+                        budget=budget, corpus=corpus, priority=body.priority or 0, client=client)
+    return requested, replace(context, predicted=predicted, constraint_field=constraint_field)
 
 
 def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None) -> Sampling:
@@ -121,7 +138,8 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
             if about:
                 raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one out, or set "
                                  "tool_choice to none.")
-            sampling, about = replace(sampling, tool_calls=tool_calls), "tools"
+            sampling = replace(sampling, tool_calls=tool_calls)
+            about = "tools"
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
@@ -131,12 +149,12 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     return sampling
 
 
-def chat(state: State, body: ChatRequest) -> EncodedPrompt:
+def chat(state: State, body: ChatRequest) -> Encoded:
     """Encodes messages with the model's chat template, and prepares for the calls that the answer may have."""
     text, ids = chat_text(state, body)
     tokenizer = state.need_template("messages")
-    prompt = EncodedPrompt(state.ids(text, "messages") if ids is None else ids)
-    return _with_calls(state, prompt, body, _shown(tokenizer, body)[1])
+    requested = GenerationRequest(state.ids(text, "messages") if ids is None else ids)
+    return _with_calls(state, requested, body, _shown(tokenizer, body)[1])
 
 
 def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Family]:
@@ -151,44 +169,54 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
     with client_errors("messages"):
         messages = [message.for_template() for message in body.messages]
     kwargs: dict[str, Any] = body.chat_template_kwargs or {}
-    if taken := RESERVED & set(kwargs):
-        raise ApiError(400, f"chat_template_kwargs sets {min(taken)}, which the server sets itself. Leave it out.",
+    reserved = RESERVED & set(kwargs)
+    if reserved:
+        raise ApiError(400, f"chat_template_kwargs sets {min(reserved)}, which the server sets itself. Leave it out.",
                        "chat_template_kwargs")
     tools, family = _shown(tokenizer, body)
     messages, more = rendered(family, messages, tools)
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
+
+    def render(messages: Any) -> str:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more, **kwargs)
+
     try:
-        return special.rendered(messages, lambda given: tokenizer.apply_chat_template(
-            given, add_generation_prompt=True, tokenize=False, **more, **kwargs), "messages")
+        return special.rendered(messages, render, "messages")
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ApiError(400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.",
                        "messages") from error
 
 
-def _with_calls(state: State, prompt: EncodedPrompt, body: ChatRequest, family: Family) -> EncodedPrompt:
+def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, family: Family) -> Encoded:
     """Adds the reader and the grammar of the tool calls that the answer may have."""
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     if not body.tools or (not tools and body.constraints()):
-        return prompt
+        return requested, AnswerContext()
     reader = CallReader(family if tools else None, [tool.name for tool in tools])
-    prompt = replace(prompt, calls=reader, stop_until="" if body.must_call else reader.begin)
+    context = AnswerContext(calls=reader)
+    requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
-        return prompt       # calls are read as the model writes them
+        return requested, context       # calls are read as the model writes them
     if not body.must_call and not any(tool.strict for tool in tools):
         tools = _followable(state, family, tools)
         if not _followed(state, family, tools):
-            return prompt
+            return requested, context
     with client_errors("tools"):
         rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
-    return replace(prompt, tool_calls=rules)
+    return replace(requested, sampling=Sampling(tool_calls=rules)), context
 
 
 def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Tool]:
     """Returns the tools; one whose schema takes too much work for a token takes any arguments."""
     if _followed(state, family, tools):
         return list(tools)
-    return [tool if _followed(state, family, [tool]) else replace(tool, parameters={}) for tool in tools]
+    followable = []
+    for tool in tools:
+        if not _followed(state, family, [tool]):
+            tool = replace(tool, parameters={})
+        followable.append(tool)
+    return followable
 
 
 def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
@@ -204,7 +232,7 @@ def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
     """Returns the token ids of the request's prediction, or []; raises ApiError if no answer could be as long."""
     with client_errors("prediction"):
-        ids = [token for text in state.session.predicted(body.prediction_text) for token in text]
+        ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
     if len(ids) > state.positions:
         raise ApiError(400, f"The prediction has {len(ids):,} tokens, and no answer here has more than "
                             f"{state.positions:,}. Shorten it.", "prediction")
@@ -212,15 +240,15 @@ def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
 
 
 def client_of(state: State, body: AnswerRequest) -> str | None:
-    """Returns the client of a job whose answer may be remembered, which is filled in later, or None.
+    """Returns the client of a request whose answer may be remembered, which is filled in later, or None.
 
     Raises ApiError if answers are to be remembered and the server does not.
     """
-    asked = None if body.longgraft is None else body.longgraft.remember
-    if asked and state.session.engine.earlier is None:
+    remember = None if body.longgraft is None else body.longgraft.remember
+    if remember and state.session.engine.earlier is None:
         raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, or start "
                             "the server with --remember and a number of bytes.", "longgraft.remember")
-    return None if asked is False else ""
+    return None if remember is False else ""
 
 
 def speculation_of(state: State, body: AnswerRequest) -> tuple[int | None, str | None]:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.jobs import Busy
+from longgraft.serve.refusals import Busy
 
 T = TypeVar("T")
 # Limits of an answer, for which some clients send -1.

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from longgraft.completion.prompt.layout import PromptLayout
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
 from longgraft.engine.token_bytes import TokenBytes
+from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
+from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.special_tokens import SpecialTokens
 from longgraft.serve.worker import Worker
 
@@ -32,13 +35,28 @@ class State:
     @property
     def name(self) -> str:
         """Name of the model for clients.  If it is a path, only the last part is shown, to reveal no folders."""
-        name = self.session.target.name
-        path = Path(name).is_absolute() or Path(name).exists()
-        return self.options.model_name or (Path(name).name if path else name)
+        if self.options.model_name:
+            return self.options.model_name
+        path = Path(self.session.target.name)
+        if path.is_absolute() or path.exists():
+            return path.name
+        return self.session.target.name
 
     @property
     def tokenizer(self) -> Any:
         return self.session.tokenizer
+
+    def submitted(self, requested: GenerationRequest, context: AnswerContext, **limits: Any) -> ServedRequest:
+        """Queues a request for its only answer, from a coroutine; raises the exceptions of `Worker.submit`.
+
+        Args:
+            requested: The request.
+            context: What its answer's format must know of the prompt.
+            **limits: The session, `complete` and `trim` of `ServedRequest`.
+        """
+        served = ServedRequest(self.worker, requested, context, seconds=self.options.max_seconds, **limits)
+        served.submit()
+        return served
 
     @cached_property
     def layout(self) -> PromptLayout:
@@ -80,8 +98,8 @@ class State:
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""
         size = self.session.target.vocab_size
-        if ids and (largest := max(ids)) >= size:
-            raise ApiError(400, f"{param} holds {largest}, and {self.name} knows 0 to {size - 1}.", param)
+        if ids and max(ids) >= size:
+            raise ApiError(400, f"{param} holds {max(ids)}, and {self.name} knows 0 to {size - 1}.", param)
 
     def need_template(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if it has no chat template."""

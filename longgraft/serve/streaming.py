@@ -1,4 +1,4 @@
-"""Answers of jobs, as one response or as server-sent events; the job of a disconnected client is cancelled."""
+"""Answers, as one response or as server-sent events; the requests of a disconnected client are cancelled."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from longgraft.engine.decoder import Step
 from longgraft.serve.formats.errors import ApiError, client_errors
-from longgraft.serve.jobs import End, Job
+from longgraft.serve.served_request import End, ServedRequest
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 DONE = "data: [DONE]\n\n"
@@ -27,27 +26,17 @@ JSON_OR_EVENTS: dict[int | str, dict[str, Any]] = {200: {"content": {"applicatio
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer.  text: up to a stop string; ids: includes the tokens of the stop string"""
+    """A complete answer.
+
+    Attributes:
+        text: The text, up to a stop string.
+        ids: The tokens, with those of the stop string.
+        end: Why and with what costs it ended.
+    """
 
     text: str
     ids: list[int]
     end: End
-
-
-class JobSteps(Protocol):
-    """A submitted job, with the interface of `Running`."""
-
-    @property
-    def job(self) -> Job: ...
-
-    @property
-    def end(self) -> End | None: ...
-
-    def cancel(self) -> None: ...
-
-    def __aiter__(self) -> AsyncIterator[Step]: ...
-
-    def steps(self, beat: float | None = None) -> AsyncIterator[Step | None]: ...
 
 
 class AnswerFormat(Protocol):
@@ -64,11 +53,11 @@ class AnswerFormat(Protocol):
 
 
 @asynccontextmanager
-async def cancelled_on_disconnect(receive: Receive, *jobs: JobSteps) -> AsyncIterator[None]:
-    """Cancels the jobs when their client disconnects, and at the end of the block."""
+async def cancelled_on_disconnect(receive: Receive, *requests: ServedRequest) -> AsyncIterator[None]:
+    """Cancels the requests when their client disconnects, and at the end of the block."""
     def cancel() -> None:
-        for running in jobs:
-            running.cancel()
+        for served in requests:
+            served.cancel()
 
     async def cancel_later() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -83,34 +72,36 @@ async def cancelled_on_disconnect(receive: Receive, *jobs: JobSteps) -> AsyncIte
         cancel()
 
 
-async def whole_answer(request: Request, running: JobSteps) -> Answer:
-    """Returns the complete answer.  Raises ApiError if the session refuses the job."""
-    text, ids = [], list[int]()
-    async with cancelled_on_disconnect(request.receive, running):
-        with client_errors(constraint=running.job.constraint_field):
-            async for step in running:
+async def whole_answer(request: Request, served: ServedRequest) -> Answer:
+    """Returns the complete answer.  Raises ApiError if the session refuses the request."""
+    text = list[str]()
+    ids = list[int]()
+    async with cancelled_on_disconnect(request.receive, served):
+        with client_errors(constraint=served.context.constraint_field):
+            async for step in served:
                 text.append(step.text)
                 ids += step.tokens
-    assert running.end is not None
-    return Answer("".join(text), ids, running.end)
+    assert served.end is not None
+    return Answer("".join(text), ids, served.end)
 
 
-async def whole_answers(request: Request, jobs: Sequence[JobSteps]) -> list[Answer]:
-    """Returns the complete answers of several jobs."""
-    answers = [asyncio.ensure_future(whole_answer(request, running)) for running in jobs]
+async def whole_answers(request: Request, requests: Sequence[ServedRequest]) -> list[Answer]:
+    """Returns the complete answers of several requests."""
+    answers = [asyncio.ensure_future(whole_answer(request, served)) for served in requests]
     try:
         return list(await asyncio.gather(*answers))
     finally:
-        for one in answers:
-            one.cancel()
+        for answer in answers:
+            answer.cancel()
 
 
 @dataclass(frozen=True)
 class EventForm:
     """The form of an API's events.
 
-    last:   text after the last event
-    named:  events have the name that their field `type` has
+    Attributes:
+        last: Text after the last event.
+        named: Events have the name that their field `type` has.
     """
 
     last: str = DONE
@@ -118,33 +109,45 @@ class EventForm:
 
     def event(self, value: Any) -> str:
         """Returns the text of an event."""
-        return f"event: {value['type']}\n{event_of(value)}" if self.named else event_of(value)
+        event = event_of(value)
+        if self.named:
+            return f"event: {value['type']}\n{event}"
+        return event
 
     def error(self, error: ApiError) -> str:
         """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
         body = error.body
-        return self.event(body | {"sequence_number": 0} | body["error"] | {"type": "error"} if self.named else body)
+        if self.named:
+            body = body | {"sequence_number": 0} | body["error"] | {"type": "error"}
+        return self.event(body)
 
 
-OPENAI_EVENTS, NAMED_EVENTS, ONLY_DATA = EventForm(), EventForm("", named=True), EventForm("")
+OPENAI_EVENTS = EventForm()
+NAMED_EVENTS = EventForm("", named=True)
+ONLY_DATA = EventForm("")
 
 
 class EventStream(Response):
-    """Server-sent events of one job, or of several, mixed as they come.
+    """Server-sent events of one answer, or of several, mixed as they come.
 
-    beat: seconds without a chunk until a comment is sent; others: the other jobs
+    Args:
+        answers: The requests, each with the format of its answer.
+        beat: Seconds without a chunk until a comment is sent.
+        events: The form of the events.
     """
 
     media_type = EVENTS
 
-    def __init__(self, running: JobSteps, form: AnswerFormat, beat: float, events: EventForm = OPENAI_EVENTS,
-                 others: Sequence[tuple[JobSteps, AnswerFormat]] = ()) -> None:
+    def __init__(self, answers: Sequence[tuple[ServedRequest, AnswerFormat]], beat: float,
+                 events: EventForm = OPENAI_EVENTS) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.answers, self.beat, self.events = [(running, form), *others], beat, events
+        self.answers = answers
+        self.beat = beat
+        self.events = events
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
-        async with cancelled_on_disconnect(receive, *(running for running, _ in self.answers)):
+        async with cancelled_on_disconnect(receive, *(served for served, _ in self.answers)):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self._events():
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
@@ -153,8 +156,9 @@ class EventStream(Response):
     async def _events(self) -> AsyncIterator[str]:
         """Yields all events.  An error after the first byte is an event, because the status has been sent."""
         try:
-            with client_errors(constraint=self.answers[0][0].job.constraint_field):
-                async for event in mixed([events_of(*answer, self.beat, self.events) for answer in self.answers]):
+            with client_errors(constraint=self.answers[0][0].context.constraint_field):
+                sources = [events_of(*answer, self.beat, self.events) for answer in self.answers]
+                async for event in mixed(sources):
                     yield event
         except Exception as error:
             yield self.events.error(ApiError.of(error))
@@ -162,11 +166,14 @@ class EventStream(Response):
             yield self.events.last
 
 
-async def events_of(running: JobSteps, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
-    """Yields the events of one job's chunks, and comments; nothing but comments before there is something to say."""
+async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
+    """Yields the events of one answer's chunks, and comments; nothing but comments before there is something to say."""
     opening = form.opening_chunks()
-    ids, sent, sent_at, read = list[int](), 0, time.monotonic(), 0
-    async for step in running.steps(beat):
+    ids = list[int]()
+    sent = 0        # ids that a chunk contained
+    sent_at = time.monotonic()
+    read = 0
+    async for step in served.steps(beat):
         if step is not None:
             read += step.read
             ids += step.tokens
@@ -179,10 +186,10 @@ async def events_of(running: JobSteps, form: AnswerFormat, beat: float, events: 
                     sent_at = time.monotonic()
                     continue
         if time.monotonic() - sent_at >= beat:
-            yield f": {read} of {len(running.job.ids)} prompt tokens read\n\n"
+            yield f": {read} of {len(served.requested.ids)} prompt tokens read\n\n"
             sent_at = time.monotonic()
-    assert running.end is not None
-    for part in chain(opening, form.closing_chunks(ids, ids[sent:], running.end)):
+    assert served.end is not None
+    for part in chain(opening, form.closing_chunks(ids, ids[sent:], served.end)):
         yield events.event(part)
 
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from longgraft.engine.decoder import Step
-from longgraft.serve.jobs import TRACE, End, Running
+from longgraft.engine.step import Step
+from longgraft.serve.served_request import TRACE, End, ServedRequest
 
 HEADERS = ("traceparent", "tracestate")
 NANO = 1_000_000_000
 
 
 class Tracing:
-    """A watcher that makes a span of each job when it has ended."""
+    """A watcher that makes a span of each request when it has ended."""
 
     def __init__(self, exporter: Any, model: str) -> None:
         """exporter: an OpenTelemetry span exporter; model: the model's name"""
@@ -29,25 +29,28 @@ class Tracing:
 
         self._provider = TracerProvider(resource=Resource.create({"service.name": "longgraft"}), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
-        self._tracer, self._model = self._provider.get_tracer("longgraft"), model
-        self._first: WeakKeyDictionary[Running, float] = WeakKeyDictionary()       # time of the first token
+        self._tracer = self._provider.get_tracer("longgraft")
+        self._model = model
+        self._first: WeakKeyDictionary[ServedRequest, float] = WeakKeyDictionary()       # time of the first token
 
-    def stepped(self, running: Running, step: Step, seconds: float) -> None:
+    def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
         """Takes note of the first token's time."""
         if step.tokens:
-            self._first.setdefault(running, time.monotonic())
+            self._first.setdefault(served, time.monotonic())
 
-    def ended(self, running: Running, end: End | None) -> None:
+    def ended(self, served: ServedRequest, end: End | None) -> None:
         """Records a span.  It is sent later, by a thread of its own."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        now, over = time.time_ns(), time.monotonic()
-        since = now - int(NANO * (over - running.since))
-        parent = TraceContextTextMapPropagator().extract(running.trace)
-        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, self._attributes(running, end, over),
+        now = time.time_ns()
+        over = time.monotonic()
+        since = now - int(NANO * (over - served.since))
+        parent = TraceContextTextMapPropagator().extract(served.trace)
+        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, self._attributes(served, end, over),
                                        start_time=since)
-        if (first := self._first.get(running)) is not None:
+        first = self._first.get(served)
+        if first is not None:
             span.add_event("first token", timestamp=now - int(NANO * (over - first)))
         if end is None:
             span.set_status(Status(StatusCode.ERROR, "decoding failed"))
@@ -57,19 +60,20 @@ class Tracing:
         """Sends the spans that are left."""
         self._provider.shutdown()
 
-    def _attributes(self, running: Running, end: End | None, over: float) -> dict[str, Any]:
-        job, sampling = running.job, running.job.sampling
-        found: dict[str, Any] = {
+    def _attributes(self, served: ServedRequest, end: End | None, over: float) -> dict[str, Any]:
+        sampling = served.requested.sampling
+        attributes: dict[str, Any] = {
             "gen_ai.operation.name": "text_completion", "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model, "gen_ai.request.max_tokens": job.max_new_tokens,
+            "gen_ai.response.model": self._model, "gen_ai.request.max_tokens": served.requested.max_new_tokens,
             "gen_ai.request.temperature": float(sampling.temperature), "gen_ai.request.top_p": float(sampling.top_p),
-            "gen_ai.latency.time_in_queue": running.queued, "gen_ai.latency.e2e": over - running.since}
-        if (first := self._first.get(running)) is not None:
-            found["gen_ai.latency.time_to_first_token"] = first - running.since
+            "gen_ai.latency.time_in_queue": served.queued, "gen_ai.latency.e2e": over - served.since}
+        first = self._first.get(served)
+        if first is not None:
+            attributes["gen_ai.latency.time_to_first_token"] = first - served.since
         if end is None:
-            return found
+            return attributes
         stats = end.stats
-        return found | {
+        return attributes | {
             "gen_ai.response.finish_reasons": (end.reason,),
             "gen_ai.usage.input_tokens": stats.prompt_tokens, "gen_ai.usage.prompt_tokens": stats.prompt_tokens,
             "gen_ai.usage.output_tokens": stats.new_tokens, "gen_ai.usage.completion_tokens": stats.new_tokens,
@@ -90,11 +94,13 @@ def over_http(endpoint: str, model: str) -> Tracing:
     except ImportError as error:
         raise ValueError(f"Traces need {error.name}. Install it with: pip install longgraft[otel]") from error
     path = endpoint.partition("://")[2].partition("/")[2]
-    return Tracing(OTLPSpanExporter(endpoint=endpoint if path else endpoint.rstrip("/") + "/v1/traces"), model)
+    if not path:
+        endpoint = endpoint.rstrip("/") + "/v1/traces"
+    return Tracing(OTLPSpanExporter(endpoint=endpoint), model)
 
 
 class TraceHeaders:
-    """Middleware that keeps the trace headers of a request for the jobs that it submits."""
+    """Middleware that keeps the trace headers of a request for those that it submits."""
 
     def __init__(self, app: Any) -> None:
         self.app = app

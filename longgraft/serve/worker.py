@@ -1,24 +1,25 @@
-"""The worker: a bounded queue, and one decoding thread that answers several jobs at once.
+"""The worker: a bounded queue, and one decoding thread that answers several requests at once.
 
-Each job's steps are streamed to its coroutine.
+Each request's steps are streamed to its coroutine.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import Literal
 
 from longgraft.acceptance.constraints import DeadEnd
-from longgraft.engine.decoder import Step
 from longgraft.engine.scheduler import Scheduler
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.runtime.device_memory import out_of_memory
-from longgraft.serve.jobs import Busy, Closing, End, Failed, Job, Running, Watcher
+from longgraft.serve.refusals import Busy, Closing, Failed
+from longgraft.serve.served_request import End, ServedRequest, Watcher
 
 LOG = logging.getLogger(__name__)
 RECENT = 16     # number of recent requests; Retry-After is computed from their mean duration
@@ -26,37 +27,47 @@ STALLED = 120.0     # seconds; after a longer step the server reports that no re
 
 
 class Worker:
-    """Owns the session: only its thread opens and steps requests.
+    """Owner of the session: only its thread opens and steps requests.
 
-    waiting: most jobs that may wait, besides those that are decoded; watchers: observe every job; running: most jobs
-    that are decoded at once, if the session and memory allow it
+    Args:
+        session: The session that answers.
+        waiting: Most requests that may wait, besides those that are decoded.
+        watchers: Observe every request.
+        running: Most requests that are decoded at once, if the session and memory allow it.
+
+    Attributes:
+        refused: Number of requests that were refused so far because the queue was full.
+        draining: No more requests are accepted, and those that have come are answered.
     """
 
     def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
-        self.session, self.limit, self.watchers = session, waiting, list(watchers)
+        self.session = session
+        self.limit = waiting
+        self.watchers = list(watchers)
         self.refused = 0
-        self._scheduler = Scheduler[Running](session, running, low_latency=True)
+        self.draining = False
+        self._scheduler = Scheduler[ServedRequest](session, running, low_latency=True)
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
-        self.draining = self._closed = False
-        self._stepped_at = 0.0      # time of the last step, or of the first job after an idle time
+        self._closed = False
+        self._stepped_at = 0.0      # time of the last step, or of the first request after an idle time
         self._prefixes_dropped = False      # this step ran out of memory and dropped the kept prompts
         self._died: Failed | None = None
         self._thread: threading.Thread | None = None
 
     @property
-    def jobs(self) -> tuple[Running, ...]:
-        """Jobs that are being decoded."""
-        return tuple(one for one in tuple(self._scheduler.running) if one.request is not None)
+    def running(self) -> tuple[ServedRequest, ...]:
+        """Requests that are being decoded."""
+        return tuple(served for served in tuple(self._scheduler.running) if served.request is not None)
 
     @property
     def waiting(self) -> int:
-        """Number of jobs in the queue."""
+        """Number of requests in the queue."""
         return len(self._scheduler.waiting)
 
     @property
     def filled(self) -> float:
-        """The share, from 0 to 1, that running jobs reserve of the rows that fit into memory."""
+        """The share, from 0 to 1, that running requests reserve of the rows that fit into memory."""
         return self._scheduler.filled
 
     @property
@@ -66,7 +77,7 @@ class Worker:
 
     @property
     def max_running(self) -> int:
-        """Most jobs that are decoded at once."""
+        """Most requests that are decoded at once."""
         return self._scheduler.most
 
     @property
@@ -91,7 +102,7 @@ class Worker:
         return ""
 
     def check(self) -> None:
-        """Raises Busy, Closing or Failed if a job would be refused now; called before a long prompt is encoded."""
+        """Raises Busy, Closing or Failed if a request would be refused now; called before a long prompt is encoded."""
         with self._changed:
             if self._closed or self.draining:
                 raise Closing
@@ -101,9 +112,8 @@ class Worker:
                 self.refused += 1
                 raise Busy(self.waiting, self._retry_after())
 
-    def submit(self, job: Job) -> Running:
-        """Queues a job, from a coroutine.  Raises Busy if the queue is full, and Closing after `close`."""
-        running = Running(job, asyncio.get_running_loop(), self._remove)
+    def submit(self, served: ServedRequest) -> None:
+        """Queues a request.  Raises Busy if the queue is full, and Closing after `close`."""
         with self._changed:
             self.check()
             if self._thread is None:
@@ -111,18 +121,22 @@ class Worker:
                 self._thread.start()
             if self.idle:
                 self._stepped_at = time.monotonic()
-            self._scheduler.add(running)
+            self._scheduler.add(served)
             self._changed.notify()
-        return running
+
+    def cancel(self, served: ServedRequest) -> None:
+        """Ends a request before its next step; one that waits ends at once."""
+        if self._scheduler.cancel(served):
+            served.send(End("cancelled", queued=time.monotonic() - served.since))
 
     def close(self) -> None:
-        """Accepts no more jobs and ends all of them.  The thread ends after its step; this does not wait for it."""
+        """Accepts no more requests and ends all of them.  The thread ends after its step; this does not wait for it."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        for running in self._scheduler.requested:
-            if self._scheduler.cancel(running):
-                running.send(Closing())
+        for served in self._scheduler.unfinished:
+            if self._scheduler.cancel(served):
+                served.send(Closing())
 
     def join(self, seconds: float | None = None) -> None:
         """Waits for the thread to end, after `close`."""
@@ -131,13 +145,8 @@ class Worker:
 
     def _retry_after(self) -> int:
         """Estimates the seconds until a place is free: the mean duration of recent requests / number that run."""
-        seconds = sum(self._recent) / max(1, len(self._recent)) / max(1, len(self.jobs))
-        return max(1, math.ceil(seconds))
-
-    def _remove(self, running: Running) -> None:
-        """Cancels a job; one that waits ends at once."""
-        if self._scheduler.cancel(running):
-            running.send(End("cancelled", queued=time.monotonic() - running.since))
+        mean = sum(self._recent) / max(1, len(self._recent))
+        return max(1, math.ceil(mean / max(1, len(self.running))))
 
     def _work(self) -> None:
         try:
@@ -147,11 +156,11 @@ class Worker:
             with self._changed:
                 self._died = self._failed(error)
                 lost = self._scheduler.forget()
-            for running in lost:
-                running.send(self._died)
+            for served in lost:
+                served.send(self._died)
 
     def _wait_for_work(self) -> bool:
-        """Waits for work; returns False once the worker is closed and all jobs have ended."""
+        """Waits for work; returns False once the worker is closed and all requests have ended."""
         with self._changed:
             while self.idle and not self._closed:
                 self._changed.wait()
@@ -159,61 +168,74 @@ class Worker:
 
     def _round(self) -> None:
         """Runs one step of the scheduler, and delivers what came of it."""
-        self._prefixes_dropped, self._stepped_at = False, time.monotonic()
-        for running, step, seconds in self._scheduler.step():
+        self._prefixes_dropped = False
+        self._stepped_at = time.monotonic()
+        for served, step, seconds in self._scheduler.step():
             try:
-                found = self._deliver(running, step, seconds)
+                end = self._deliver(served, step, seconds)
             except Exception as error:
-                found = self._failed(error)
-            if found is not None:
-                self._scheduler.end(running)
-                self._end(running, found)
+                end = self._failed(error)
+            if end is not None:
+                self._scheduler.end(served)
+                self._end(served, end)
 
-    def _deliver(self, running: Running, step: Step | Exception | None, seconds: float) -> End | Exception | None:
-        """Sends a step to the job's client; returns the job's end or its exception, or None if it goes on."""
-        request = running.request
-        if request is None:     # it could not be opened
-            assert isinstance(step, Exception)
-            return step if isinstance(step, ValueError) else self._failed(step)
+    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float) -> End | Exception | None:
+        """Sends a step to the request's client; returns its end or its exception, or None if it goes on."""
+        request = served.request
         if isinstance(step, Exception):
-            return step if isinstance(step, DeadEnd) else self._failed(step)
-        job, now, reason = running.job, time.monotonic(), request.finish_reason
+            # The request could not be opened, or its constraint allows nothing: then the client must mend it.
+            refusal = ValueError if request is None else DeadEnd
+            return step if isinstance(step, refusal) else self._failed(step)
+        assert request is not None
         if step is not None:
-            running.send(step)
+            served.send(step)
             for watcher in self.watchers:
-                watcher.stepped(running, step, seconds)
-            if step.tokens and job.seconds is not None:
-                running.until = min(running.until, now + job.seconds)
-            cut = job.complete is not None and job.complete(step)
-            if reason is None and (cut or now >= running.until):
-                request.close()
-                return End("cut" if cut else "time", request.stats, running.queued)
-        return None if reason is None else End(reason, request.stats, running.queued)
+                watcher.stepped(served, step, seconds)
+        if request.finish_reason is not None:
+            return End(request.finish_reason, request.stats, served.queued)
+        reason = None if step is None else self._cut(served, step)
+        if reason is None:
+            return None
+        request.close()
+        return End(reason, request.stats, served.queued)
+
+    def _cut(self, served: ServedRequest, step: Step) -> Literal["time", "cut"] | None:
+        """Returns why a step is the last one though the answer could go on, or None."""
+        now = time.monotonic()
+        if step.tokens and served.seconds is not None:
+            served.until = min(served.until, now + served.seconds)
+        if served.complete is not None and served.complete(step):
+            return "cut"
+        return "time" if now >= served.until else None
 
     def _failed(self, error: BaseException) -> Failed:
         """Logs an error, and returns the exception that the client gets."""
         LOG.error("decoding failed", exc_info=error)
-        failed = Failed(self._memory_message() if out_of_memory(error) else
-                        "Decoding failed; the server's log says why.")
+        message = "Decoding failed; the server's log says why."
+        if out_of_memory(error):
+            message = self._memory_message()
+        failed = Failed(message)
         failed.__cause__ = error
         return failed
 
-    def _end(self, running: Running, found: End | Exception) -> None:
-        end = None if isinstance(found, Exception) else found
+    def _end(self, served: ServedRequest, result: End | Exception) -> None:
+        """Tells the watchers and the client that a request has ended."""
+        end = None if isinstance(result, Exception) else result
         # The watchers come first: a client that has the end may read the counts.
         for watcher in self.watchers:
             try:
-                watcher.ended(running, end)
+                watcher.ended(served, end)
             except Exception:
                 LOG.exception("a watcher failed")
-        self._recent.append(time.monotonic() - running.since - running.queued)
+        self._recent.append(time.monotonic() - served.since - served.queued)
         closed = self._closed and end is not None and end.reason == "cancelled"
-        running.send(Closing() if closed else found)
+        served.send(Closing() if closed else result)
 
     def _memory_message(self) -> str:
         """Drops the kept prompts, once for all requests that failed in a step, and returns the error message."""
-        if kept := self.session.engine.prefixes:
-            kept.clear()
+        prefixes = self.session.engine.prefixes
+        if prefixes:
+            prefixes.clear()
             self._prefixes_dropped = True
         if not self._prefixes_dropped:
             return "There is not enough memory to decode this here. Shorten the prompt."

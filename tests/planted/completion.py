@@ -5,5 +5,5 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation("blanks before the cursor are written twice", "_CompletionText._completed", "return self.raw[same:]", "return self.raw", "test_completion.py::test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step"),
     Mutation("lines that are no longer there are shown", "_is_there", 'return "\\n".join(lines) + "\\n" == snippet.text', "return True", "test_completion.py::test_a_prompt_keeps_the_order_of_the_last_one"),
-    Mutation("an end token is spelled out", "Decoder._cut", "if token not in last_tokens:", "if True:", "test_completion.py::test_an_end_token_is_left_out_of_the_text"),
+    Mutation("an end token is spelled out", "AnswerEnd._with_text", "if token not in self._last_tokens:", "if True:", "test_completion.py::test_an_end_token_is_left_out_of_the_text"),
 )

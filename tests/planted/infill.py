@@ -4,7 +4,7 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("an answer's time is up in the middle of a line", "InfillStop.detector.complete", 'if "\\n" in step.text and', "if", "test_infill.py::test_an_answer_ends_with_a_line_when_its_time_is_up"),
-    Mutation("a line that is too short to judge is sent", "InfillStop.certain", "return start if self.indent", "return len(text) if self.indent", "test_infill.py::test_new_lines_are_indented_enough_or_the_answer_ends_before_them"),
-    Mutation("an infill prompt forgets the pieces of the last one", "Prompts.job_of", "        self._used = laid.used\n", "", "test_infill.py::test_the_pieces_of_the_last_prompt_keep_their_places"),
+    Mutation("a line that is too short to judge is sent", "InfillStop.certain", "return start", "return len(text)", "test_infill.py::test_new_lines_are_indented_enough_or_the_answer_ends_before_them"),
+    Mutation("an infill prompt forgets the pieces of the last one", "Prompts._laid_out", "        self._used = laid.used\n", "", "test_infill.py::test_the_pieces_of_the_last_prompt_keep_their_places"),
     Mutation("a request's indentation is ignored", "infill:answered", "InfillStop(body.n_indent or 0,", "InfillStop(0,", "test_infill.py::test_an_answer_ends_before_a_line_with_too_little_indentation"),
 )

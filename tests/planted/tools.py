@@ -36,7 +36,7 @@ MUTATIONS = (
     Mutation("a newer form of Mistral's is taken for the older one", "family_of", " and \"[ARGS]\" not in template", "", "test_tools.py::test_tools_are_described_if_a_template_writes_calls_in_another_form"),
     Mutation("any template with parameters is Llama's", "family_of", "\"parameters\" in template and ", "", "test_tools.py::test_tools_are_described_if_a_template_writes_calls_in_another_form"),
     Mutation("a template is a family's though it takes no tools", "family_of", "if \"tools\" not in template:", "if not template:", "test_tools.py::test_tools_are_described_if_a_template_takes_none"),
-    Mutation("several answers share one reader", "openai:_answer", "prompt.calls.again()", "prompt.calls", "test_tools.py::test_each_of_several_answers_has_its_own_calls"),
+    Mutation("several answers share one reader", "served_answers", "context.again()", "context", "test_tools.py::test_each_of_several_answers_has_its_own_calls"),
     Mutation("a reader for another answer knows no tools", "CallReader.again", "CallReader(self.family, self.names)", "CallReader(self.family)", "test_tools.py::test_a_reader_for_another_answer_begins_anew"),
     Mutation("Llama may call several tools at once", "grammar:grammar", "if many and family.many", "if many", "test_tools.py::test_a_grammar_allows_text_and_calls_that_follow_their_schemas"),
     Mutation("an answer of blanks is held for ever", "CallReader._find_tag", " and len(text) < MOST_BLANKS", "", "test_tools.py::test_text_after_many_blanks_is_passed_on_as_it_arrives"),

@@ -13,12 +13,13 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from longgraft.engine.decoder import Step
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
+from longgraft.engine.step import Step
 from longgraft.serve.app import make_app
 from longgraft.serve.http_server import Server, bind, url
-from longgraft.serve.jobs import End, Running
 from longgraft.serve.options import Serving
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.worker import Worker
 from toys.sessions import repeatable, toy_session
 
@@ -79,24 +80,31 @@ class Gate:
         """Allows this many more steps."""
         self._permits.release(steps)
 
-    def stepped(self, running: Running, step: Step, seconds: float) -> None:
+    def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
         """Counts a step, and waits until another is allowed."""
         self.steps += 1
         assert self._permits.acquire(timeout=PATIENCE), "nobody allowed another step"
 
-    def ended(self, running: Running, end: End | None) -> None:
+    def ended(self, served: ServedRequest, end: End | None) -> None:
         """Records the end."""
         self.ends.append(end)
 
 
-async def tokens_of(running: Running) -> list[int]:
-    """Returns all tokens of a job."""
-    return [token async for step in running for token in step.tokens]
+def submitted(worker: Worker, requested: GenerationRequest, **limits: Any) -> ServedRequest:
+    """Queues a request, from a coroutine."""
+    served = ServedRequest(worker, requested, **limits)
+    served.submit()
+    return served
+
+
+async def tokens_of(served: ServedRequest) -> list[int]:
+    """Returns all tokens of an answer."""
+    return [token async for step in served for token in step.tokens]
 
 
 def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, session: Session | None = None,
             running: int = 1, waiting: int = 2) -> Any:
-    """Runs a coroutine with a new worker for `running` jobs and a queue of `waiting`, and returns its result."""
+    """Runs a coroutine with a new worker for `running` requests and a queue of `waiting`, and returns its result."""
     async def played() -> Any:
         worker = Worker(session or repeatable("graft"), waiting, [gate] if gate else [], running)
         try:
@@ -106,7 +114,7 @@ def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, 
             if gate:
                 gate.allow()
             await asyncio.to_thread(worker.join, PATIENCE)
-            assert not worker.jobs
+            assert not worker.running
     return asyncio.run(played())
 
 

@@ -40,7 +40,7 @@ def sample(session: Session, more: NextTurns[AnyTurn], batch: int) -> Iterator[t
     scheduler: Scheduler[_Sampled[AnyTurn]] = Scheduler(session, batch)
     try:
         while True:
-            for turn in more(batch - len(scheduler.requested)):
+            for turn in more(batch - len(scheduler.unfinished)):
                 scheduler.add(_Sampled(_request(turn), turn=turn))
             if scheduler.idle:
                 return

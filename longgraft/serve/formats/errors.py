@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from longgraft.acceptance.constraints import DeadEnd
-from longgraft.serve.jobs import Busy, Closing, Failed
+from longgraft.serve.refusals import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.serve.formats.request_figures import timings
-from longgraft.serve.infill_stops import TrimmedJob
-from longgraft.serve.jobs import End
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit", "time": "limit", "cut": "limit", "cancelled": "none"}
+TAIL = 64       # tokens at the end of an answer among which its stop string is
 
 
 class InfillFields(Protocol):
@@ -31,19 +31,27 @@ class InfillFields(Protocol):
 
 @dataclass(frozen=True)
 class LlamaCppFormat:
-    """The response and the chunks of one answer.  prompt: the prompt as text"""
+    """The response and the chunks of one answer.
+
+    Attributes:
+        state: The server.
+        body: The fields of the request.
+        laid: The prompt as it was laid out.
+        served: The answer's request, whose context has the prompt as text.
+    """
 
     state: State
     body: InfillFields
     laid: CompletionPrompt
-    prompt: str
-    running: TrimmedJob
+    served: ServedRequest
 
     def response(self, answer: Answer) -> dict[str, Any]:
         """Returns the whole response, or the fields in response_fields, each under its path."""
-        found = self._final_fields(answer.text, answer.ids, answer.end)
-        paths = self.body.response_fields
-        return found if not paths else {path: value for path in paths if (value := _at(found, path)) is not None}
+        fields = self._final_fields(answer.text, answer.ids, answer.end)
+        if not self.body.response_fields:
+            return fields
+        chosen = {path: _at(fields, path) for path in self.body.response_fields}
+        return {path: value for path, value in chosen.items() if value is not None}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """Returns no chunks."""
@@ -51,8 +59,11 @@ class LlamaCppFormat:
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
         """Yields a chunk of text, often of several tokens."""
-        yield {"index": 0, "content": "" if self._only_reads else text, "tokens": [] if self._only_reads else ids,
-                "stop": False, "id_slot": 0, "tokens_evaluated": len(self.laid.ids)}
+        if self._only_reads:
+            text = ""
+            ids = []
+        yield {"index": 0, "content": text, "tokens": ids, "stop": False, "id_slot": 0,
+               "tokens_evaluated": len(self.laid.ids)}
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the statistics, without the text."""
@@ -64,24 +75,31 @@ class LlamaCppFormat:
         return self.body.new_tokens == 0
 
     def _final_fields(self, text: str, ids: Sequence[int], end: End) -> dict[str, Any]:
-        stats, laid, job = end.stats, self.laid, self.running.job
-        new = 0 if self._only_reads else stats.new_tokens
-        tail = self.state.text(ids[-64:])
-        word = next((stop for stop in job.stop if stop in tail), "") if end.reason == "stop" else ""
+        stats = end.stats
+        new_tokens = stats.new_tokens
+        content = text
+        tokens = list(ids) if self.body.return_tokens else []
+        if self._only_reads:
+            new_tokens = 0
+            content = ""
+            tokens = []
+        word = ""
+        if end.reason == "stop":
+            tail = self.state.text(ids[-TAIL:])
+            word = next((stop for stop in self.served.requested.stop if stop in tail), "")
         return {
-            "index": 0, "content": "" if self._only_reads else text,
-            "tokens": list(ids) if self.body.return_tokens and not self._only_reads else [], "id_slot": 0, "stop": True,
-            "model": self.state.name, "tokens_predicted": new, "tokens_evaluated": stats.prompt_tokens,
-            "generation_settings": self._settings(), "prompt": self.prompt,
-            "has_new_line": "\n" in text, "truncated": bool(laid.unused), "stop_type": STOPS[end.reason],
-            "stopping_word": word, "tokens_cached": stats.reused_tokens, "layout": laid.form,
-            "timings": timings(stats, new)}
+            "index": 0, "content": content, "tokens": tokens, "id_slot": 0, "stop": True, "model": self.state.name,
+            "tokens_predicted": new_tokens, "tokens_evaluated": stats.prompt_tokens,
+            "generation_settings": self._settings(), "prompt": self.served.context.echo, "has_new_line": "\n" in text,
+            "truncated": bool(self.laid.unused), "stop_type": STOPS[end.reason], "stopping_word": word,
+            "tokens_cached": stats.reused_tokens, "layout": self.laid.form, "timings": timings(stats, new_tokens)}
 
     def _settings(self) -> dict[str, Any]:
-        job = self.running.job
-        return job.sampling.described | {"n_predict": self.body.new_tokens if self.body.new_tokens is not None else -1,
-                        "max_tokens": job.max_new_tokens, "stop": list(job.stop), "stream": bool(self.body.stream),
-                        "n_indent": self.body.n_indent or 0, "t_max_predict_ms": self.body.t_max_predict_ms or 0}
+        requested = self.served.requested
+        return requested.sampling.described | {
+            "n_predict": -1 if self.body.new_tokens is None else self.body.new_tokens,
+            "max_tokens": requested.max_new_tokens, "stop": list(requested.stop), "stream": bool(self.body.stream),
+            "n_indent": self.body.n_indent or 0, "t_max_predict_ms": self.body.t_max_predict_ms or 0}
 
 
 def _at(value: Any, path: str) -> Any:

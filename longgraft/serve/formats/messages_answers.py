@@ -9,10 +9,9 @@ from typing import Any
 
 from longgraft.serve.formats.blocks import Block, Blocks, Event
 from longgraft.serve.formats.openai_answers import cost
-from longgraft.serve.jobs import End, Job
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
-from longgraft.serve.tools.reader import CallReader
 
 REASONS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "time": "max_tokens",
            "cut": "end_turn", "cancelled": "end_turn"}
@@ -22,10 +21,13 @@ TAIL = 64       # tokens at the end of an answer among which its stop string is
 class MessagesFormat:
     """The response or the events of one request."""
 
-    def __init__(self, state: State, job: Job, calls: CallReader, notes: Sequence[str] = ()) -> None:
-        """calls: reads tool calls; notes: sentences on what is ignored"""
-        self.model, self.job, self._text, self._notes = state.name, job, state.text, list(notes)
-        self.blocks = Blocks(calls)
+    def __init__(self, state: State, served: ServedRequest, notes: Sequence[str] = ()) -> None:
+        """notes: sentences on what is ignored"""
+        self.model = state.name
+        self.requested = served.requested
+        self.blocks = Blocks(served.context.calls)
+        self._text = state.text
+        self._notes = list(notes)
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
 
     def response(self, answer: Answer) -> dict[str, Any]:
@@ -38,7 +40,7 @@ class MessagesFormat:
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """Yields the event that begins a message; the tokens that were cached are known only at the end."""
         begun = self._message([]) | {"stop_reason": None, "stop_sequence": None, "usage": {
-            "input_tokens": len(self.job.ids), "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
+            "input_tokens": len(self.requested.ids), "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
             "output_tokens": 0}}
         yield {"type": "message_start", "message": begun}
 
@@ -61,11 +63,14 @@ class MessagesFormat:
         reason = REASONS[end.reason]
         if self.blocks.called and reason == "end_turn":
             reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": next((stop for stop in self.job.stop if stop in tail), None)}
+        sequence = next((stop for stop in self.requested.stop if stop in tail), None)
+        return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _cost(self, end: End) -> dict[str, Any]:
-        notes = {"notes": self._notes} if self._notes else {}
-        return cost(end, self.job.ids, self._text) | {"sampling": self.job.sampling.described} | notes
+        figures = cost(end, self.requested.ids, self._text) | {"sampling": self.requested.sampling.described}
+        if self._notes:
+            figures["notes"] = self._notes
+        return figures
 
 
 def usage(end: End) -> dict[str, Any]:
@@ -85,11 +90,15 @@ def _whole(block: Block) -> dict[str, Any]:
 def _event(event: Event) -> dict[str, Any]:
     kind, block, text = event
     if kind == "open":
-        begun = _tool_use(block) if block.name else {"type": "text", "text": ""}
+        begun: dict[str, Any] = {"type": "text", "text": ""}
+        if block.name:
+            begun = _tool_use(block)
         return {"type": "content_block_start", "index": block.index, "content_block": begun}
     if kind == "close":
         return {"type": "content_block_stop", "index": block.index}
-    delta = {"type": "input_json_delta", "partial_json": text} if block.name else {"type": "text_delta", "text": text}
+    delta = {"type": "text_delta", "text": text}
+    if block.name:
+        delta = {"type": "input_json_delta", "partial_json": text}
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 

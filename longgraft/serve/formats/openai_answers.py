@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.predicted_output import accepted
 from longgraft.serve.formats.logprobs import Fields, LogprobSeries, chat_logprobs, completion_logprobs
 from longgraft.serve.formats.request_figures import metrics, timings
-from longgraft.serve.jobs import End
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.streaming import Answer
-from longgraft.serve.tools.reader import CallReader, Piece
-from longgraft.serve.turns import Turn
+from longgraft.serve.tools.reader import Piece
 
 Spelt = Callable[[Sequence[int]], str]
 
@@ -77,25 +75,28 @@ def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 class OpenAIFormat:
     """The response and the chunks of one answer of a request.
 
-    turn: the answer's job; predicted: token ids of the prediction; echo: text before the answer's; layout: layout of a
-    prompt with a suffix; with_ids: each choice has its token ids; logprobs: those that are still to be given;
-    with_usage: the stream ends with a usage chunk; index: the answer's place in the request; usage: the counts of all;
-    calls: reads tool calls in the answer; spelt: decodes token ids
+    Attributes:
+        kind: The fields of the API.
+        model: The model's name.
+        served: The answer's request.
+        with_ids: Each choice has its token ids.
+        with_usage: The stream ends with a usage chunk.
+        logprobs: Those that are still to be given.
+        index: The answer's place among those of the body.
+        usage: The counts of all answers.
+        spelt: Decodes token ids.
+        id: Of the response.
+        created: Time of the response in seconds.
     """
 
     kind: Kind
     model: str
-    turn: Turn
-    sampling: Sampling = field(default_factory=Sampling)
-    predicted: Sequence[int] = ()
-    echo: str = ""
-    layout: str = ""
+    served: ServedRequest
     with_ids: bool = False
     with_usage: bool = False
     logprobs: LogprobSeries = field(default_factory=LogprobSeries)
     index: int = 0
     usage: Usage = field(default_factory=Usage)
-    calls: CallReader = field(default_factory=CallReader)
     spelt: Spelt = lambda ids: ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -107,12 +108,12 @@ class OpenAIFormat:
         """
         choices = []
         for form, answer in zip([self, *others], answers, strict=True):
-            turn = form.calls.whole(answer.text)
-            fields = form.kind.message(form.echo + turn.text)
+            turn = form.served.context.calls.whole(answer.text)
+            fields = form.kind.message(form.served.context.echo + turn.text)
             if turn.calls:
                 fields["message"] |= {"content": turn.text or None,
                                       "tool_calls": [called(call.name, call.arguments) for call in turn.calls]}
-            choices.append(form._choice(fields, answer.ids, reason(answer.end, form.calls.called)))
+            choices.append(form._choice(fields, answer.ids, reason(answer.end, form.served.context.calls.called)))
             form._count(answer.end, answer.ids)
         return self._object(self.kind.name, choices) | {"usage": self.usage.fields,
                                                         **self._figures(answers[0].end)}
@@ -121,22 +122,22 @@ class OpenAIFormat:
         """Yields the role, and then the echoed prompt with the log-probabilities of its tokens."""
         if self.kind.opening is not None:
             yield self._chunk(self.kind.opening)
-        if self.echo:
-            yield self._chunk(self.kind.delta(self.echo))
+        if self.served.context.echo:
+            yield self._chunk(self.kind.delta(self.served.context.echo))
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
         """Yields chunks of text and of tool calls, often of several tokens."""
-        deltas = list(map(self._delta, self.calls.push(text)))
-        if not deltas and (self.with_ids or self.turn.job.sampling.logprobs is not None):
+        deltas = list(map(self._delta, self.served.context.calls.push(text)))
+        if not deltas and (self.with_ids or self.served.requested.sampling.logprobs is not None):
             deltas = [{"delta": {}}]
         for number, delta in enumerate(deltas):
             yield self._chunk(delta, () if number else ids)
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
-        for piece in self.calls.finish():
+        for piece in self.served.context.calls.finish():
             yield self._chunk(self._delta(piece))
-        yield self._chunk(self.kind.last, rest, reason(end, self.calls.called)) | self._figures(end)
+        yield self._chunk(self.kind.last, rest, reason(end, self.served.context.calls.called)) | self._figures(end)
         if self._count(end, ids) and self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
 
@@ -147,20 +148,23 @@ class OpenAIFormat:
         return {"delta": {"tool_calls": [{"index": piece.call} | called(piece.name, piece.arguments)]}}
 
     def _count(self, end: End, ids: Sequence[int]) -> bool:
-        return self.usage.add(usage(end, ids, self.predicted), self.turn.leader is self.turn)
+        return self.usage.add(usage(end, ids, self.served.context.predicted), self.served.leader is self.served)
 
     def _figures(self, end: End) -> dict[str, Any]:
         """Returns the costs of an answer, in the fields of this server, of llama.cpp and of vLLM."""
-        own = cost(end, self.turn.job.ids, self.spelt) | {"sampling": self.sampling.described}
-        own |= {"layout": self.layout} if self.layout else {}
-        return {"longgraft": own, "timings": timings(end.stats, end.stats.new_tokens), "metrics": metrics(end.stats)}
+        requested = self.served.requested
+        figures = cost(end, requested.ids, self.spelt) | {"sampling": requested.sampling.described}
+        if self.served.context.layout:
+            figures["layout"] = self.served.context.layout
+        return {"longgraft": figures, "timings": timings(end.stats, end.stats.new_tokens),
+                "metrics": metrics(end.stats)}
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
         made = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
         return made | {"usage": None} if self.with_usage else made
 
     def _choice(self, fields: dict[str, Any], ids: Sequence[int], reason: str | None) -> dict[str, Any]:
-        given = self.logprobs.part(self.turn.leader.prompt_logprobs, self.turn.logprobs, len(ids))
+        given = self.logprobs.part(self.served.leader.prompt_logprobs, self.served.logprobs, len(ids))
         choice = {"index": self.index, **fields, "logprobs": given, "finish_reason": reason}
         return choice | {"token_ids": list(ids)} if self.with_ids else choice
 

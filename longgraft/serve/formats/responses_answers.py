@@ -10,10 +10,9 @@ from typing import Any
 from longgraft.serve.formats.blocks import Block, Blocks, Event
 from longgraft.serve.formats.openai_answers import REASONS, cost
 from longgraft.serve.formats.responses_fields import ResponsesRequest
-from longgraft.serve.jobs import End, Job
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
-from longgraft.serve.tools.reader import CallReader
 
 Fields = dict[str, Any]
 # The name of the events with a call's arguments; its last word is their field's.
@@ -24,12 +23,15 @@ ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "metadata"
 class ResponsesFormat:
     """The response or the events of one request."""
 
-    def __init__(self, state: State, body: ResponsesRequest, job: Job, calls: CallReader) -> None:
-        """calls: reads tool calls"""
-        self.model, self.body, self.job, self._spelt = state.name, body, job, state.text
+    def __init__(self, state: State, body: ResponsesRequest, served: ServedRequest) -> None:
+        self.model = state.name
+        self.body = body
+        self.requested = served.requested
+        self.blocks = Blocks(served.context.calls)
+        self.id = f"resp_{uuid.uuid4().hex[:24]}"
+        self.created = int(time.time())
+        self._spelt = state.text
         self._tools = body.offered
-        self.blocks = Blocks(calls)
-        self.id, self.created = f"resp_{uuid.uuid4().hex[:24]}", int(time.time())
         self._sent = 0
 
     def response(self, answer: Answer) -> Fields:
@@ -82,7 +84,8 @@ class ResponsesFormat:
         tool = self._tools[block.name]
         if kind == "open" or tool.kind not in ARGUMENTS:
             return
-        name, place = ARGUMENTS[tool.kind], {"output_index": block.index, "item_id": tool.id(block)}
+        name = ARGUMENTS[tool.kind]
+        place = {"output_index": block.index, "item_id": tool.id(block)}
         if kind == "more":
             before = tool.text(block.text.removesuffix(new))
             delta = tool.text(block.text)[len(before):]
@@ -98,31 +101,36 @@ class ResponsesFormat:
 
     def _response(self, status: str) -> Fields:
         """Returns the fields that every response has, before its output."""
-        body, sampling = self.body, self.job.sampling
-        asked = body.model_dump(include=set(ECHOED))
+        body = self.body
+        sampling = self.requested.sampling
         choice = body.tool_choice or "auto"
-        form = body.text and body.text.format
+        form: Fields = {"type": "text"}
+        if body.text and body.text.format:
+            form = body.text.format.model_dump(exclude_none=True)
         return {
             "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
             "incomplete_details": None, "model": self.model, "output": [], "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None}, "store": False, "temperature": sampling.temperature,
             "top_p": sampling.top_p, "truncation": "disabled", "usage": None,
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-            "text": {"format": form.model_dump(exclude_none=True) if form else {"type": "text"}}} | asked | {
+            "text": {"format": form}, **body.model_dump(include=set(ECHOED)),
             "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()]}
 
     def _ended(self, end: End) -> Fields:
-        cut, stats, blocks = _cut(end), end.stats, self.blocks.blocks
+        cut = _cut(end)
+        stats = end.stats
+        blocks = self.blocks.blocks
         items = [self._item(block, _status(block, cut and block is blocks[-1])) for block in blocks]
         whole = not cut and all(block.whole for block in blocks)
-        notes = {"notes": self.body.notes} if self.body.notes else {}
+        figures = cost(end, self.requested.ids, self._spelt) | {"sampling": self.requested.sampling.described}
+        if self.body.notes:
+            figures["notes"] = self.body.notes
         tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
                   "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": stats.prompt_tokens + stats.new_tokens}
         return self._response("completed" if whole else "incomplete") | {
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": items, "usage": tokens,
-            "longgraft": cost(end, self.job.ids, self._spelt) | {"sampling": self.job.sampling.described} | notes}
+            "output": items, "usage": tokens, "longgraft": figures}
 
     def _item(self, block: Block, status: str) -> Fields:
         """Returns an item of the output, before its content if it is in progress."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from longgraft.engine.decoder import Step
 from longgraft.engine.detokenizer import Detokenizer
+from longgraft.engine.step import Step
 from longgraft.trees.tree import DRAFT, RETRIEVED
 
 BY = {DRAFT: "drafted", RETRIEVED: "retrieved", DRAFT | RETRIEVED: "both"}

@@ -27,8 +27,8 @@ from longgraft.serve.app import guard
 from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError, install_handlers
 from longgraft.serve.head_requests import HeadRequests
-from longgraft.serve.jobs import Busy, Closing
 from longgraft.serve.options import Serving
+from longgraft.serve.refusals import Busy, Closing
 from longgraft.serve.replicas.prefix_routes import blocks_of
 from longgraft.serve.replicas.replica import Call, Head, Unfit
 from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EVENTS, EventForm, cancelled_on_disconnect

@@ -17,13 +17,14 @@ from pydantic import Field
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.completion.snippets import Cursor, Snippet
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.llamacpp_answers import LlamaCppFormat
 from longgraft.serve.formats.llamacpp_fields import PIECES, LlamaCppRequest
-from longgraft.serve.infill_stops import InfillStop, TrimmedJob
-from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import client_of, prediction_ids, sampling_of, speculation_of
+from longgraft.serve.infill_stops import InfillStop
+from longgraft.serve.prompts import Encoded, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
@@ -57,72 +58,79 @@ class InfillRequest(LlamaCppRequest):
     @property
     def pieces(self) -> list[Snippet]:
         """The pieces of other text, the most useful first."""
-        extra = [one for one in self.input_extra or () if one.text]
-        return [Snippet(one.filename or "tmp", one.text, worth=float(n)) for n, one in enumerate(extra)][::-1]
+        pieces = [piece for piece in self.input_extra or () if piece.text]
+        snippets = [Snippet(piece.filename or "tmp", piece.text, worth=float(place))
+                    for place, piece in enumerate(pieces)]
+        return snippets[::-1]
 
 
 def router(state: State) -> APIRouter:
-    routes, prompts = APIRouter(route_class=BodyRoute), Prompts(state)
+    routes = APIRouter(route_class=BodyRoute)
+    prompts = Prompts(state)
 
     @routes.post("/infill", response_model=None, responses=JSON_OR_EVENTS)
     async def infill(body: InfillRequest, request: BodyRequest) -> Response:
         """Fills in the text between a prefix and a suffix, for llama.vim and similar plugins."""
         check_request(state, body)
-        return await answered(state, request, body, *await request.run(prompts.job_of, body,
-                                                                       constrained=body.constrained))
+        laid, encoded = await request.run(prompts.prepared, body, constrained=body.constrained)
+        return await answered(state, request, body, laid, encoded)
 
     return routes
 
 
-async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, job: Job,
-                   prompt: str) -> Response:
-    """Answers a request in llama.cpp's fields.  prompt: the prompt as text, if the response has it"""
+async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, encoded: Encoded
+                   ) -> Response:
+    """Answers a request in llama.cpp's fields."""
     stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
-    running = TrimmedJob(state.worker.submit(replace(job, complete=stop.detector())), stop)
-    form = LlamaCppFormat(state, body, laid, prompt, running)
+    served = state.submitted(*encoded, complete=stop.detector(), trim=stop.trimmed)
+    form = LlamaCppFormat(state, body, laid, served)
     if body.stream:
-        return EventStream(running, form, state.options.beat, ONLY_DATA)
-    return JSONResponse(form.response(await whole_answer(request, running)))
+        return EventStream([(served, form)], state.options.beat, ONLY_DATA)
+    return JSONResponse(form.response(await whole_answer(request, served)))
 
 
 class Prompts:
-    """Makes the prompts of all requests, and keeps the last one's pieces, so that the next one begins alike."""
+    """Maker of the prompts of all requests; it keeps the last one's pieces, so that the next one begins alike."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._used: tuple[Snippet, ...] = ()
 
-    def job_of(self, body: InfillRequest) -> tuple[CompletionPrompt, Job, str]:
-        """Returns the layout of the prompt, the job, and the prompt as text if the response has it."""
+    def prepared(self, body: InfillRequest) -> tuple[CompletionPrompt, Encoded]:
+        """Returns the layout of the prompt, and the request."""
         state = self.state
-        state.need_tokenizer("input_prefix")
+        self._check_texts(body)
+        limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
+        laid = self._laid_out(body, min(limit, state.options.max_answer_tokens, state.positions // 2))
+        requested = GenerationRequest(laid.ids, eos=laid.ends, predictions=laid.prediction)
+        requested, context = prepared(state, body, (requested, AnswerContext()), max(1, limit))
+        fields = () if body.stream else body.response_fields or ()
+        if not fields or "prompt" in fields:
+            context = replace(context, echo=state.text(laid.ids))
+        return laid, (requested, context)
+
+    def _check_texts(self, body: InfillRequest) -> None:
+        """Raises ApiError if there is no tokenizer, or if a text spells special tokens and may not."""
+        self.state.need_tokenizer("input_prefix")
         if body.special_tokens_in_content == "allow":
             raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. Set "
                            "special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
-        special = state.special_tokens(body.special_tokens_in_content or "escape")
-        texts = [(name, getattr(body, name) or "") for name in ("input_prefix", "input_suffix", "prompt")]
-        for name, text in (*texts, *(("input_extra", piece.path + piece.text) for piece in body.pieces)):
-            special.check(text, name)
-        limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
-        answer = min(limit, state.options.max_answer_tokens, state.positions // 2)
+        special = self.state.special_tokens(body.special_tokens_in_content or "escape")
+        for name in ("input_prefix", "input_suffix", "prompt"):
+            special.check(getattr(body, name) or "", name)
+        for piece in body.pieces:
+            special.check(piece.path + piece.text, "input_extra")
+
+    def _laid_out(self, body: InfillRequest, answer: int) -> CompletionPrompt:
+        """Returns the prompt, which leaves room for the answer's tokens."""
+        state = self.state
         most = min(state.max_prompt_tokens, state.positions - 1 - answer)
         with client_errors("input_prefix"):
             shown, others = _within(body.pieces, CHARACTERS * most)
             laid = state.layout.lay_out(body.cursor, shown, most, PROJECT, self._used)
             laid = replace(laid, unused=(*laid.unused, *others))
         self._used = laid.used
-        sampling = sampling_of(state, body)
-        with client_errors("stop"):
-            stop = body.stops()
-        predictions = tuple(filter(None, (*laid.prediction, prediction_ids(state, body))))
-        state.check_ids(body.stop_token_ids or (), "stop_token_ids")
-        budget, corpus = speculation_of(state, body)
-        job = Job(laid.ids, state.new_tokens(laid.ids, max(1, limit)), sampling, stop,
-                  (*body.eos(state.session.eos), *laid.ends), predictions, budget, corpus, body.priority or 0,
-                  client=client_of(state, body), seconds=state.options.max_seconds,
-                  constraint_field=next(iter(body.constraints()), None))
-        fields = () if body.stream else body.response_fields or ()
-        return laid, job, state.text(laid.ids) if not fields or "prompt" in fields else ""
+        return laid
 
 
 def _within(pieces: Sequence[Snippet], characters: int) -> tuple[Sequence[Snippet], Sequence[Snippet]]:

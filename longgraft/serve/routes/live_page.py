@@ -19,22 +19,29 @@ from starlette.background import BackgroundTask
 
 from longgraft.comparison.levels import first_divergence, may_differ
 from longgraft.comparison.with_plain import plain_session
-from longgraft.engine.decoder import Step
 from longgraft.engine.repetition import loops
+from longgraft.engine.step import Step
+from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import DEFAULT_TOKENS, AnswerRequest, ChatRequest
 from longgraft.serve.formats.token_origins import Pictures, Spans
-from longgraft.serve.jobs import Job, Running
-from longgraft.serve.prompts import chat, plain_prompt
+from longgraft.serve.prompts import Encoded, chat, plain_prompt, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
-from longgraft.serve.routes.openai import check_request, prepared
+from longgraft.serve.routes.openai import check_request
+from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.state import State
 
 Event = tuple[str, dict[str, Any]]
 
 
 class WatchRequest(AnswerRequest):
-    """A request of the page.  chat: send the prompt as a chat message; compare: decode it plainly afterwards"""
+    """A request of the page.
+
+    Attributes:
+        prompt: The text.
+        chat: Send the prompt as a chat message.
+        compare: Decode it plainly afterwards.
+    """
 
     prompt: str
     chat: bool = False
@@ -47,17 +54,17 @@ def router(state: State) -> APIRouter:
     headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff",
                "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
 
-    def prepare(body: WatchRequest) -> Job:
+    def prepare(body: WatchRequest) -> Encoded:
         state.need_tokenizer("prompt")
         if body.chat:
             state.need_template("chat")
-            prompt = chat(state, ChatRequest.model_validate({
+            encoded = chat(state, ChatRequest.model_validate({
                 "messages": [{"role": "user", "content": body.prompt}],
                 "special_tokens_in_content": body.special_tokens_in_content}))
         else:
-            prompt = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
-        _, job, _ = prepared(state, body, prompt, body.token_limit or DEFAULT_TOKENS)
-        return job
+            requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
+            encoded = requested, AnswerContext()
+        return prepared(state, body, encoded, body.token_limit or DEFAULT_TOKENS)
 
     @routes.head("/")
     @routes.get("/")
@@ -75,20 +82,21 @@ def router(state: State) -> APIRouter:
     async def watch(body: WatchRequest, request: BodyRequest) -> StreamingResponse:
         """Streams one answer as events."""
         check_request(state, body)
-        running = state.worker.submit(await request.run(prepare, body, constrained=body.constrained))
+        encoded = await request.run(prepare, body, constrained=body.constrained)
+        served = state.submitted(*encoded)
         # The background task runs even if the client disconnects before the first event.
-        return StreamingResponse(_lines(state, running, body.compare), media_type="text/event-stream",
+        return StreamingResponse(_lines(state, served, body.compare), media_type="text/event-stream",
                                  headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-                                 background=BackgroundTask(running.cancel))
+                                 background=BackgroundTask(served.cancel))
 
     return routes
 
 
-async def _lines(state: State, running: Running, compare: bool) -> AsyncIterator[str]:
+async def _lines(state: State, served: ServedRequest, compare: bool) -> AsyncIterator[str]:
     """Yields server-sent events: start; read, step, done; with `compare` plain, compared; error; end; and comments."""
     try:
-        with client_errors(constraint=running.job.constraint_field):
-            async for event in _answer(state, running, compare):
+        with client_errors(constraint=served.context.constraint_field):
+            async for event in _answer(state, served, compare):
                 yield ": waiting\n\n" if event is None else _line(*event)
     except Exception as error:
         yield _line("error", ApiError.of(error).body["error"])
@@ -99,53 +107,63 @@ def _line(name: str, fields: dict[str, Any]) -> str:
     return f"event: {name}\ndata: {json.dumps(fields, separators=(',', ':'))}\n\n"
 
 
-async def _answer(state: State, running: Running, compare: bool) -> AsyncIterator[Event | None]:
+async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIterator[Event | None]:
     """Yields the events of one answer, and None after a beat without an event."""
-    job, beat = running.job, state.options.beat
-    yield "start", {"prompt_tokens": len(job.ids), "max_tokens": job.max_new_tokens}
-    spans, pictures, progress = Spans(state.tokenizer, job.ids), Pictures(state.tokenizer), Progress(len(job.ids))
-    async for step in _steps(running, beat):
+    requested = served.requested
+    beat = state.options.beat
+    yield "start", {"prompt_tokens": len(requested.ids), "max_tokens": requested.max_new_tokens}
+    spans = Spans(state.tokenizer, requested.ids)
+    pictures = Pictures(state.tokenizer)
+    progress = Progress(len(requested.ids))
+    async for step in _steps(served, beat):
         if step is None:
             yield None
         elif not progress.step(step):
             yield "read", progress.reading()
         else:
             yield "step", progress.decoding() | {"tokens": spans.push(step), "tree": pictures.of(step)}
-    end = running.end
+    end = served.end
     assert end is not None
     yield "done", {"finish_reason": end.reason, "stats": end.stats.as_dict(),
                    "loops": await asyncio.to_thread(loops, progress.ids)}
     if not compare or end.reason in ("cancelled", "time"):
         return
-    ours, again = progress.ids, Progress(len(job.ids))
-    plain_job = state.worker.submit(replace(job, session=plain_session(state.session), corpus=None))
-    async for step in _steps(plain_job, beat):
+    again = Progress(len(requested.ids))
+    plain = state.submitted(replace(requested, corpus=None), served.context, session=plain_session(state.session))
+    async for step in _steps(plain, beat):
         if step is None:
             yield None
+        elif again.step(step):
+            yield "plain", again.decoding()
         else:
-            yield "plain", again.decoding() if again.step(step) else again.reading()
-    assert plain_job.end is not None
-    rate, plain = end.stats.decode_tokens_per_second, plain_job.end.stats.decode_tokens_per_second
-    at = first_divergence(ours, again.ids)
-    yield "compared", {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain,
-                       "speedup": rate / plain if plain else 0.0,
-                       "may_differ": may_differ(state.session.promise, job.sampling.temperature > 0)}
+            yield "plain", again.reading()
+    assert plain.end is not None
+    rate = end.stats.decode_tokens_per_second
+    plain_rate = plain.end.stats.decode_tokens_per_second
+    at = first_divergence(progress.ids, again.ids)
+    yield "compared", {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain_rate,
+                       "speedup": rate / plain_rate if plain_rate else 0.0,
+                       "may_differ": may_differ(state.session.promise, requested.sampling.temperature > 0)}
 
 
-async def _steps(running: Running, beat: float) -> AsyncIterator[Step | None]:
-    """Yields the job's steps, and cancels it when iteration ends."""
+async def _steps(served: ServedRequest, beat: float) -> AsyncIterator[Step | None]:
+    """Yields the request's steps, and cancels it when iteration ends."""
     try:
-        async for step in running.steps(beat):
+        async for step in served.steps(beat):
             yield step
     finally:
-        running.cancel()
+        served.cancel()
 
 
 class Progress:
     """Counts of a running answer, timed by the arrival of its steps."""
 
     def __init__(self, prompt_tokens: int) -> None:
-        self.prompt_tokens, self.read, self.reused, self.passes, self.ids = prompt_tokens, 0, 0, 0, list[int]()
+        self.prompt_tokens = prompt_tokens
+        self.read = 0
+        self.reused = 0
+        self.passes = 0
+        self.ids = list[int]()
         self._accepted = 0
         self._began = self._now = time.monotonic()
 

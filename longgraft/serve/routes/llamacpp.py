@@ -9,14 +9,14 @@ from fastapi.responses import Response
 from pydantic import BaseModel
 
 from longgraft.completion.prompt.layout import CompletionPrompt
+from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.llamacpp_fields import LlamaCppCompletionRequest
 from longgraft.serve.formats.request_fields import ChatRequest
-from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import chat_text, plain_prompt
+from longgraft.serve.prompts import Encoded, chat_text, plain_prompt, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.infill import answered
-from longgraft.serve.routes.openai import check_request, prepared
+from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS
 
@@ -30,24 +30,26 @@ class Template(BaseModel):
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
-    def prepare(body: LlamaCppCompletionRequest) -> tuple[CompletionPrompt, Job, str]:
-        plain = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
+    def prepare(body: LlamaCppCompletionRequest) -> tuple[CompletionPrompt, Encoded]:
+        requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
         limit = None if body.new_tokens is None else max(1, body.new_tokens)
-        laid = CompletionPrompt(tuple(plain.ids), "left-to-right", (), (), (), len(plain.ids), 0)
-        _, job, _ = prepared(state, body, plain, limit)
-        return laid, job, state.text(plain.ids)
+        laid = CompletionPrompt(tuple(requested.ids), "left-to-right", (), (), (), len(requested.ids), 0)
+        context = AnswerContext(echo=state.text(requested.ids))
+        return laid, prepared(state, body, (requested, context), limit)
 
     @routes.post("/completions", response_model=None, include_in_schema=False)
     @routes.post("/completion", response_model=None, responses=JSON_OR_EVENTS)
     async def completion(body: LlamaCppCompletionRequest, request: BodyRequest) -> Response:
         """Continues a prompt."""
         check_request(state, body)
-        return await answered(state, request, body, *await request.run(prepare, body, constrained=body.constrained))
+        laid, encoded = await request.run(prepare, body, constrained=body.constrained)
+        return await answered(state, request, body, laid, encoded)
 
     @routes.post("/apply-template")
     async def apply_template(body: ChatRequest, request: BodyRequest) -> Template:
         """Returns the text that the model's chat template makes of messages."""
-        return Template(prompt=(await request.run(chat_text, state, body))[0])
+        text, _ = await request.run(chat_text, state, body)
+        return Template(prompt=text)
 
     @routes.get("/props")
     async def props() -> dict[str, Any]:
@@ -63,7 +65,7 @@ def router(state: State) -> APIRouter:
     @routes.get("/slots")
     async def slots(fail_on_no_slot: bool = False) -> list[dict[str, Any]]:
         """Describes the places for requests, without their texts."""
-        if fail_on_no_slot and len(state.worker.jobs) >= state.worker.max_running:
+        if fail_on_no_slot and len(state.worker.running) >= state.worker.max_running:
             raise ApiError(503, "All places are taken. Try again later.", code="no_slot_available")
         return [slot(state, number) for number in range(state.worker.max_running)]
 
@@ -73,7 +75,7 @@ def router(state: State) -> APIRouter:
 def slot(state: State, number: int) -> dict[str, Any]:
     """Describes one place.  Requests have no places of their own; the first places are shown as taken."""
     return {"id": number, "n_ctx": state.positions, "speculative": state.session.engine.budget > 1,
-            "is_processing": number < len(state.worker.jobs)}
+            "is_processing": number < len(state.worker.running)}
 
 
 def params(state: State) -> dict[str, Any]:

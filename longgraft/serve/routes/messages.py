@@ -18,18 +18,19 @@ def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def counted(body: CountTokensRequest) -> int:
-        return len(chat(state, chat_of(body, "messages")).ids)
+        requested, _ = chat(state, chat_of(body, "messages"))
+        return len(requested.ids)
 
     @routes.post("/v1/messages", response_model=None, responses=JSON_OR_EVENTS)
     async def messages(body: MessagesRequest, request: BodyRequest) -> Response:
         """Answers a conversation with its next message."""
         check_request(state, body)
-        prompt, job = await request.run(prepared_chat, state, body, "messages", constrained=body.constrained)
-        form = MessagesFormat(state, job, prompt.calls, body.notes)
-        running = state.worker.submit(job)
+        encoded = await request.run(prepared_chat, state, body, "messages", constrained=body.constrained)
+        served = state.submitted(*encoded)
+        form = MessagesFormat(state, served, body.notes)
         if body.stream:
-            return EventStream(running, form, state.options.beat, NAMED_EVENTS)
-        return JSONResponse(form.response(await whole_answer(request, running)))
+            return EventStream([(served, form)], state.options.beat, NAMED_EVENTS)
+        return JSONResponse(form.response(await whole_answer(request, served)))
 
     @routes.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountTokensRequest, request: BodyRequest) -> dict[str, int]:

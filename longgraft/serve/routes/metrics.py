@@ -1,6 +1,6 @@
 """/metrics for Prometheus, with the names that vLLM and llama.cpp share, after the prefix that the options set.
 
-A watcher of all jobs counts in the decoding thread.
+A watcher of all requests counts in the decoding thread.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
-from longgraft.engine.decoder import Step
-from longgraft.serve.jobs import End, Running
+from longgraft.engine.step import Step
+from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 
 REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "time": "length", "cancelled": "abort"}
@@ -68,7 +68,7 @@ class RequestMetrics:
                                 ("model_name", "finished_reason"), registry=self.registry)
         self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
                                     "session.")
-        self._gauge("num_requests_running", "Requests that are being decoded.", lambda: len(worker.jobs))
+        self._gauge("num_requests_running", "Requests that are being decoded.", lambda: len(worker.running))
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
         self._gauge("num_requests_refused", "Requests refused so far because the queue was full.",
                     lambda: worker.refused + state.pool.refused)
@@ -78,12 +78,12 @@ class RequestMetrics:
             self._gauge("prefix_cache_bytes", "Memory of the prompts that are kept.", lambda: kept.bytes)
         ProcessCollector(registry=self.registry)
 
-    def stepped(self, running: Running, step: Step, seconds: float) -> None:
+    def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
         """Counts one step."""
         self.prompt.inc(step.read)
         self.new.inc(len(step.tokens))
         if step.read and step.tokens:
-            self.first.observe(time.monotonic() - running.since)
+            self.first.observe(time.monotonic() - served.since)
         elif step.tokens:
             for _ in step.tokens:
                 self.between.observe(seconds / len(step.tokens))
@@ -96,15 +96,15 @@ class RequestMetrics:
             for position in range(accepted):
                 self.at.labels(self._name, str(position)).inc()
 
-    def ended(self, running: Running, end: End | None) -> None:
+    def ended(self, served: ServedRequest, end: End | None) -> None:
         """Counts one request."""
         if end is None:
             self.failed.inc()
             return
         self.ended_by.labels(self._name, REASONS[end.reason]).inc()
-        self.queued.observe(running.queued)
+        self.queued.observe(served.queued)
         if end.reason != "cancelled":
-            self.whole.observe(time.monotonic() - running.since)
+            self.whole.observe(time.monotonic() - served.since)
         if self._prefixes is not None:
             self.queried.inc(end.stats.prompt_tokens)
             self.hits.inc(end.stats.reused_tokens)

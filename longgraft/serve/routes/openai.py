@@ -9,28 +9,22 @@ from typing import Any, Protocol
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from longgraft.serve.formats.errors import ApiError, client_errors
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
-from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest, Unsupported
-from longgraft.serve.jobs import Job
-from longgraft.serve.prompts import (
-    EncodedPrompt,
-    chat,
-    client_of,
-    completions,
-    prediction_ids,
-    sampling_of,
-    speculation_of,
-)
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, Unsupported
+from longgraft.serve.prompts import Encoded, chat, completions, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
+from longgraft.serve.several_answers import served_answers
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answers
-from longgraft.serve.turns import turns_of
 
 
 def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
+
+    def one_chat(state: State, body: ChatRequest) -> list[Encoded]:
+        return [chat(state, body)]
 
     @routes.post("/v1/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def complete(body: CompletionRequest, request: BodyRequest) -> Response:
@@ -40,7 +34,7 @@ def router(state: State) -> APIRouter:
     @routes.post("/v1/chat/completions", response_model=None, responses=JSON_OR_EVENTS)
     async def chat_completions(body: ChatRequest, request: BodyRequest) -> Response:
         """Answers a chat with its next message."""
-        return await _answer(state, request, body, CHAT, lambda *given: [chat(*given)], body.token_limit)
+        return await _answer(state, request, body, CHAT, one_chat, body.token_limit)
 
     return routes
 
@@ -79,67 +73,34 @@ def chat_of(body: AsChat, param: str) -> ChatRequest:
         raise ApiError(400, str(error), param) from error
 
 
-def job_of(state: State, body: AnswerRequest, prompt: EncodedPrompt, limit: int | None) -> Job:
-    """Returns the worker's job.  limit: most new tokens; None: as many as are allowed"""
-    sampling = sampling_of(state, body, prompt.tool_calls)
-    with client_errors("stop"):
-        stop = (*body.stops(), *prompt.stop)
-    if stop:
-        state.need_tokenizer("stop")
-    state.check_ids(body.stop_token_ids or (), "stop_token_ids")
-    budget, corpus = speculation_of(state, body)
-    return Job(prompt.ids, state.new_tokens(prompt.ids, limit), sampling, stop,
-               (*body.eos(state.session.eos), *prompt.eos), budget=budget, corpus=corpus,
-               priority=body.priority or 0, stop_until=prompt.stop_until, client=client_of(state, body),
-               seconds=state.options.max_seconds,
-               constraint_field="tools" if prompt.tool_calls else next(iter(body.constraints()), None))
-
-
-def prepared(state: State, body: Any, prompt: EncodedPrompt, limit: int | None
-             ) -> tuple[EncodedPrompt, Job, Sequence[int]]:
-    """Returns the prompt, the job and the ids of the prediction."""
-    job, expected = job_of(state, body, prompt, limit), prediction_ids(state, body)
-    # The request's own prediction comes last, because retrievers prefer the last text.
-    return prompt, replace(job, predictions=tuple(filter(None, (*prompt.predictions, expected)))), expected
-
-
-def prepared_chat(state: State, body: AsChat, param: str) -> tuple[EncodedPrompt, Job]:
+def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
     """Does `prepared` for the chat that a request of another API stands for.  param: the field of its messages"""
-    asked = chat_of(body, param)
+    chat_body = chat_of(body, param)
     try:
-        prompt, job, _ = prepared(state, asked, chat(state, asked), asked.token_limit)
+        requested, context = prepared(state, chat_body, chat(state, chat_body), chat_body.token_limit)
     except ApiError as error:
         raise error.renamed({"messages": param, **body.names}) from error
-    field = job.constraint_field
-    return prompt, replace(job, constraint_field=body.names.get(field or "", field))
-
-
-def several(job: Job, count: int) -> list[Job]:
-    """Returns `count` jobs, whose seeds follow one another; greedy answers are all alike."""
-    drawn = job.sampling
-    if drawn.temperature == 0:
-        return [job] * count
-    return [replace(job, sampling=replace(drawn, seed=(drawn.seed + n) % 2 ** 63)) for n in range(count)]
+    field = context.constraint_field
+    return requested, replace(context, constraint_field=body.names.get(field or "", field))
 
 
 async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
-                  encode: Callable[[State, Any], Sequence[EncodedPrompt]], limit: int | None) -> Response:
+                  encode: Callable[[State, Any], Sequence[Encoded]], limit: int | None) -> Response:
     """Answers a request, whole or as a stream.  encode: makes the prompts from the request fields"""
-    def prepare() -> list[tuple[EncodedPrompt, Job, Sequence[int]]]:
+    def prepare() -> list[Encoded]:
         least = None if limit is None else max(1, limit)
-        return [prepared(state, body, prompt, least) for prompt in encode(state, body)]
+        return [prepared(state, body, encoded, least) for encoded in encode(state, body)]
 
     check_request(state, body)
-    found = await request.run(prepare, constrained=body.constrained)
-    answers = body.n or 1
-    turns = turns_of(state.worker, [several(job, answers) for _, job, _ in found], only_reads=limit == 0)
-    turns[0].submit()       # raises here if it is refused
-    shared = OpenAIFormat(kind, state.name, turns[0], predicted=found[0][2], with_ids=bool(body.return_token_ids),
-                          with_usage=body.with_usage_chunk, usage=Usage(len(turns)), spelt=state.text)
-    forms = [replace(shared, turn=turn, sampling=turn.job.sampling, echo=prompt.echo, layout=prompt.layout, index=index,
-                     logprobs=LogprobSeries(kind.logprobs, state.token_bytes, prompt.echo), calls=prompt.calls.again())
-             for index, turn in enumerate(turns) for prompt, _, _ in [found[index // answers]]]
+    prompts = await request.run(prepare, constrained=body.constrained)
+    answers = served_answers(state, prompts, body.n or 1, only_reads=limit == 0)
+    answers[0].submit()     # raises here if it is refused
+    shared = OpenAIFormat(kind, state.name, answers[0], with_ids=bool(body.return_token_ids),
+                          with_usage=body.with_usage_chunk, usage=Usage(len(answers)), spelt=state.text)
+    forms = []
+    for index, served in enumerate(answers):
+        logprobs = LogprobSeries(kind.logprobs, state.token_bytes, served.context.echo)
+        forms.append(replace(shared, served=served, index=index, logprobs=logprobs))
     if body.stream:
-        return EventStream(turns[0], forms[0], state.options.beat,
-                           others=list(zip(turns[1:], forms[1:], strict=True)))
-    return JSONResponse(forms[0].response(await whole_answers(request, turns), forms[1:]))
+        return EventStream(list(zip(answers, forms, strict=True)), state.options.beat)
+    return JSONResponse(forms[0].response(await whole_answers(request, answers), forms[1:]))

@@ -20,10 +20,11 @@ def router(state: State) -> APIRouter:
     async def responses(body: ResponsesRequest, request: BodyRequest) -> Response:
         """Answers a conversation, which the request brings whole."""
         check_request(state, body)
-        prompt, job = await request.run(prepared_chat, state, body, "input", constrained=body.constrained)
-        form, running = ResponsesFormat(state, body, job, prompt.calls), state.worker.submit(job)
+        encoded = await request.run(prepared_chat, state, body, "input", constrained=body.constrained)
+        served = state.submitted(*encoded)
+        form = ResponsesFormat(state, body, served)
         if body.stream:
-            return EventStream(running, form, state.options.beat, NAMED_EVENTS)
-        return JSONResponse(form.response(await whole_answer(request, running)))
+            return EventStream([(served, form)], state.options.beat, NAMED_EVENTS)
+        return JSONResponse(form.response(await whole_answer(request, served)))
 
     return routes

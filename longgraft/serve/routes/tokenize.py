@@ -56,9 +56,11 @@ def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def ids_of(body: TokenizeRequest) -> list[int]:
-        if (name := body.field) == "messages":
-            return chat(state, ChatRequest.model_validate({field: getattr(body, field) for field in (
-                "messages", "chat_template_kwargs", "special_tokens_in_content")})).ids
+        name = body.field
+        if name == "messages":
+            fields = ("messages", "chat_template_kwargs", "special_tokens_in_content")
+            requested, _ = chat(state, ChatRequest.model_validate({field: getattr(body, field) for field in fields}))
+            return list(requested.ids)
         text: str = getattr(body, name)
         if len(text) > MOST_CHARACTERS:
             raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at once. Send "

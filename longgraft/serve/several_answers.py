@@ -1,0 +1,43 @@
+"""The requests that one body stands for: several prompts, and several answers to each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from longgraft.engine.generation_request import GenerationRequest
+from longgraft.serve.answer_context import AnswerContext
+from longgraft.serve.served_request import ServedRequest
+from longgraft.serve.state import State
+
+
+def served_answers(state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int,
+                   only_reads: bool = False) -> list[ServedRequest]:
+    """Returns the requests for `count` answers to each prompt; as many run at once as the worker decodes at once.
+
+    The other answers to a prompt begin when the first has read it, so that they find it among the kept prompts.
+    """
+    places = asyncio.Semaphore(state.worker.max_running)
+    answers = list[ServedRequest]()
+    for requested, context in prompts:
+        leader: ServedRequest | None = None
+        for number in range(count):
+            served = ServedRequest(state.worker, _drawn_apart(requested, number), context.again(), leader=leader,
+                                   places=places, only_reads=only_reads, seconds=state.options.max_seconds)
+            answers.append(served)
+            leader = leader or served
+    return answers
+
+
+def _drawn_apart(requested: GenerationRequest, number: int) -> GenerationRequest:
+    """Returns the request for an answer: the seeds follow one another, and greedy answers are all alike.
+
+    Only the first has the log-probabilities of the prompt.
+    """
+    sampling = requested.sampling
+    if number > 0:
+        sampling = replace(sampling, prompt_logprobs=None)
+    if sampling.temperature != 0:
+        sampling = replace(sampling, seed=(sampling.seed + number) % 2 ** 63)
+    return replace(requested, sampling=sampling)
