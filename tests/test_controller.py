@@ -19,7 +19,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.budget.acceptance_estimates import (
     CREDIT,
     DECAY,
-    PATIENCE,
+    MOST_IDLE,
     PRIOR,
     RISKED,
     TRIED,
@@ -437,7 +437,7 @@ def test_controller_returns_to_a_drafter_that_became_right_and_probes_it_rarely_
     assert simulation.rate(4000) > 0.93 * bad.best_rate()
     assert simulation.kinds["draft"] < 0.06 * sum(simulation.kinds.values())
     counted = simulation.estimates.answer
-    assert 0 < counted.probing <= RISKED * counted.spent and counted.patience == PATIENCE[1]
+    assert 0 < counted.probing <= RISKED * counted.spent and counted.patience == MOST_IDLE
     good = simulation.world = replace(bad, drafter=0.9)
     simulation.rate(2000)
     simulation.kinds.clear()

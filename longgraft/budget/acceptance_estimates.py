@@ -1,4 +1,5 @@
-"""Acceptance estimates: tokens per second of a request, the seconds that it has saved, and what drafts are worth.
+"""Acceptance estimates: tokens per second of a request, the seconds that it has saved, and what drafts are
+worth.
 
 Costs and the worth of drafts outlive the request.
 """
@@ -20,7 +21,8 @@ TRIED = 2.0         # drafts that the first estimates of a drafter weigh as much
 WORTH = 0.75        # tokens that a drafter's first draft is expected to add where the text predicts nothing
 RISKED = 0.02       # share of the time that may be lost, and that measuring and probing may take
 CREDIT = 1.0        # tokens' worth of seconds that may be lost before anything was gained
-PATIENCE = 8, 128   # fewest and most tokens before a source that is expected to lose is tried again
+FEWEST_IDLE = 8     # tokens before a source that is expected to lose is tried again, at first
+MOST_IDLE = 128     # the same after many trials
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class StepPlan:
         token: Seconds that a token is worth, as in `Prices`.
         remembered: Accepted tokens expected without a draft; the bonus token is not counted.
         draft: The step's draft; None without one.
-        timed: Takes the rows that this request had in a pass that others share (None: not to be timed) and the pass's
-            seconds; None: the request is alone in it.
+        timed: Takes the rows that this request had in a pass that others share (None: not to be timed) and
+            the pass's seconds; None: the request is alone in it.
     """
 
     prefix: int
@@ -71,7 +73,8 @@ class _Drafts:
     """Decaying counts over drafts; they outlive the request.
 
     Attributes:
-        worth: [tokens that drafts added beyond their nodes' price, probability that the text predicted nothing].
+        worth: [tokens that drafts added beyond their nodes' price, probability that the text predicted
+            nothing].
         guesses: [right ones, all].
         expansions: [levels after the first one, drafts].
     """
@@ -88,7 +91,8 @@ class _Answer:
     Attributes:
         rate: [tokens, tokens of plain decoding in the same time], decaying, of recent steps.
         spent: Seconds of all steps.
-        saved: Seconds by which plain decoding would have been slower so far, without drafts; negative: faster.
+        saved: Seconds by which plain decoding would have been slower so far, without drafts; negative:
+            faster.
         drafts_saved: The same of drafts alone.
         probing: Seconds of drafts that were expected to cost more than they bring.
         idle: Tokens since the last draft.
@@ -103,7 +107,7 @@ class _Answer:
     drafts_saved: float = 0.0
     probing: float = 0.0
     idle: int = 0
-    patience: int = PATIENCE[0]
+    patience: int = FEWEST_IDLE
     read: int = 0
     reading: float = 0.0
 
@@ -112,10 +116,11 @@ State = tuple[_Answer, _Drafts, StepPlan | None, CostState]
 
 
 class AcceptanceEstimates(Memory):
-    """Estimates for the controller, computed from observations and costs: with fixed costs, a run can be reproduced.
+    """Estimates for the controller, computed from observations and costs: with fixed costs, a run can be
+    reproduced.
 
-    It also corrects `costs` by the times of passes.  They are part of its state, so a rewound request decides as
-    before.
+    It also corrects `costs` by the times of passes.  They are part of its state, so a rewound request
+    decides as before.
     """
 
     name = "acceptance estimates"
@@ -137,11 +142,12 @@ class AcceptanceEstimates(Memory):
         """Compares a step with its plan, or has the costs of a longer prompt measured."""
         if seen.prompt:
             self._read(len(seen.path), seen.seconds)
-        plan, self._plan = self._plan, None
+        plan = self._plan
+        self._plan = None
         if plan is None:
             return
-        # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint forces are no
-        # merit of any source.
+        # The path begins with the root, so its length is accepted tokens + 1. Tokens that a constraint
+        # forces are no merit of any source.
         origins = seen.tree.origin.tolist()
         tokens = sum(origins[node] != FORCED for node in seen.path.tolist())
         # The verified tree may be smaller than planned. Nodes that a constraint forces take time to find.
@@ -174,7 +180,8 @@ class AcceptanceEstimates(Memory):
         self._read(len(seen.path), 0.0)
 
     def _read(self, tokens: int, seconds: float) -> None:
-        """Counts tokens of the prompt, and has costs measured at a prefix that is much longer than all before."""
+        """Counts tokens of the prompt, and has costs measured at a prefix that is much longer than all
+        before."""
         self.answer.read += tokens
         self.answer.reading += seconds
         self.costs.reach(self.answer.read, RISKED * self.answer.reading)
@@ -188,7 +195,7 @@ class AcceptanceEstimates(Memory):
         if answer.idle < answer.patience or answer.probing + seconds > RISKED * answer.spent:
             return False
         answer.probing += seconds
-        answer.patience = min(2 * answer.patience, PATIENCE[1])
+        answer.patience = min(2 * answer.patience, MOST_IDLE)
         return True
 
     @property
@@ -210,7 +217,8 @@ class AcceptanceEstimates(Memory):
         return levels / drafts
 
     def rate(self, token: float) -> float:
-        """Returns tokens per planned second: as many times plain decoding's as recently, and at least plain decoding's.
+        """Returns tokens per planned second: as many times plain decoding's as recently, and at least plain
+        decoding's.
 
         token: Seconds of a token in plain decoding.  They change with the requests that share a pass.
         """
@@ -218,26 +226,31 @@ class AcceptanceEstimates(Memory):
         return max(1.0, (tokens + PRIOR) / (plain + PRIOR)) / token
 
     def credit(self, token: float, drafts: bool = False) -> float:
-        """Returns the seconds that the next step may lose, so that the answer never falls far behind plain decoding.
+        """Returns the seconds that the next step may lose, so that the answer never falls far behind plain
+        decoding.
 
         Negative if more was lost already.
 
         Args:
             token: Seconds that a token is worth.
-            drafts: Count what drafts have lost, too.  Then a draft may not lose more; but nodes from the text wait for
-                nothing that drafts have lost.
+            drafts: Count what drafts have lost, too.  Then a draft may not lose more; but nodes from the
+                text wait for nothing that drafts have lost.
         """
-        saved = self.answer.saved + (self.answer.drafts_saved if drafts else 0.0)
+        saved = self.answer.saved
+        if drafts:
+            saved += self.answer.drafts_saved
         return CREDIT * token + RISKED * self.answer.spent + saved
 
     def mark(self) -> State:
         return copy.deepcopy(self.answer), copy.deepcopy(self.drafts), self._plan, self.costs.state()
 
     def rewind(self, mark: State) -> None:
-        self.answer, self.drafts, self._plan = copy.deepcopy(mark[0]), copy.deepcopy(mark[1]), mark[2]
-        self.costs.restore(mark[3])
+        answer, drafts, self._plan, costs = mark
+        self.answer = copy.deepcopy(answer)
+        self.drafts = copy.deepcopy(drafts)
+        self.costs.restore(costs)
 
 
-def _count(counted: list[float], found: float, expected: float) -> None:
-    counted[0] = DECAY * counted[0] + found
+def _count(counted: list[float], observed: float, expected: float) -> None:
+    counted[0] = DECAY * counted[0] + observed
     counted[1] = DECAY * counted[1] + expected

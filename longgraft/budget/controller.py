@@ -1,8 +1,8 @@
 """The controller: decides what each step spends.
 
-A step may propose nothing, nodes that memories predict, or also a draft.  Gains and prices are in tokens: an action
-that takes c more seconds is worth it if it is expected to bring more tokens than the request decodes in c seconds now.
-The controller's choices never change the answer.
+A step may propose nothing, nodes that memories predict, or also a draft.  Gains and prices are in tokens:
+an action that takes c more seconds is worth it if it is expected to bring more tokens than the request
+decodes in c seconds now.  The controller's choices never change the answer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 class WhilePayingPolicy:
     """Drafts another level only while it is expected to bring more than it costs.
 
-    beam: nodes that a level feeds; probability: that a node's best child is right; price: of a level, in tokens
+    Attributes:
+        beam: Nodes that a level feeds.
+        probability: Probability that a node's best child is right.
+        price: Price of a level, in tokens.
     """
 
     beam: int
@@ -37,8 +40,8 @@ class WhilePayingPolicy:
     price: float
 
     def __call__(self, level: Level) -> Verdict:
-        # At the last level there is nothing to decide. "Expand" marks the draft as not stopped early, and the mass is
-        # not read, which would wait for the device.
+        # At the last level there is nothing to decide. "Expand" marks the draft as not stopped early, and
+        # the mass is not read, which would wait for the device.
         return Verdict(expand=level.last or self.probability * mass(level, self.beam) > self.price)
 
 
@@ -66,22 +69,30 @@ def planned_together() -> Together:
 
 
 class Controller:
-    """Chooses each step's proposal: nothing, remembered nodes, or a draft beside them, whichever should gain most.
+    """Chooses each step's proposal: nothing, remembered nodes, or a draft beside them, whichever should
+    gain most.
 
     Requests that share a pass are planned together.
 
     Attributes:
         ranked: Ranks all drafted and remembered nodes.
         estimates: What earlier steps have shown.
-        levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at all.
-        probing: True if a source that is expected to cost more than it brings gets another chance now and then.
+        levels: The drafter's levels; None: a source without levels, whose proposals are timed, or none at
+            all.
+        probing: True if a source that is expected to cost more than it brings gets another chance now and
+            then.
         together: Plans all requests of a pass; None: this request alone.
     """
 
-    def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, levels: Levels | None = None, *,
+    def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, levels: Levels | None = None,
+                 *,
                  probing: bool = True, clock: Clock | None = None, together: Together | None = None) -> None:
-        self.ranked, self.estimates, self.levels, self.probing = ranked, estimates, levels, probing
-        self.costs, self.clock = estimates.costs, clock or Clock()
+        self.ranked = ranked
+        self.estimates = estimates
+        self.levels = levels
+        self.probing = probing
+        self.costs = estimates.costs
+        self.clock = clock or Clock()
         self.together = together or planned_together()
         self.memories = (*ranked.memories, estimates)
 
@@ -94,11 +105,12 @@ class Controller:
             if self.ranked.drafter is None:
                 tree = self.ranked.rank(ask, None, floors, self._shared(plan, ask))
                 return self._planned(ask, plan, tree, _expected(tree))
-            known = self.ranked.rank(ask, None, floors)
-            missed = 1.0 - float(known.scores[1].exp()) if len(known) > 1 else 1.0
+            remembered = self.ranked.rank(ask, None, floors)
+            missed = 1.0 - float(remembered.scores[1].exp()) if len(remembered) > 1 else 1.0
             if self._drafts(ask, plan, missed):
-                return self._with_draft(ask, plan, known, missed, floors)
-            tree = known.top(self._shared(plan, ask)(_probabilities(known)))
+                return self._with_draft(ask, plan, remembered, missed, floors)
+            nodes = self._shared(plan, ask)(_probabilities(remembered))
+            tree = remembered.top(nodes)
             return self._planned(ask, plan, tree, _expected(tree))
 
     def _bid(self, ask: Ask) -> Bid:
@@ -107,7 +119,8 @@ class Controller:
         return Bid(ask, self.estimates, self.levels.beam, max(1, self.levels.cache.waiting))
 
     def _shared(self, plan: PricedPass, ask: Ask) -> Callable[[Sequence[float]], int]:
-        """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan gives it."""
+        """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan
+        gives it."""
         return lambda probabilities: self.together.share(plan, Offer(ask.budget, probabilities[1:]))
 
     def _planned(self, ask: Ask, plan: PricedPass, tree: ProposalTree, remembered: float,
@@ -116,7 +129,8 @@ class Controller:
         plain = plan.prices.plain
         seconds += plain + plan.share_of(len(tree) - 1)
         timed = None if ask.batch.alone else plan.timed
-        self.estimates.expect(StepPlan(ask.position, plain, seconds, plan.prices.token, remembered, draft, timed))
+        self.estimates.expect(StepPlan(ask.position, plain, seconds, plan.prices.token, remembered, draft,
+                                       timed))
         return tree
 
     def _drafts(self, ask: Ask, plan: PricedPass, missed: float) -> bool:
@@ -128,7 +142,7 @@ class Controller:
         pays = missed * self.estimates.worth > plan.rate * alone
         return self.probing and not pays and self.estimates.probe(alone)
 
-    def _with_draft(self, ask: Ask, plan: PricedPass, known: ProposalTree, missed: float,
+    def _with_draft(self, ask: Ask, plan: PricedPass, remembered: ProposalTree, missed: float,
                     floors: Sequence[float]) -> ProposalTree:
         """Returns the ranking of remembered and drafted nodes."""
         policy = None
@@ -143,12 +157,12 @@ class Controller:
             plan.proposed(began, ended)
         elif ask.batch.alone:       # otherwise other requests' work was timed, too
             self.costs.drafted(seconds, ended - began)
-        without, = plan.prices.best([_probabilities(known)[1:]], plan.rate, plan.credit)
-        remembered = _expected(known.top(1 + without))
+        without, = plan.prices.best([_probabilities(remembered)[1:]], plan.rate, plan.credit)
+        expected = _expected(remembered.top(1 + without))
         ranked = self.ranked.rank(ask, drafted, floors, self._shared(plan, ask))
         nodes = plan.prices.of(len(ranked) - 1) - plan.prices.of(without)
         draft = DraftPlan(missed, seconds + nodes, plan.rate * nodes, _guess(drafted), expansions)
-        return self._planned(ask, plan, ranked, remembered, seconds, draft)
+        return self._planned(ask, plan, ranked, expected, seconds, draft)
 
     def _expansions(self, drafted: ProposalTree) -> int:
         if self.levels is None:

@@ -1,4 +1,5 @@
-"""The cost model: seconds of a decode step's parts: a target pass, a draft level, feeding the drafter, the rest.
+"""The cost model: seconds of a decode step's parts: a target pass, a draft level, feeding the drafter, the
+rest.
 
 The numbers are measured by `cost_measurement.py`, or come from a sweep's rows.
 """
@@ -24,7 +25,8 @@ Grid = Mapping[int, Mapping[int, float]]
 Points = Sequence[tuple[int, float]]
 """(rows, seconds), ascending in both"""
 
-FORM = ('It needs key, source, passes {"4096": {"1": ms, "16": ms}}, levels and feeds (likewise, {} without a drafter) '
+FORM = ('It needs key, source, passes {"4096": {"1": ms, "16": ms}}, levels and feeds (likewise, {} without a '
+        'drafter) '
         "and host (ms).")
 TABLES = ("passes", "levels", "feeds")
 
@@ -34,11 +36,13 @@ class Costs:
     """Seconds on one machine, by tokens of the prefix and rows of the pass.
 
     Attributes:
-        key: All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do not matter.
+        key: All that costs depend on: model, drafter, dtype, device, attention, threads; absent names do
+            not matter.
         source: How they were measured, or from which rows they were taken.
         passes: A target pass, including draw and walk.
         levels: One draft level: forward, head, top-k, scores; empty without a drafter.
-        feeds: Feeding observed tokens into the drafter's cache and reading the root's candidates; empty without one.
+        feeds: Feeding observed tokens into the drafter's cache and reading the root's candidates; empty
+            without one.
         host: The rest of a step: proposing and observing.
     """
 
@@ -64,55 +68,71 @@ class Costs:
 
     def fits(self, key: Mapping[str, str]) -> list[str]:
         """Describes in words how a session's key differs from these costs'; empty if it does not."""
-        return [f"{name} {key.get(name, 'none')} instead of {found}" for name, found in self.key.items()
-                if key.get(name, "none") != found]
+        return [f"{name} {key.get(name, 'none')} instead of {value}" for name, value in self.key.items()
+                if key.get(name, "none") != value]
 
     def lines(self) -> list[str]:
         """Returns lines for people: the key, and one table of milliseconds per part."""
         lines = [", ".join(f"{name} {value}" for name, value in self.key.items()), f"source: {self.source}"]
-        for name in (name for name in TABLES if getattr(self, name)):
+        for name in TABLES:
             grid = getattr(self, name)
-            rows = sorted({rows for line in grid.values() for rows in line})
-            lines.append(f"{name + ', ms':<16}" + "".join(f"{f'{n} rows':>10}" for n in rows))
-            lines += [f"{f'{prefix:,} tokens':<16}" + "".join(
-                f"{1e3 * line[n]:>10.2f}" if n in line else f"{'-':>10}" for n in rows)
-                for prefix, line in sorted(grid.items())]
+            if grid:
+                lines += _table_of(f"{name}, ms", grid)
         return [*lines, f"{'host, ms':<16}{1e3 * self.host:>10.2f}"]
 
     def save(self, path: Path) -> None:
         """Writes the file that `load` reads, in milliseconds; raises ValueError if the file exists."""
         path = new_file(path)
-        tables = {name: {str(prefix): {str(rows): round(1e3 * spent, 4) for rows, spent in sorted(row.items())}
-                         for prefix, row in sorted(getattr(self, name).items())} for name in TABLES}
-        path.write_text(json.dumps({"unit": "ms", "key": dict(self.key), "source": self.source, **tables,
-                                    "host": round(1e3 * self.host, 4)}, indent=1) + "\n", encoding="utf-8")
+        table: dict[str, Any] = {"unit": "ms", "key": dict(self.key), "source": self.source}
+        for name in TABLES:
+            grid = sorted(getattr(self, name).items())
+            table[name] = {str(prefix): _milliseconds(row) for prefix, row in grid}
+        table["host"] = round(1e3 * self.host, 4)
+        path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Costs:
         """Reads JSON as `save` writes it; raises ValueError with what is missing or impossible, and where."""
-        given = read_table(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
-                                   "host": (int, float)})
-        if unknown := sorted(given.keys() - {"unit", "key", "source", "host", *TABLES}):
+        table = read_table(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
+                                  "host": (int, float)})
+        unknown = sorted(table.keys() - {"unit", "key", "source", "host", *TABLES})
+        if unknown:
             raise ValueError(f"{path} has {', '.join(unknown)}, which is unknown. {FORM}")
-        if (unit := given.get("unit", "ms")) != "ms":
+        unit = table.get("unit", "ms")
+        if unit != "ms":
             raise ValueError(f"{path} is in {json.dumps(unit)[:20]}; milliseconds are needed. {FORM}")
-        if not all(isinstance(text, str) for text in given["key"].values()):
-            raise ValueError(f"{path}, key: {json.dumps(given['key'])[:60]} must be text by name. {FORM}")
-        if not given["passes"]:
+        if not all(isinstance(text, str) for text in table["key"].values()):
+            raise ValueError(f"{path}, key: {json.dumps(table['key'])[:60]} must be text by name. {FORM}")
+        if not table["passes"]:
             raise ValueError(f"{path} has no passes. {FORM}")
-        tables = {name: _grid(given[name], f"{path}, {name}") for name in TABLES}
-        if any(seconds == 0.0 for row in tables["passes"].values() for seconds in row.values()):
+        grids = {name: _grid(table[name], f"{path}, {name}") for name in TABLES}
+        if any(seconds == 0.0 for row in grids["passes"].values() for seconds in row.values()):
             raise ValueError(f"{path}, passes: found 0 milliseconds; a pass takes some time. {FORM}")
-        return cls(given["key"], given["source"], **tables, host=_seconds(given["host"], f"{path}, host"))
+        return cls(table["key"], table["source"], **grids, host=_seconds(table["host"], f"{path}, host"))
 
 
-def _grid(given: dict[str, Any], where: str) -> Grid:
+def _table_of(title: str, grid: Grid) -> list[str]:
+    """Returns the lines of a table of milliseconds for people."""
+    columns = sorted({rows for row in grid.values() for rows in row})
+    lines = [f"{title:<16}" + "".join(f"{f'{rows} rows':>10}" for rows in columns)]
+    for prefix, row in sorted(grid.items()):
+        cells = [f"{1e3 * row[rows]:.2f}" if rows in row else "-" for rows in columns]
+        lines.append(f"{f'{prefix:,} tokens':<16}" + "".join(f"{cell:>10}" for cell in cells))
+    return lines
+
+
+def _milliseconds(row: Mapping[int, float]) -> dict[str, float]:
+    return {str(rows): round(1e3 * seconds, 4) for rows, seconds in sorted(row.items())}
+
+
+def _grid(table: dict[str, Any], where: str) -> Grid:
     grid: dict[int, dict[int, float]] = {}
-    for prefix, row in given.items():
+    for prefix, row in table.items():
         if not prefix.isdecimal() or not isinstance(row, dict) or not row:
-            raise ValueError(f"{where}: found {prefix!r}: {json.dumps(row)[:40]}; prefix tokens and an object of rows "
-                             f"are needed. {FORM}")
-        if wrong := [rows for rows in row if not rows.isdecimal() or int(rows) < 1]:
+            raise ValueError(f"{where}: found {prefix!r}: {json.dumps(row)[:40]}; prefix tokens and an "
+                             f"object of rows are needed. {FORM}")
+        wrong = [rows for rows in row if not rows.isdecimal() or int(rows) < 1]
+        if wrong:
             raise ValueError(f"{where} at {prefix}: {wrong[0]!r} is no number of rows. {FORM}")
         grid[int(prefix)] = {int(rows): _seconds(ms, f"{where} of {rows} rows at {prefix}")
                              for rows, ms in row.items()}
@@ -128,10 +148,11 @@ def _seconds(milliseconds: Any, where: str) -> float:
 def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
     """Returns (rows, seconds) at this prefix for all rows of the table, never negative.
 
-    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix they are at
-    least half of that prefix's costs, and below the fewest rows at least half of theirs, because extrapolation would
-    reach zero.  They never fall with rows or prefix, because noise only adds time.  A slow machine has no time to
-    measure all rows at each prefix: beyond the measured rows, costs grow as at the prefix with most rows.
+    Costs are linear between measured points and beyond them, with three rules.  Below the shortest prefix
+    they are at least half of that prefix's costs, and below the fewest rows at least half of theirs,
+    because extrapolation would reach zero.  They never fall with rows or prefix, because noise only adds
+    time.  A slow machine has no time to measure all rows at each prefix: beyond the measured rows, costs
+    grow as at the prefix with most rows.
     """
     lengths = sorted(grid)
     fullest = sorted(max(grid.values(), key=len).items())
@@ -160,7 +181,8 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 def along(points: Points, at: int) -> float:
-    """Returns seconds, piecewise linear through the points and extrapolated by the end pieces; never negative."""
+    """Returns seconds, piecewise linear through the points and extrapolated by the end pieces; never
+    negative."""
     if len(points) == 1:
         return points[0][1]
     after = min(max(bisect_left(points, (at,)), 1), len(points) - 1)
@@ -168,9 +190,11 @@ def along(points: Points, at: int) -> float:
     return max(0.0, low + (high - low) * (at - left) / (right - left))
 
 
-OUTLIER = 0.25      # bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow
+# Bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow.
+OUTLIER = 0.25
 OWN = 0.3           # share of a difference that corrects the costs of these rows, of drafts or of proposals
-SHARED = 0.05       # share of a difference that corrects all costs: mostly the whole machine became slower or faster
+# Share of a difference that corrects all costs: mostly the whole machine became slower or faster.
+SHARED = 0.05
 KEPT_CURVES = 192   # curves after which all are dropped; a request needs three per 16 tokens
 FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
 
@@ -181,46 +205,63 @@ CostState = tuple[float, float, float | None, dict[int, float]]
 class LiveCosts:
     """Costs that are corrected by timed steps; frozen costs stay fixed, so that decisions repeat."""
 
-    def __init__(self, costs: Costs, frozen: bool = False, measure: Callable[[int, float], Costs] | None = None
+    def __init__(self, costs: Costs, frozen: bool = False,
+                 measure: Callable[[int, float], Costs] | None = None
                  ) -> None:
-        """measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many seconds."""
-        self.costs, self.frozen, self.measure = costs, frozen, measure
+        """Begins with measured costs.
+
+        Args:
+            costs: The costs.
+            frozen: True if they stay fixed.
+            measure: (prefix, seconds) -> the costs with those at one more prefix, measured in about so many
+                seconds.
+        """
+        self.costs = costs
+        self.frozen = frozen
+        self.measure = measure
         self.reached = max(costs.passes)
-        # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
+        # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by
+        # rows.
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # seconds of a proposal
-        self._own = self._rows()
+        self._by_rows = self._no_slowdown()
         self._measured: dict[tuple[str, int], Points] = {}      # uncorrected curves by name and prefix
 
-    def _rows(self) -> dict[int, float]:
+    def _no_slowdown(self) -> dict[int, float]:
+        """Returns 0 for each number of rows that was measured."""
         return dict.fromkeys({rows for row in self.costs.passes.values() for rows in row}, 0.0)
 
     def reach(self, prefix: int, seconds: float) -> None:
         """Measures the costs at this prefix if it is `FARTHER` times as long as any that was measured.
 
-        Extrapolated that far, the noise of the measured ones would decide.  seconds: that it may take
+        Extrapolated that far, the noise of the measured ones would decide.
+
+        Args:
+            prefix: In tokens.
+            seconds: Time that it may take.
         """
         if self.measure is None or self.frozen or prefix < FARTHER * self.reached:
             return
-        self.costs, self.reached = self.measure(prefix, seconds), prefix
-        self._own = self._rows() | self._own
+        self.costs = self.measure(prefix, seconds)
+        self.reached = prefix
+        self._by_rows = self._no_slowdown() | self._by_rows
         self._measured.clear()
 
     def state(self) -> CostState:
         """Returns a copy of all that was learnt from timed steps."""
-        return self._machine, self._drafts, self._proposal, dict(self._own)
+        return self._machine, self._drafts, self._proposal, dict(self._by_rows)
 
     def restore(self, state: CostState) -> None:
         """Goes back to a `state`."""
-        self._machine, self._drafts, self._proposal = state[:3]
-        self._own = self._rows() | state[3]
+        self._machine, self._drafts, self._proposal, by_rows = state
+        self._by_rows = self._no_slowdown() | by_rows
 
     def copy(self) -> LiveCosts:
         """Returns an independent copy."""
-        made = LiveCosts(self.costs, self.frozen, self.measure)
-        made.reached = self.reached
-        made.restore(self.state())
-        return made
+        copied = LiveCosts(self.costs, self.frozen, self.measure)
+        copied.reached = self.reached
+        copied.restore(self.state())
+        return copied
 
     def verify(self, rows: int, prefix: int) -> float:
         """Like `Costs.verify`, corrected; the next three methods correspond likewise."""
@@ -229,8 +270,8 @@ class LiveCosts:
     def verify_up_to(self, rows: int, prefix: int) -> Sequence[float]:
         """Returns the seconds of passes of 0, 1, 2 .. rows."""
         points = self._curve("passes", prefix)
-        known = [count for count, _ in points if count <= rows]
-        grid = sorted({0, rows, *known})
+        measured = [count for count, _ in points if count <= rows]
+        grid = sorted({0, rows, *measured})
         return np.interp(np.arange(rows + 1), grid, [along(points, count) for count in grid]).tolist()
 
     def level(self, rows: int, prefix: int) -> float:
@@ -241,15 +282,19 @@ class LiveCosts:
 
     def timed(self, rows: int, prefix: int, seconds: float) -> None:
         """Learns that a target pass took this long."""
-        own, known = self._own, sorted(self._own)
-        after = min(bisect_left(known, rows), len(known) - 1)
-        left, right = known[max(0, after - 1)], known[after]       # the measured rows around these
-        share = min(1.0, math.log(rows / left) / math.log(right / left)) if left < right else 1.0
-        corrected = self._machine + (1.0 - share) * own[left] + share * own[right]
+        slowdown = self._by_rows
+        measured = sorted(slowdown)
+        after = min(bisect_left(measured, rows), len(measured) - 1)
+        left = measured[max(0, after - 1)]      # the measured rows around these
+        right = measured[after]
+        share = 1.0
+        if left < right:
+            share = min(1.0, math.log(rows / left) / math.log(right / left))
+        corrected = self._machine + (1.0 - share) * slowdown[left] + share * slowdown[right]
         moved = self._moved(along(self._points("passes", prefix), rows) * math.exp(corrected), seconds)
         self._machine += SHARED * moved
-        own[left] += OWN * moved * (1.0 - share)
-        own[right] += OWN * moved * share
+        slowdown[left] += OWN * moved * (1.0 - share)
+        slowdown[right] += OWN * moved * share
 
     def drafted(self, expected: float, seconds: float) -> None:
         """Learns that a draft, including feeding, took `seconds` where `expected` seconds were expected."""
@@ -257,7 +302,8 @@ class LiveCosts:
 
     @property
     def proposal(self) -> float:
-        """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen, `host`."""
+        """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen,
+        `host`."""
         return self.costs.host if self._proposal is None else self._proposal
 
     def proposed(self, seconds: float) -> None:
@@ -284,6 +330,9 @@ class LiveCosts:
         return self._measured[name, prefix]
 
     def _curve(self, name: str, prefix: int) -> Points:
-        passes = name == "passes"
-        return _never_falling([(rows, seconds * math.exp(self._machine + (self._own[rows] if passes else self._drafts)))
-                               for rows, seconds in self._points(name, prefix)])
+        """Returns the curve as corrected by timed steps."""
+        points = []
+        for rows, seconds in self._points(name, prefix):
+            slowdown = self._by_rows[rows] if name == "passes" else self._drafts
+            points.append((rows, seconds * math.exp(self._machine + slowdown)))
+        return _never_falling(points)

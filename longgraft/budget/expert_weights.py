@@ -12,7 +12,8 @@ from longgraft.trees.tree import ProposalTree
 
 HALF = 16           # tokens of the text's longest context with which the text's first weight is one half
 ROW = 0.05          # first weight of the matrix row; the drafter has the rest
-TEXT = tuple((1.0 - ROW) * longest / (longest + HALF) for longest in (0, *ORDERS))     # first weights of the text
+# First weights of the text.
+TEXT = tuple((1.0 - ROW) * longest / (longest + HALF) for longest in (0, *ORDERS))
 FIRST = 30.0        # weight of these first values, in tokens
 FADE = 0.99         # decay of what was learnt, per token
 
@@ -24,8 +25,10 @@ Probabilities = tuple[float, float, float]
 class NodePredictions:
     """The experts' predictions for one node.
 
-    longest: length of the text's longest context, in tokens; row: True if the matrix has a row; probabilities: by
-    successor
+    Attributes:
+        longest: Length of the text's longest context, in tokens.
+        row: True if the matrix has a row.
+        probabilities: By successor.
     """
 
     longest: int
@@ -36,8 +39,8 @@ class NodePredictions:
 class ExpertWeights(Memory):
     """A linear mixture of three experts, with separate weights for each length of the text's longest context.
 
-    The weights are those under which the committed tokens were most probable (expectation maximization, one step per
-    token).
+    The weights are those under which the committed tokens were most probable (expectation maximization, one
+    step per token).
     """
 
     name = "expert weights"
@@ -53,36 +56,46 @@ class ExpertWeights(Memory):
     def weights_for(self, predictions: NodePredictions) -> list[float]:
         """Returns the weights of the three experts, which sum to 1; an expert without a prediction gets 0."""
         text, drafter, row = self._learnt[_place(predictions)]
-        known = [text if predictions.longest else 0.0, drafter, row if predictions.row else 0.0]
-        whole = sum(known)
-        return [one / whole for one in known]
+        if not predictions.longest:
+            text = 0.0
+        if not predictions.row:
+            row = 0.0
+        whole = text + drafter + row
+        return [text / whole, drafter / whole, row / whole]
 
     def expect(self, tree: ProposalTree, predictions: Sequence[NodePredictions | None]) -> None:
         """Announces that this tree is verified next.
 
-        predictions: by node, None for nodes that only the text predicts
+        Args:
+            tree: The tree.
+            predictions: By node, None for nodes that only the text predicts.
         """
-        self._tree, self._predictions = tree, predictions
+        self._tree = tree
+        self._predictions = predictions
 
     def observe(self, seen: Observation) -> None:
         if seen.tree is self._tree:
             for node, token in zip(seen.path.tolist(), seen.following.tolist(), strict=True):
-                if (predictions := self._predictions[node]) and token in predictions.probabilities:
+                predictions = self._predictions[node]
+                if predictions and token in predictions.probabilities:
                     self._learn(predictions, predictions.probabilities[token])
-        self._tree, self._predictions = None, ()
+        self._tree = None
+        self._predictions = ()
 
     def _learn(self, predictions: NodePredictions, probabilities: Probabilities) -> None:
-        shares = [weight * one for weight, one in zip(self.weights_for(predictions), probabilities, strict=True)]
-        if whole := sum(shares):
+        weights = self.weights_for(predictions)
+        shares = [weight * probability for weight, probability in zip(weights, probabilities, strict=True)]
+        whole = sum(shares)
+        if whole:
             learnt = self._learnt[_place(predictions)]
-            learnt[:] = [FADE * one + share / whole for one, share in zip(learnt, shares, strict=True)]
+            learnt[:] = [FADE * before + share / whole for before, share in zip(learnt, shares, strict=True)]
 
     def mark(self) -> list[list[float]]:
-        return [list(one) for one in self._learnt]
+        return [list(weights) for weights in self._learnt]
 
     def rewind(self, mark: Sequence[Sequence[float]]) -> None:
         self.reset(0)
-        self._learnt = [list(one) for one in mark]
+        self._learnt = [list(weights) for weights in mark]
 
 
 def _place(predictions: NodePredictions) -> int:

@@ -1,7 +1,7 @@
 """Ranks drafted and remembered nodes together by the estimated probability of their paths.
 
-There is no split between drafted and retrieved nodes, no template and no gate: the most probable nodes form the tree
-(docs/choices.md, one ranking).
+There is no split between drafted and retrieved nodes, no template and no gate: the most probable nodes form
+the tree (docs/choices.md, one ranking).
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)    # probabilities of a
 
 @dataclass(slots=True)
 class _Child:
-    """A successor of a node: each expert's probability, its drafted node or -1, and its origin bits."""
+    """A successor of a node.
+
+    Attributes:
+        text: Its probability by the text.
+        drafter: Its probability by the drafter.
+        row: Its probability by the matrix row.
+        drafted: Its drafted node or -1.
+        origin: Its origin bits.
+    """
 
     text: float = 0.0
     drafter: float = 0.0
@@ -40,11 +48,18 @@ class _Child:
 
 @dataclass
 class _Drafted:
-    """A drafted tree prepared for the ranking: for each node its (token, conditional probability, node) children."""
+    """A drafted tree prepared for the ranking.
+
+    Attributes:
+        children: By node, its children: (token, conditional probability, node).
+        rows: The matrix row of each expanded node, best first.
+        origin: Origin bits by node.
+        stage: As in `ProposalTree`.
+    """
 
     children: dict[int, list[tuple[int, float, int]]] = field(default_factory=dict)
-    rows: dict[int, list[int]] = field(default_factory=dict)    # the matrix row of each expanded node, best first
-    origin: list[int] = field(default_factory=list)             # by node
+    rows: dict[int, list[int]] = field(default_factory=dict)
+    origin: list[int] = field(default_factory=list)
     stage: int | None = None
 
 
@@ -52,8 +67,11 @@ class _Drafted:
 class _Node:
     """A ranked node.
 
-    path: its tokens below the root; place: its node in the drafted tree or -1; longest: length of its longest context,
-    in tokens; predictions: what the experts predict for its children, if some are drafted
+    Attributes:
+        path: Its tokens below the root.
+        place: Its node in the drafted tree or -1.
+        longest: Length of its longest context, in tokens.
+        predictions: What the experts predict for its children, if some are drafted.
     """
 
     path: tuple[int, ...]
@@ -65,23 +83,34 @@ class _Node:
 class RankedProposer:
     """Proposes the `budget` most probable nodes of all that a drafter and the memories predict.
 
-    text:    None: the text is not ranked
-    drafter: proposes nodes with probabilities (nodes without are left out); None: only the text is ranked
-    rows:    None: no matrix is used, and no top-k is wanted
-    pool:    drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing
+    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to
+    drafted ones the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is
+    the product.
 
-    A node's successors are the drafter's, those that followed its path's contexts in the text, and next to drafted ones
-    the matrix row's.  Their probabilities are mixed (`ExpertWeights`); a path's probability is the product.
+    Args:
+        text: The text; None: it is not ranked.
+        drafter: What proposes nodes with probabilities (nodes without are left out); None: only the text is
+            ranked.
+        rows: The matrix; None: none is used, and no top-k is wanted.
+        clock: What measures the parts of a step.
+        pool: Drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing.
     """
 
     def __init__(self, text: PartialMatching | None, drafter: Proposer | None = None,
-                 rows: AdjacencyMemory | None = None, clock: Clock | None = None, *, pool: int = POOL) -> None:
-        self.text, self.drafter, self.rows = text, drafter, rows
-        self.clock, self.pool = clock or Clock(), pool
+                 rows: AdjacencyMemory | None = None, clock: Clock | None = None, *,
+                 pool: int = POOL) -> None:
+        self.text = text
+        self.drafter = drafter
+        self.rows = rows
+        self.clock = clock or Clock()
+        self.pool = pool
         self.weights = ExpertWeights()
-        known: list[Memory] = [memory for memory in (text, rows) if memory is not None]
-        drafting = () if drafter is None else (self.weights, *memories_of([drafter]))     # may include the same text
-        self.memories: tuple[Memory, ...] = (*known, *(memory for memory in drafting if memory not in known))
+        memories: list[Memory] = [memory for memory in (text, rows) if memory is not None]
+        if drafter is not None:
+            memories.append(self.weights)
+            # They may include the same text.
+            memories += [memory for memory in memories_of([drafter]) if memory not in memories]
+        self.memories: tuple[Memory, ...] = tuple(memories)
 
     def propose(self, ask: Ask) -> ProposalTree:
         if ask.budget < 2:
@@ -89,10 +118,15 @@ class RankedProposer:
         return self.rank(ask, None if self.drafter is None else self.draft(ask))
 
     def draft(self, ask: Ask, pruning: PruningPolicy | None = None) -> ProposalTree:
-        """Returns the drafted nodes that are ranked for a tree of this budget; pruning: None: the drafter's own
-        policy."""
+        """Returns the drafted nodes that are ranked for a tree of this budget.
+
+        Args:
+            ask: What is proposed.
+            pruning: The pruning policy; None: the drafter's own one.
+        """
         assert self.drafter is not None
-        return on_host(self.drafter.propose(replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)))
+        drafted = replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)
+        return on_host(self.drafter.propose(drafted))
 
     def rank(self, ask: Ask, drafted: ProposalTree | None = None, floors: Sequence[float] | None = None,
              count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
@@ -101,21 +135,27 @@ class RankedProposer:
         Args:
             ask: What is proposed.
             drafted: Drafted nodes, which are ranked beside the text's; None: only the text's.
-            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for each.
-            count: Takes the probabilities of the best nodes, the root first, and returns how many of them are kept.
+            floors: By number of nodes so far, the probability that the next one must exceed; None: 0 for
+                each.
+            count: Takes the probabilities of the best nodes, the root first, and returns how many of them
+                are kept.
         """
         floors = [0.0] * ask.budget if floors is None else floors
         with self.clock.part("merge"):
             if drafted is None and self.text is not None:
                 tokens, parents, probabilities, match = self.text.known().rank(floors)
                 n = count(probabilities)
+                origin = [ROOT] + [RETRIEVED] * (n - 1)
                 return ProposalTree.build([ask.root, *tokens[1:n]], parents[:n], _logs(probabilities[:n]),
-                                          [ROOT] + [RETRIEVED] * (n - 1), None, match[:n])
-            return self._rank(ask, _Drafted() if drafted is None else self._read(drafted), floors, count)
+                                          origin, None, match[:n])
+            prepared = _Drafted() if drafted is None else self._read(drafted)
+            return self._rank(ask, prepared, floors, count)
 
     def _read(self, drafted: ProposalTree) -> _Drafted:
         read = _Drafted(stage=drafted.stage, origin=drafted.origin.tolist())
-        tokens, parents, logs = drafted.tokens.tolist(), drafted.parents.tolist(), drafted.scores.tolist()
+        tokens = drafted.tokens.tolist()
+        parents = drafted.parents.tolist()
+        logs = drafted.scores.tolist()
         for node in range(1, len(tokens)):
             parent = parents[node]
             if not (logs[node] > -math.inf and logs[parent] > -math.inf):
@@ -123,8 +163,9 @@ class RankedProposer:
             read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
         if self.rows is not None and read.children:
             rows = self.rows.matrix.rows
-            found = rows[sent(drafted.tokens[list(read.children)], rows.device)].tolist()
-            read.rows = dict(zip(read.children, found, strict=True))
+            expanded = drafted.tokens[list(read.children)]
+            successors = rows[sent(expanded, rows.device)].tolist()
+            read.rows = dict(zip(read.children, successors, strict=True))
         return read
 
     def _rank(self, ask: Ask, drafted: _Drafted, floors: Sequence[float],
@@ -136,8 +177,10 @@ class RankedProposer:
         match: list[int] = []
         nodes: list[_Node] = []
         # (-probability, order of entry, parent, token, the child)
-        heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root, _Child(drafted=0, origin=ROOT))]
-        entered, lowest = 0, min(floors[1:], default=0.0)
+        heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root,
+                                                            _Child(drafted=0, origin=ROOT))]
+        entered = 0
+        lowest = min(floors[1:], default=0.0)
         while heap and len(tokens) < ask.budget:
             negative, _, parent, token, child = heappop(heap)
             if tokens and -negative <= floors[len(tokens)]:
@@ -164,11 +207,14 @@ class RankedProposer:
         """Returns (token, child, mixed probability) for each successor of the node."""
         below = drafted.children.get(node.place, ())
         children = {token: _Child(drafter=q, drafted=at, origin=drafted.origin[at]) for token, q, at in below}
-        known, node.longest = self.text.known().after(node.path) if self.text else ([], 0)
-        for token, probability in known:
-            child = children.setdefault(token, _Child())
-            child.text = probability
-            child.origin |= RETRIEVED
+        if self.text:
+            followed, node.longest = self.text.known().after(node.path)
+            for token, probability in followed:
+                child = children.setdefault(token, _Child())
+                child.text = probability
+                child.origin |= RETRIEVED
+        else:
+            node.longest = 0
         if not below:
             return [(token, child, child.text) for token, child in children.items()]
         row = drafted.rows.get(node.place, ())
@@ -177,10 +223,10 @@ class RankedProposer:
                 child = children.setdefault(token, _Child())
                 child.row = probability
                 child.origin |= RETRIEVED
-        node.predictions = NodePredictions(node.longest, bool(row), {
-            token: (child.text, child.drafter, child.row) for token, child in children.items()})
-        text, drafter, of_row = self.weights.weights_for(node.predictions)
-        return [(token, child, text * child.text + drafter * child.drafter + of_row * child.row)
+        predictions = {token: (child.text, child.drafter, child.row) for token, child in children.items()}
+        node.predictions = NodePredictions(node.longest, bool(row), predictions)
+        by_text, by_drafter, by_row = self.weights.weights_for(node.predictions)
+        return [(token, child, by_text * child.text + by_drafter * child.drafter + by_row * child.row)
                 for token, child in children.items()]
 
 

@@ -1,4 +1,5 @@
-"""One plan for all requests of a pass: the drafts and nodes of all that together gain most beyond their price.
+"""One plan for all requests of a pass: the drafts and nodes of all that together gain most beyond their
+price.
 
 Which request a node belongs to does not matter: each row delays all of them by the same seconds.
 """
@@ -48,17 +49,24 @@ class PricedPass:
     """
 
     def __init__(self, prices: Prices, bids: Sequence[Bid], costs: LiveCosts) -> None:
-        """costs: learn the seconds of the pass"""
-        estimates = [bid.estimates for bid in bids]
+        """Plans a pass.
+
+        Args:
+            prices: Its prices.
+            bids: Its requests.
+            costs: What learns the seconds of the pass.
+        """
         self.prices = prices
-        self.rate = fmean(one.rate(prices.token) for one in estimates)
-        self.credit = sum(one.credit(prices.token) for one in estimates)
-        self.drafting, self.nodes = 1, 0
-        self._drafts_credit = sum(one.credit(prices.token, drafts=True) for one in estimates)
+        self.rate = fmean(bid.estimates.rate(prices.token) for bid in bids)
+        self.credit = sum(bid.estimates.credit(prices.token) for bid in bids)
+        self.drafting = 1
+        self.nodes = 0
+        self._drafts_credit = sum(bid.estimates.credit(prices.token, drafts=True) for bid in bids)
         self._waiting = fmean(bid.waiting for bid in bids)
-        self._expansions = fmean(one.expansions for one in estimates)
+        self._expansions = fmean(bid.estimates.expansions for bid in bids)
         self._has_levels = bids[0].beam > 0
-        self._bids, self._costs = bids, costs
+        self._bids = bids
+        self._costs = costs
         self._rows: list[int | None] = []       # of each request that has told how long the pass took
         self._seconds = math.inf
         self._proposals: list[tuple[float, float]] = []     # when each of them began and ended
@@ -76,7 +84,8 @@ class PricedPass:
         return self.prices.feed(self._waiting, self.drafting) / self.drafting
 
     def drafted(self, requests: int) -> float:
-        """Returns the expected seconds of drafts by so many requests, or of proposals by sources without levels."""
+        """Returns the expected seconds of drafts by so many requests, or of proposals by sources without
+        levels."""
         if not self._has_levels:
             return requests * self._costs.proposal
         return self.prices.feed(self._waiting, requests) + self._expansions * self.prices.level(requests)
@@ -84,12 +93,16 @@ class PricedPass:
     def extended(self, offers: Sequence[Offer]) -> list[bool]:
         """Returns which requests draft.  Each offers one number: the tokens that its draft should add."""
         order = sorted(range(len(offers)), key=lambda index: -offers[index].probabilities[0])
-        chosen, most, added = 0, 0.0, 0.0
+        chosen = 0
+        most = 0.0
+        added = 0.0
         for count, index in enumerate(order, 1):
             added += offers[index].probabilities[0]
             seconds = self.drafted(count)
-            if added - self.rate * seconds > most and seconds <= self._drafts_credit:
-                chosen, most = count, added - self.rate * seconds
+            gain = added - self.rate * seconds
+            if gain > most and seconds <= self._drafts_credit:
+                chosen = count
+                most = gain
         self.drafting = max(1, chosen)
         return [index in order[:chosen] for index in range(len(offers))]
 
@@ -113,20 +126,24 @@ class PricedPass:
     def timed(self, rows: int | None, seconds: float) -> None:
         """Learns how long the shared pass took, when all requests of the plan have told their rows in it.
 
-        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows (None).
+        Nothing is learnt if prompts were read in it, or if a request ended with it or cannot tell its rows
+        (None).
         """
         self._rows.append(rows)
         self._seconds = min(self._seconds, seconds)     # some waited longer for the others
-        batch, told = self._bids[0].ask.batch, [rows for rows in self._rows if rows is not None]
-        if len(told) == len(self._bids) and not batch.rows:
-            others = 1 + batch.requests - len(told)     # they propose nothing
+        batch = self._bids[0].ask.batch
+        verified = [rows for rows in self._rows if rows is not None]
+        if len(verified) == len(self._bids) and not batch.rows:
+            plain = 1 + batch.requests - len(verified)      # requests that propose nothing
             prefix = round(fmean(bid.ask.position for bid in self._bids))
-            self._costs.timed(sum(told) + others, prefix, self._seconds)
+            self._costs.timed(sum(verified) + plain, prefix, self._seconds)
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the seconds of these times; those in which several requests wait for shared passes count once."""
-    seconds, until = 0.0, -math.inf
+    """Returns the seconds of these times; those in which several requests wait for shared passes count
+    once."""
+    seconds = 0.0
+    until = -math.inf
     for began, ended in sorted(spans):
         seconds += max(0.0, ended - max(began, until))
         until = max(until, ended)
@@ -154,11 +171,13 @@ class PassPlanner:
         most = sum(bid.ask.budget - 1 for bid in bids)
         key = (id(costs), batch.requests, batch.rows, most)
         if key not in self._prices:
-            self._prices[key] = Prices(costs, self._priced_at, most, 1 + batch.requests, batch.rows, bids[0].beam)
+            self._prices[key] = Prices(costs, self._priced_at, most, 1 + batch.requests, batch.rows,
+                                       bids[0].beam)
         return PricedPass(self._prices[key], bids, costs)
 
     def _costs_of_shared(self, bids: Sequence[Bid]) -> LiveCosts:
-        """Returns the costs of shared passes, which begin as those of the request whose costs reach farthest."""
+        """Returns the costs of shared passes, which begin as those of the request whose costs reach
+        farthest."""
         farthest = max((bid.estimates.costs for bid in bids), key=lambda costs: costs.reached)
         if self._shared is None or self._shared.reached < farthest.reached:
             reaching = farthest.copy()

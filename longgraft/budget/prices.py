@@ -8,7 +8,8 @@ import numpy as np
 
 from longgraft.budget.cost_model import LiveCosts
 
-FED = (1, 64)           # numbers of fed tokens whose price is looked up; the others lie on the line through both
+# Numbers of fed tokens whose price is looked up; the others lie on the line through both.
+FED = (1, 64)
 
 
 class Prices:
@@ -16,8 +17,10 @@ class Prices:
 
     Attributes:
         plain: Seconds of a plain pass, divided by the number of requests.
-        token: Seconds that a token is worth to plain decoding: as `plain`, without rows of prompts that are being read.
-        seconds: By number of nodes beyond the roots, of all requests together: the seconds beyond the plain pass.
+        token: Seconds that a token is worth to plain decoding: as `plain`, without rows of prompts that are
+            being read.
+        seconds: By number of nodes beyond the roots, of all requests together: the seconds beyond the plain
+            pass.
     """
 
     def __init__(self, costs: LiveCosts, prefix: int, most: int, requests: int = 1, reading: int = 0,
@@ -37,13 +40,17 @@ class Prices:
         self.plain = float(seconds[rows]) / requests
         self.token = float(seconds[requests]) / requests
         self.seconds = seconds[rows:] - seconds[rows]
-        self._costs, self._prefix, self._beam = costs, prefix, beam
+        self._costs = costs
+        self._prefix = prefix
+        self._beam = beam
         self._floors: dict[int, np.ndarray] = {}
 
     def floors(self, budget: int) -> np.ndarray:
-        """Returns, by number of nodes of one request's tree, root included, the least cost of each further node.
+        """Returns, by number of nodes of one request's tree, root included, the least cost of each further
+        node.
 
-        That is in seconds per node, over all larger trees of the budget, while the other requests have one row each.
+        That is in seconds per node, over all larger trees of the budget, while the other requests have one
+        row each.
         """
         if budget not in self._floors:
             seconds = self.seconds[:budget]
@@ -54,7 +61,8 @@ class Prices:
         return self._floors[budget]
 
     def feed(self, tokens: float, sharing: int = 1) -> float:
-        """Returns the seconds in which `sharing` requests feed so many observed tokens each to their drafters.
+        """Returns the seconds in which `sharing` requests feed so many observed tokens each to their
+        drafters.
 
         The first draft level comes with it.
         """
@@ -68,21 +76,24 @@ class Prices:
         return self._costs.level(sharing * self._beam, self._prefix) if self._beam else 0.0
 
     def best(self, probabilities: Sequence[Sequence[float]], rate: float, credit: float) -> list[int]:
-        """Returns how many of its nodes each request verifies, so that all together gain most beyond their price.
+        """Returns how many of its nodes each request verifies, so that all together gain most beyond their
+        price.
 
-        What is lost if the requests' best nodes are wrong, times the probability of that, is within the credit.
+        What is lost if the requests' best nodes are wrong, times the probability of that, is within the
+        credit.
 
         Args:
             probabilities: For each request those of its nodes, without the root, best first.
             rate: Tokens per second by which seconds become tokens.
             credit: Seconds that the pass may be expected to lose.
         """
-        nodes = [(-probability, owner, place) for owner, own in enumerate(probabilities)
-                 for place, probability in enumerate(own)]
+        nodes = [(-probability, owner, place) for owner, ranking in enumerate(probabilities)
+                 for place, probability in enumerate(ranking)]
         if not nodes:
             return [0] * len(probabilities)
         order = np.array(sorted(nodes))
-        offered, owners = -order[:, 0], order[:, 1].astype(int)
+        offered = -order[:, 0]
+        owners = order[:, 1].astype(int)
         is_best = order[:, 2] == 0
         missed = np.cumsum(is_best * (1.0 - offered)) / np.cumsum(is_best)
         seconds = self.seconds[1:len(offered) + 1]

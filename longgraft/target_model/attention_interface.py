@@ -1,7 +1,7 @@
 """Our attention and masks behind transformers' interfaces.
 
-A model's mask is reduced to one number, its window, which the layers receive as their mask.  So each layer has the
-model's own window, even if it does not pass the window to its attention.
+A model's mask is reduced to one number, its window, which the layers receive as their mask.  So each layer
+has the model's own window, even if it does not pass the window to its attention.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from longgraft.attention.layout import DeviceLayout, Layout
 from longgraft.runtime.byte_rows import BYTES, numbers_of, packed_size
 
 NAME = "longgraft"
-IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}   # arguments without effect
+# Arguments without effect.
+IDLE = {"dropout", "position_ids", "cache_position", "use_cache", "logits_to_keep"}
 HOST = torch.device("cpu")
-ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)   # rows at which masks are probed
-BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)     # distances to the columns that are probed first
+# Rows at which masks are probed.
+ROWS = torch.tensor([[(1 << 40) + 1_234_567], [(1 << 40) + 89]], device=HOST)
+# Distances to the columns that are probed first.
+BACK = torch.tensor([0, *(1 << k for k in range(40))], device=HOST)
 # The window of a mask that hides everything from every row: some families make one that no layer uses.
 NOTHING = -1
 OWN_RULE = "The model masks by more than a window, which a tree would break. This model cannot be used."
@@ -35,11 +38,12 @@ OWN_RULE = "The model masks by more than a window, which a tree would break. Thi
 class PassContext:
     """The state of the running forward pass that attention reads.
 
-    layouts: those of the sequences whose rows the pass has, one after another
-    backend: computes attention
-    last:    number of last rows whose queries are recorded
-    calls:   number of layers that have run
-    queries: layer -> [Hq, last, D], after rotary embedding
+    Attributes:
+        layouts: Layouts of the sequences whose rows the pass has, one after another.
+        backend: What computes attention.
+        last: Number of last rows whose queries are recorded.
+        calls: Number of layers that have run.
+        queries: Layer -> [Hq, last, D], after rotary embedding.
     """
 
     layouts: Sequence[Layout | DeviceLayout]
@@ -55,17 +59,18 @@ RUNNING: ContextVar[PassContext | None] = ContextVar("longgraft_run", default=No
 
 
 def lock_of(model: nn.Module) -> Any:
-    """Returns the lock that gives one pass the model to itself: attention and hooks belong to the model, not a
-    thread."""
+    """Returns the lock that gives one pass the model to itself: attention and hooks belong to the model,
+    not a thread."""
     with _GUARD:
         return _LOCKS.setdefault(model, RLock())
 
 
 def running() -> PassContext:
     """Returns the running forward of this thread; raises RuntimeError if there is none."""
-    if (run := RUNNING.get()) is None:
-        raise RuntimeError("The model was called while longgraft decodes with it in another thread. "
-                           "Wait for it, or load a second model.")
+    run = RUNNING.get()
+    if run is None:
+        raise RuntimeError("The model was called while longgraft decodes with it in another thread. Wait for "
+                           "it, or load a second model.")
     return run
 
 
@@ -78,78 +83,82 @@ def mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
 
 @lru_cache(maxsize=8)     # hits only for masks that are not closures, such as the plain causal mask
 def window_of(mask_function: Callable[..., Tensor]) -> int:
-    """Returns how many columns each row sees, including its own; 0 if it sees all before it, NOTHING if it sees none.
+    """Returns how many columns each row sees, including its own; 0 if it sees all before it, NOTHING if it
+    sees none.
 
     mask_function: (batch, head, row, column) -> bool, as in transformers' masking_utils
     """
-    seen = _seen(mask_function, BACK)
-    if seen.all():
+    visible = _visible(mask_function, BACK)
+    if visible.all():
         return 0
-    if not seen.any():
+    if not visible.any():
         return NOTHING
-    last, first_hidden = BACK[seen][-1:], BACK[~seen][:1]
-    return int(last + _seen(mask_function, torch.arange(int(last), int(first_hidden), device=HOST)).sum())
+    last_visible = BACK[visible][-1:]
+    first_hidden = BACK[~visible][:1]
+    between = torch.arange(int(last_visible), int(first_hidden), device=HOST)
+    return int(last_visible + _visible(mask_function, between).sum())
 
 
-def _seen(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
+def _visible(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
     """Returns [m] bool: True if a row sees the column that is `back` [m] columns before it.
 
     Raises:
         ValueError: the rows do not all see the same contiguous range.
     """
     try:
-        seen = torch.as_tensor(mask_function(0, 0, ROWS, ROWS - back)).expand(len(ROWS), len(back))
+        visible = torch.as_tensor(mask_function(0, 0, ROWS, ROWS - back)).expand(len(ROWS), len(back))
         ahead = torch.as_tensor(mask_function(0, 0, ROWS, ROWS + 1))
     except IndexError as error:
-        raise ValueError(OWN_RULE) from error       # the mask looks up tokens: blocks for images or packed texts
-    if ahead.any() or not (seen == seen[0]).all() or (seen[0, 1:] > seen[0, :-1]).any():
+        # The mask looks up tokens: blocks for images or packed texts.
+        raise ValueError(OWN_RULE) from error
+    if ahead.any() or not (visible == visible[0]).all() or (visible[0, 1:] > visible[0, :-1]).any():
         raise ValueError(OWN_RULE)
-    return seen[0]
+    return visible[0]
 
 
 def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None,
                scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
                s_aux: Tensor | None = None, sinks: Tensor | None = None, **more: Any) -> tuple[Tensor, None]:
-    """Has transformers' attention signature.
+    """Computes attention, with the signature of transformers' attention functions.
 
-    key and value are the cache's whole buffers [1, Hkv, capacity, D], or for several sequences a tuple of them; rows of
-    bytes are packed.  For latents, which the model expands, they are the written rows of all sequences in one tensor.
+    key and value are the cache's whole buffers [1, Hkv, capacity, D], or a tuple of them for several
+    sequences; rows of bytes are packed.  For latents, which the model expands, they are the written rows of
+    all sequences in one tensor.
 
     Raises:
-        ValueError: an argument is set that the kernels would ignore, or the model's mask is not a plain window.
+        ValueError: an argument is set that the kernels would ignore, or the model's mask is not a plain
+            window.
     """
     run = running()
     if run.last:
-        run.queries[run.calls] = query[0, :, -run.last:].contiguous()       # a view would keep the whole chunk
+        # A view would keep the whole chunk.
+        run.queries[run.calls] = query[0, :, -run.last:].contiguous()
     run.calls += 1
-    if ignored := sorted(name for name in more.keys() - IDLE if more[name] is not None and more[name] is not False):
-        raise ValueError(f"{type(module).__name__} passes {', '.join(ignored)} to its attention, which longgraft does "
-                         "not compute. This model cannot be used.")
-    if attention_mask is None or attention_mask.shape != (1, 1, 1, 1) or attention_mask.dtype != torch.int64:
-        raise ValueError(f"{type(module).__name__} makes an attention mask of its own, which a tree would break. "
-                         "This model cannot be used.")
-    if (window := int(attention_mask) or None) == NOTHING:
-        raise ValueError(OWN_RULE)
-    if sliding_window and sliding_window != window:
-        raise ValueError(f"{type(module).__name__} masks by a window of {window} and passes {sliding_window} to its "
-                         "attention, so its outputs depend on the kernel. This model cannot be used.")
+    name = type(module).__name__
+    _refuse_ignored(name, more)
+    window = _window_of_layer(name, attention_mask, sliding_window)
     sinks = s_aux if sinks is None else sinks       # gpt-oss and MiMo pass s_aux
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
 
     def attended(q: Tensor, k: Tensor, v: Tensor, layout: Any) -> Tensor:
         if k.dtype == BYTES and not k.shape[3] == v.shape[3] == packed_size(q.shape[3]):
-            raise ValueError(f"{type(module).__name__} rearranges the rows of its cache, which are bytes that only "
-                             "attention reads. Leave --kv-dtype int8 out.")
-        size, most = v.shape[3], max(k.shape[3], v.shape[3])
-        if k.shape[3] != size:      # kernels need one head size; padding with zeros changes no score and no value
-            q, k, v = (nn.functional.pad(one, (0, most - one.shape[3])) for one in (q, k, v))
+            raise ValueError(f"{name} rearranges the rows of its cache, which are bytes that only attention "
+                             "reads. Leave --kv-dtype int8 out.")
+        size = v.shape[3]
+        # Kernels need one head size; padding with zeros changes no score and no value.
+        if k.shape[3] != size:
+            widest = max(k.shape[3], size)
+            q, k, v = (nn.functional.pad(rows, (0, widest - rows.shape[3])) for rows in (q, k, v))
         if sinks is not None and run.backend is not triton:
-            return split(q, numbers_of(k, q.dtype), numbers_of(v, q.dtype), layout, scale, window, sinks=sinks)
+            keys = numbers_of(k, q.dtype)
+            values = numbers_of(v, q.dtype)
+            return split(q, keys, values, layout, scale, window, sinks=sinks)
         if softcap is None and sinks is None:
             return run.backend(q, k, v, layout, scale, window)[..., :size]
         # Only our Triton kernel has a softcap; elsewhere the reference computes it.
         full = triton if run.backend is triton else dense
-        keys, values = numbers_of(k, q.dtype), numbers_of(v, q.dtype)
+        keys = numbers_of(k, q.dtype)
+        values = numbers_of(v, q.dtype)
         return full(q, keys, values, layout, scale, window, softcap, sinks)[..., :size]
 
     if len(run.layouts) == 1:
@@ -157,8 +166,32 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     else:
         layouts: Any = run.layouts      # no layout has a fixed shape here
         if isinstance(key, Tensor):     # expanded latents
-            key, value = (of.split([layout.end for layout in layouts], dim=2) for of in (key, value))
-        rows = query.split([layout.rows for layout in layouts], dim=2)
-        out = torch.cat(list(map(attended, rows, key, value, layouts)), dim=2)
+            ends = [layout.end for layout in layouts]
+            key = key.split(ends, dim=2)
+            value = value.split(ends, dim=2)
+        queries = query.split([layout.rows for layout in layouts], dim=2)
+        out = torch.cat(list(map(attended, queries, key, value, layouts)), dim=2)
     # Contiguous as in transformers: some models view the result, and all others would copy it next.
     return out.transpose(1, 2).contiguous(), None
+
+
+def _refuse_ignored(name: str, more: dict[str, Any]) -> None:
+    """Raises ValueError if a module passes arguments that our attention would ignore."""
+    ignored = sorted(key for key in more.keys() - IDLE if more[key] is not None and more[key] is not False)
+    if ignored:
+        raise ValueError(f"{name} passes {', '.join(ignored)} to its attention, which longgraft does not "
+                         "compute. This model cannot be used.")
+
+
+def _window_of_layer(name: str, attention_mask: Tensor | None, sliding_window: int | None) -> int | None:
+    """Returns the window of a layer's mask, None for no window; raises ValueError if it has another mask."""
+    if attention_mask is None or attention_mask.shape != (1, 1, 1, 1) or attention_mask.dtype != torch.int64:
+        raise ValueError(f"{name} makes an attention mask of its own, which a tree would break. This model "
+                         "cannot be used.")
+    window = int(attention_mask) or None
+    if window == NOTHING:
+        raise ValueError(OWN_RULE)
+    if sliding_window and sliding_window != window:
+        raise ValueError(f"{name} masks by a window of {window} and passes {sliding_window} to its "
+                         "attention, so its outputs depend on the kernel. This model cannot be used.")
+    return window

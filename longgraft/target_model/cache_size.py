@@ -13,7 +13,8 @@ from longgraft.target_model.supported import WITHOUT_ATTENTION
 def attention_layers(text: Any) -> int:
     """Returns the number of layers that attend.
 
-    text: configuration of a text model
+    Args:
+        text: Configuration of a text model.
     """
     kinds = getattr(text, "layer_types", None) or [""] * text.num_hidden_layers
     return sum(kind not in WITHOUT_ATTENTION for kind in kinds)
@@ -25,14 +26,18 @@ def head_size(text: Any) -> int:
 
 
 def cache_bytes_per_token(text: Any, dtype: torch.dtype) -> int:
-    """Returns the bytes of one token's keys and values in all layers; at least 1, also for a model without attention.
+    """Returns the bytes of one token's keys and values in all layers; at least 1, also for a model without
+    attention.
 
-    text: configuration of a text model; dtype: of the cache
+    Args:
+        text: Configuration of a text model.
+        dtype: Dtype of the cache.
     """
     layers = attention_layers(text)
     if not layers:
         return 1
-    if rank := getattr(text, "kv_lora_rank", None):     # latents are kept, which all heads expand
+    rank = getattr(text, "kv_lora_rank", None)
+    if rank:        # latents are kept, which all heads expand
         return layers * (row_bytes(rank, dtype) + row_bytes(text.qk_rope_head_dim, dtype))
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     return 2 * layers * heads * row_bytes(head_size(text), dtype)

@@ -1,4 +1,5 @@
-"""A mixture's experts in blocks, in the place of a model's own module of experts, and its routers in a pass."""
+"""A mixture's experts in blocks, in the place of a model's own module of experts, and its routers in a
+pass."""
 
 from __future__ import annotations
 
@@ -29,14 +30,16 @@ class BlockExperts(nn.Module):
         gate: How gate and up become one.
     """
 
-    def __init__(self, kernels: CpuKernels, weights: Mapping[str, StackedWeight], biases: Mapping[str, Tensor],
+    def __init__(self, kernels: CpuKernels, weights: Mapping[str, StackedWeight],
+                 biases: Mapping[str, Tensor],
                  gate: Gate) -> None:
         super().__init__()
         self._kernels = kernels
         self.gate, self.up, self.down = (weights[part] for part in PARTS)
         self._biases = dict(biases)
         self._described = [weights[part].described(biases.get(part)) for part in PARTS]
-        self._experts = DescribedExperts(*self._described, self.gate.shape[0], GATES.index(gate.form), gate.slope,
+        self._experts = DescribedExperts(*self._described, self.gate.shape[0], GATES.index(gate.form),
+                                         gate.slope,
                                          gate.limit)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -44,26 +47,29 @@ class BlockExperts(nn.Module):
 
 
 def gate_of_experts(experts: Any) -> Gate | None:
-    """Returns how a module of experts joins gate and up, found with random numbers; None if the form is unknown."""
+    """Returns how a module of experts joins gate and up, found with random numbers; None if the form is
+    unknown."""
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_post_expert_norm", False):
         return None
     both = 5 * numbers(PROBED, 2, dtype=torch.float32, seed=0)
     gate, up = both.unbind(1)
     joined = torch.cat((gate, up)) if experts.is_concatenated else both.flatten()
-    found = experts._apply_gate(joined[None])[0]
+    gated = experts._apply_gate(joined[None])[0]
     for form, activation in ACTIVATIONS.items():
-        if torch.allclose(found, activation(gate) * up):
+        if torch.allclose(gated, activation(gate) * up):
             return Gate(form)
-    slope, limit = getattr(experts, "alpha", None), getattr(experts, "limit", None)
+    slope = getattr(experts, "alpha", None)
+    limit = getattr(experts, "limit", None)
     if slope is None or limit is None:
         return None
     clamped = gate.clamp(max=limit)
     expected = (up.clamp(-limit, limit) + 1) * clamped * torch.sigmoid(clamped * slope)
-    return Gate("clamped", slope, limit) if torch.allclose(found, expected) else None
+    return Gate("clamped", slope, limit) if torch.allclose(gated, expected) else None
 
 
 def is_router(module: nn.Module) -> bool:
-    """True for a module without parts that multiplies with a matrix of its own, as transformers' routers do."""
+    """True for a module without parts that multiplies with a matrix of its own, as transformers' routers
+    do."""
     weight = module._parameters.get("weight")
     return (weight is not None and weight.ndim == 2 and not module._modules
             and type(module) is not nn.Linear and type(module) is not nn.Embedding
@@ -71,7 +77,8 @@ def is_router(module: nn.Module) -> bool:
 
 
 def router_forward(module: nn.Module, kernels: CpuKernels) -> Callable[..., Any]:
-    """Returns a router's forward whose products are the kernels', so that a row has the same bits in any pass."""
+    """Returns a router's forward whose products are the kernels', so that a row has the same bits in any
+    pass."""
     ordinary = type(module).forward
 
     def forward(*args: Any, **named: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Norms, gated products and rotary embeddings of an unmodified transformers model, in one launch each during a pass.
+"""Norms, gated products and rotary embeddings of an unmodified transformers model, in one launch each
+during a pass.
 
-Modules of other forms, and inputs that do not fit, are computed by the model's own code.  Nothing stays on the model
-after a pass, and the library is never patched.
+Modules of other forms, and inputs that do not fit, are computed by the model's own code.  Nothing stays on
+the model after a pass, and the library is never patched.
 """
 
 from __future__ import annotations
@@ -44,13 +45,17 @@ class Kernels(Protocol):
 
 
 class FusedModules:
-    """Replaces a model's norms, gated products and rotary embeddings by `kernels` in a `with` block of this object.
+    """Replaces a model's norms, gated products and rotary embeddings by `kernels` in a `with` block of this
+    object.
 
-    counts: number of replaced modules of each kind
+    Attributes:
+        kernels: What computes them.
+        counts: Number of replaced modules of each kind.
     """
 
     def __init__(self, model: nn.Module, kernels: Kernels) -> None:
-        self.kernels, self.counts = kernels, Counter[str]()
+        self.kernels = kernels
+        self.counts = Counter[str]()
         self._device = next(model.parameters()).device
         self._rotations: dict[Any, FunctionType | None] = {}
         self._override = ModuleOverride(model, self._replacement)
@@ -60,20 +65,25 @@ class FusedModules:
         return self._override()
 
     def _replacement(self, module: nn.Module) -> Forward | None:
-        """Returns a replacement for the module's forward, which reads its parameters at each call, or None."""
+        """Returns a replacement for the module's forward, which reads its parameters at each call, or
+        None."""
         for kind, find in (("norms", self._norm), ("gated", self._gated), ("rotations", self._rotation)):
-            if (forward := find(module)) is not None:
+            forward = find(module)
+            if forward is not None:
                 self.counts[kind] += 1
                 return forward if kind == "rotations" else _one_argument(forward, module)
         return None
 
     def _norm(self, module: nn.Module) -> Forward | None:
-        if (found := norm_of(module)) is None:
+        norm = norm_of(module)
+        if norm is None:
             return None
-        (form, epsilon), own, ordinary = found, module._parameters, type(module).forward
+        form, epsilon = norm
+        parameters = module._parameters
+        ordinary = type(module).forward
 
         def forward(x: Tensor) -> Tensor:
-            weight: Any = own["weight"]
+            weight: Any = parameters["weight"]
             # Gemma 3 norms transposed heads, whose rows are still contiguous.
             dense = x.is_contiguous() or (x.ndim == 4 and x.transpose(1, 2).is_contiguous())
             if not (dense and self._fits(x, weight) and x.dtype == weight.dtype):
@@ -82,7 +92,8 @@ class FusedModules:
         return forward
 
     def _gated(self, module: nn.Module) -> Forward | None:
-        if (activation := gate_of(module)) is None:
+        activation = gate_of(module)
+        if activation is None:
             return None
         parts: Any = module._modules
 
@@ -97,9 +108,11 @@ class FusedModules:
         return forward
 
     def _rotation(self, module: nn.Module) -> Forward | None:
-        """Returns a copy of the module's forward that calls our rotation; the library's own function is unchanged.
+        """Returns a copy of the module's forward that calls our rotation; the library's own function is
+        unchanged.
 
-        The rotation is a global of the modelling file, and transformers replaces it only by kernels from its hub.
+        The rotation is a global of the modelling file, and transformers replaces it only by kernels from
+        its hub.
         """
         ordinary = type(module).forward
         if ordinary not in self._rotations:
@@ -114,12 +127,14 @@ class FusedModules:
         if not (isinstance(ordinary, FunctionType) and ROTARY in ordinary.__code__.co_names):
             return None
         library: Any = ordinary.__globals__.get(ROTARY)
-        if not (tables := tables_of(library, dtype)):
+        tables = tables_of(library, dtype)
+        if not tables:
             return None
 
         def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
             shape = (1, q.shape[2], q.shape[3])
-            if (args or named or not self._fits(q, k, cos, sin) or cos.dtype not in tables or sin.dtype != cos.dtype
+            if (args or named or not self._fits(q, k, cos, sin) or cos.dtype not in tables
+                or sin.dtype != cos.dtype
                     or q.dtype != dtype or k.dtype != dtype or len(q) != 1 or k.shape[2:] != q.shape[2:]
                     or cos.shape != shape or sin.shape != shape):
                 return library(q, k, cos, sin, *args, **named)
@@ -131,19 +146,27 @@ class FusedModules:
         return ours
 
     def _fits(self, *tensors: Tensor) -> bool:
-        return not torch.is_grad_enabled() and all(t.device == self._device and t.dtype in DTYPES and t.stride(-1) == 1
-                                                   for t in tensors)
+        if torch.is_grad_enabled():
+            return False
+        return all(t.device == self._device and t.dtype in DTYPES and t.stride(-1) == 1 for t in tensors)
 
 
 def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
-    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all others."""
+    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all
+    others."""
     ordinary = type(module).forward
-    return lambda *args, **named: (forward(*args) if len(args) == 1 and not named else ordinary(module, *args, **named))
+
+    def either(*args: Any, **named: Any) -> Any:
+        if len(args) == 1 and not named:
+            return forward(*args)
+        return ordinary(module, *args, **named)
+    return either
 
 
 @cache
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
-    """Returns the Triton kernels, compiled and compared with torch once per device and dtype, or why there are none."""
+    """Returns the Triton kernels, compiled and compared with torch once per device and dtype, or why there
+    are none."""
     if device.type != "cuda":
         return NotBuilt(f"they are for CUDA, and the model is on {device.type}")
     try:
@@ -158,32 +181,39 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return NotBuilt(f"triton could not compile them ({reason})")
     if wrong:
-        found = ", ".join(f"{name} by up to {farthest:.2g}" for name, farthest in wrong.items())
-        return NotBuilt(f"these differ from torch: {found}")
+        differing = ", ".join(f"{name} by up to {farthest:.2g}" for name, farthest in wrong.items())
+        return NotBuilt(f"these differ from torch: {differing}")
     return fused_triton
 
 
 @torch.no_grad()
 def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Returns the kernels whose results differ from torch's on this device by more than rounding: name -> how far."""
+    """Returns the kernels whose results differ from torch's on this device by more than rounding: name ->
+    how far."""
     x, gate, up = numbers(3, 3, 2100, dtype=dtype, seed=0).to(device)
-    weight, (cos, sin) = 1 + up[0], numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
+    weight = 1 + up[0]
+    cos, sin = numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
     q, k = numbers(1, 3, 6, 24, dtype=dtype, seed=2).to(device).transpose(1, 2).split([4, 2], dim=1)
-    rows, buffers = torch.tensor([5, 0, 2], device=device), [torch.zeros(1, 2, 7, 24, dtype=dtype, device=device)] * 2
-    pairs = {f"{form} norm": (kernels.norm(x, weight, 1e-6, form), norm(x, weight, 1e-6))
-             for form, norm in NORMS.items()}
-    pairs |= {name: (kernels.gated(gate, up, name), act(gate) * up) for name, act in ACTIVATIONS.items()}
-    for name, found, x in zip(("rotated q", "rotated k"), kernels.rotary(q, k, cos, sin), (q, k), strict=True):
-        pairs[name] = found, turned(x, cos, sin)
-    keys, values = (each.clone() for each in buffers)
+    rows = torch.tensor([5, 0, 2], device=device)
+    pairs = {}      # name -> (the kernels' result, torch's)
+    for form, norm in NORMS.items():
+        pairs[f"{form} norm"] = kernels.norm(x, weight, 1e-6, form), norm(x, weight, 1e-6)
+    for name, activation in ACTIVATIONS.items():
+        pairs[name] = kernels.gated(gate, up, name), activation(gate) * up
+    rotated_q, rotated_k = kernels.rotary(q, k, cos, sin)
+    pairs["rotated q"] = rotated_q, turned(q, cos, sin)
+    pairs["rotated k"] = rotated_k, turned(k, cos, sin)
+    empty = torch.zeros(1, 2, 7, 24, dtype=dtype, device=device)
+    keys = empty.clone()
+    values = empty.clone()
     kernels.write(keys, values, k, -k, rows)
-    pairs["written rows"] = torch.cat([keys, values]), torch.cat(
-        [each.index_copy(2, rows, new) for each, new in zip(buffers, (k, -k), strict=True)])
+    written = [empty.index_copy(2, rows, new) for new in (k, -k)]
+    pairs["written rows"] = torch.cat([keys, values]), torch.cat(written)
     tolerance = max(4 * torch.finfo(dtype).eps, 4e-6)
     wrong = {}
-    for name, (found, expected) in pairs.items():
-        if not torch.allclose(found, expected, tolerance, tolerance):
-            wrong[name] = float((found.float() - expected.float()).abs().max())
+    for name, (computed, expected) in pairs.items():
+        if not torch.allclose(computed, expected, tolerance, tolerance):
+            wrong[name] = float((computed.float() - expected.float()).abs().max())
     return wrong
 
 

@@ -1,6 +1,8 @@
-"""The target: an unmodified transformers causal LM that runs on trees and prompt chunks and reports what was wanted.
+"""The target: an unmodified transformers causal LM that runs on trees and prompt chunks and reports what
+was wanted.
 
-Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also after an
+Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also
+    after an
 exception.
 """
 
@@ -43,7 +45,8 @@ from longgraft.target_model.weights import sample
 
 UNBOUNDED = 1 << 30     # positions of a model whose configuration states no limit
 TOPK_ROWS = 256     # rows of a prompt's logits that exist at the same time
-# Fields of a configuration on which no cache row depends: paths, provenance, how the model is run, meanings of ids.
+# Fields of a configuration on which no cache row depends: paths, provenance, how the model is run, meanings
+# of ids.
 UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
                     r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
 
@@ -58,11 +61,13 @@ class Target:
         attention: "auto" or a backend's name; resolved on construction.
         kernels: A CPU's compiled kernels; None: torch.
         fused: Modules that passes of fixed shape compute in one launch each.
-        cache_dtype: Dtype of keys and values; None: the model's; int8: bytes with scales (`runtime.byte_rows`).
+        cache_dtype: Dtype of keys and values; None: the model's; int8: bytes with scales
+            (`runtime.byte_rows`).
         packs: True if several sequences may share a pass; set to False when such a pass fails.
 
     Raises:
-        ValueError: the model cannot be decoded, is in training mode, has no weights, or is spread over devices.
+        ValueError: the model cannot be decoded, is in training mode, has no weights, or is spread over
+            devices.
     """
 
     model: Any
@@ -81,14 +86,17 @@ class Target:
             raise ValueError(f"{self.name} is in training mode, where dropout makes its outputs random. "
                              "Call model.eval() first.")
         if any(p.is_meta for p in self.model.parameters()):
-            raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real one.")
-        if len(devices := {p.device for p in self.model.parameters()}) > 1:
-            raise ValueError(f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft needs it "
-                             "on one device. Load it without device_map, or in a smaller dtype.")
+            raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real "
+                             "one.")
+        devices = {p.device for p in self.model.parameters()}
+        if len(devices) > 1:
+            raise ValueError(f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft "
+                             "needs it on one device. Load it without device_map, or in a smaller dtype.")
         self.attention = choose(self.attention, self.device, self.dtype)
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
-        self._backend, self.fixed_backend = BACKENDS[self.attention], fixed_backend(self.device)
+        self._backend = BACKENDS[self.attention]
+        self.fixed_backend = fixed_backend(self.device)
         self._compiled = None if self.kernels is None else CompiledModules(self.model, self.kernels)
         self.stateful = StatefulModules(self.model)
         self.cache_name = cache_name(self.model.forward)
@@ -107,7 +115,8 @@ class Target:
 
     @property
     def fused_kernels(self) -> Kernels | None:
-        """The fused kernels for passes of fixed shape, also of a drafter; None: the modules' own code is used."""
+        """The fused kernels for passes of fixed shape, also of a drafter; None: the modules' own code is
+        used."""
         return None if self.fused is None else self.fused.kernels
 
     @property
@@ -125,7 +134,8 @@ class Target:
         lists = [m for m in self.model.get_decoder().modules()
                  if isinstance(m, nn.ModuleList) and len(m) == self.config.num_hidden_layers]
         if not lists:
-            raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was found.")
+            raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was "
+                             "found.")
         return lists[0]
 
     @cached_property
@@ -141,40 +151,46 @@ class Target:
         """
         if not self.attention_layers:
             return math.inf
-        shapes = [p.shape for p in self.layers.parameters()] + [of.shape for _, of in block_weights(self.layers)]
+        shapes = [parameter.shape for parameter in self.layers.parameters()]
+        shapes += [weight.shape for _, weight in block_weights(self.layers)]
         linear = sum(shape.numel() for shape in shapes if len(shape) > 1)
         return linear / (2 * self.attention_layers * self.config.num_attention_heads * head_size(self.config))
 
     @property
     def max_positions(self) -> int:
         """Positions that the model allows, as lengthened by its rotary scaling."""
-        found = most_positions(self.config)
-        return UNBOUNDED if found is None else found
+        most = most_positions(self.config)
+        return UNBOUNDED if most is None else most
 
     @property
     def weights(self) -> str:
         """Format of the linear layers' weights: float, or the kind of integer blocks (gguf, int8)."""
-        return next((of.kind for _, of in block_weights(self.model) if isinstance(of, PackedWeight)), "float")
+        packed = (weight.kind for _, weight in block_weights(self.model) if isinstance(weight, PackedWeight))
+        return next(packed, "float")
 
     @property
     def identity(self) -> dict[str, str]:
         """All that the rows of its cache depend on besides the tokens, by name."""
         config = {name: value for name, value in self.config.to_dict().items() if not UNSEEN.fullmatch(name)}
-        of = {} if self.weights == "float" else {"linear weights": self.weights}
+        identity = {"dtype": str(self.dtype)[6:]}
+        if self.weights != "float":
+            identity["linear weights"] = self.weights
         if self.cache_dtype is not None:
-            of["cache"] = str(self.cache_dtype)[6:]
-        return {"dtype": str(self.dtype)[6:], **of,
-                "rope": json.dumps(config.pop("rope_parameters", None), sort_keys=True),
-                "configuration": digest(json.dumps(config, sort_keys=True, default=str)),
-                "weights": digest(sample(self.model))}
+            identity["cache"] = str(self.cache_dtype)[6:]
+        identity["rope"] = json.dumps(config.pop("rope_parameters", None), sort_keys=True)
+        identity["configuration"] = digest(json.dumps(config, sort_keys=True, default=str))
+        identity["weights"] = digest(sample(self.model))
+        return identity
 
     def cache(self, capacity: int) -> KVCache:
         """Returns an empty cache for this model's layers."""
-        c = self.config
-        shared = getattr(c, "num_kv_shared_layers", None) or 0      # Gemma 3n: the last layers write no rows
-        kinds = list(getattr(c, "layer_types", None) or [""] * c.num_hidden_layers)
-        cache = KVCache(c.num_hidden_layers, capacity, kinds[:len(kinds) - shared] + ["shared"] * shared,
-                        self.cache_dtype)
+        config = self.config
+        layers = config.num_hidden_layers
+        kinds = list(getattr(config, "layer_types", None) or [""] * layers)
+        # Gemma 3n: the last layers write no rows.
+        shared = getattr(config, "num_kv_shared_layers", None) or 0
+        kinds = kinds[:len(kinds) - shared] + ["shared"] * shared
+        cache = KVCache(layers, capacity, kinds, self.cache_dtype)
         cache.stateful = bool(self.stateful)
         return cache
 
@@ -198,11 +214,12 @@ class Target:
     def forward(self, segments: Sequence[Segment], wants: Wants) -> list[Report]:
         """Does `run` for this caller alone.
 
-        Rows see only their own cache, so a segment's result does not depend on the others: bit for bit if whole layers
-        are compiled, otherwise up to rounding.
+        Rows see only their own cache, so a segment's result does not depend on the others: bit for bit if
+        whole layers are compiled, otherwise up to rounding.
 
-        If not all logits are returned, top-k is computed block by block, so that [n, V] never exists.  It is the top-k
-        of the output embedding's product, whose order is the same as the logits': soft-caps and scales are monotone.
+        If not all logits are returned, top-k is computed block by block, so that [n, V] never exists.  It
+        is the top-k of the output embedding's product, whose order is the same as the logits': soft-caps
+        and scales are monotone.
         """
         layouts = [segment.layout(self.device) for segment in segments]
         rows = [layout.rows for layout in layouts]
@@ -213,42 +230,50 @@ class Target:
         every = wants.queries and (all_logits or len(rows) > 1)
         run = PassContext(layouts, backend, sum(rows) if every else wants.queries)
         record = sent(torch.cat([segment.record for segment in segments], dim=1), self.device)
-        # In transformers 0 means all rows.  Indices are on the device: given a number, some models omit rows (Gemma 4).
-        kept = [torch.arange(n)[segment.with_logits] for segment, n in zip(segments, rows, strict=True)]
-        asked = 0 if all_logits else sent(torch.cat([of + start for of, start in zip(kept, starts, strict=True)]),
-                                          self.device)
+        # The nodes of each segment whose logits the model computes.
+        wanted = [torch.arange(n)[segment.with_logits] for segment, n in zip(segments, rows, strict=True)]
+        logits_to_keep: Any = 0     # in transformers 0 means all rows
+        if not all_logits:
+            # Indices are on the device: given a number, some models omit rows (Gemma 4).
+            indices = [nodes + start for nodes, start in zip(wanted, starts, strict=True)]
+            logits_to_keep = sent(torch.cat(indices), self.device)
         caches = [segment.cache for segment in segments]
         with ExitStack() as stack:
             stack.enter_context(self.engaged(run))
-            if self._compiled is not None:
-                if not all(cache.length for cache in caches):
-                    self.forget_changed()
-                stack.enter_context(self._compiled())
-            if self.stateful:
-                for states in stack.enter_context(self.stateful(segments, self.device)):
-                    states.segment.cache.pending = partial(self._keep_states, states)
+            self._enter_modules(stack, segments)
             hidden = stack.enter_context(self.inputs_of(wants.layers))
             needs_final = wants.final or (wants.topk and not all_logits)
             last = stack.enter_context(decoder_output(self.model)) if needs_final else {}
+            cache: Any = caches[0] if len(caches) == 1 else PackedCache(caches, rows)
             out = self.model(
                 input_ids=record[:1], position_ids=record[1:],
                 attention_mask=None,        # the model's own mask, with its windows, through `interface.mask`
-                use_cache=True, logits_to_keep=asked,
-                **{self.cache_name: caches[0] if len(caches) == 1 else PackedCache(caches, rows)})
+                use_cache=True, logits_to_keep=logits_to_keep, **{self.cache_name: cache})
             self.check(run)
-            logits = out.logits[0].split([len(of) for of in kept])
+            logits = out.logits[0].split([len(nodes) for nodes in wanted])
             reports = []
-            for segment, own, start, n in zip(segments, logits, starts, rows, strict=True):
+            for segment, segment_logits, start, n in zip(segments, logits, starts, rows, strict=True):
                 share = slice(start, start + n)
                 final = last["hidden"][share] if last else None
                 queries = run.queries
                 if len(rows) > 1:
-                    of_last = n if segment.logits == "all" else wants.queries
-                    queries = {layer: found[:, share][:, -of_last:] for layer, found in queries.items()}
-                reports.append(Report(own, self._topk_of(segment, own, final, wants.topk) if wants.topk else None,
-                                      {layer: found[0, share] for layer, found in hidden.items()},
-                                      final if wants.final else None, queries))
+                    newest = n if segment.logits == "all" else wants.queries
+                    queries = {layer: recorded[:, share][:, -newest:] for layer, recorded in queries.items()}
+                topk = self._topk_of(segment, segment_logits, final, wants.topk) if wants.topk else None
+                inputs = {layer: states[0, share] for layer, states in hidden.items()}
+                reports.append(Report(segment_logits, topk, inputs, final if wants.final else None, queries))
         return reports
+
+    def _enter_modules(self, stack: ExitStack, segments: Sequence[Segment]) -> None:
+        """Replaces the compiled and the stateful modules for a pass over these segments, until the stack is
+        left."""
+        if self._compiled is not None:
+            if not all(segment.cache.length for segment in segments):
+                self.forget_changed()
+            stack.enter_context(self._compiled())
+        if self.stateful:
+            for states in stack.enter_context(self.stateful(segments, self.device)):
+                states.segment.cache.pending = partial(self._keep_states, states)
 
     def forget_changed(self) -> None:
         """Drops the kernels' packed copies of weights that have changed."""
@@ -258,36 +283,49 @@ class Target:
     @torch.inference_mode()
     def _keep_states(self, states: SegmentStates, path: Tensor) -> None:
         """Commits a segment's states after a path, with the code that its pass ran."""
-        with lock_of(self.model), self._compiled() if self._compiled else nullcontext():
+        compiled = self._compiled() if self._compiled else nullcontext()
+        with lock_of(self.model), compiled:
             states.keep(path, self.stateful.run)
 
     def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, k: int) -> Tensor:
-        """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits exist."""
+        """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits
+        exist."""
+        ranked = slice(None) if segment.ranked is None else sent(segment.ranked, self.device)
         if segment.logits == "all":
-            return best(logits if segment.ranked is None else logits[sent(segment.ranked, self.device)], k)
+            return best(logits[ranked], k)
         assert final is not None
-        return self._topk(final if segment.ranked is None else final[sent(segment.ranked, self.device)], k)
+        return self._topk(final[ranked], k)
 
     def check(self, run: PassContext) -> None:
         """Raises ValueError if a layer did not use our attention."""
         if run.calls != self.attention_layers:
             raise ValueError(f"{self.name}: {run.calls} of {self.attention_layers} layers used the "
-                             "attention interface, so its tree mask would be ignored. This model cannot be used.")
+                             "attention interface, so its tree mask would be ignored. This model cannot be "
+                             "used.")
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Computes the model's logits [.., V] of final hidden states [.., H], soft-capped or scaled as in its family.
+        """Computes the model's logits [.., V] of final hidden states [.., H], soft-capped or scaled as in
+        its family.
 
-        ids: [n]; None: all; else only the logits [.., n] of these ids
+        Args:
+            hidden: Final hidden states.
+            ids: [n], to compute only the logits [.., n] of these ids; None: all.
         """
-        c, head = self.config, self.head
-        logits = head(hidden) if ids is None else nn.functional.linear(
-            hidden, head.weight[ids], None if head.bias is None else head.bias[ids])
-        if cap := getattr(c, "final_logit_softcapping", None):      # Gemma
+        head = self.head
+        if ids is None:
+            logits = head(hidden)
+        else:
+            bias = None if head.bias is None else head.bias[ids]
+            logits = nn.functional.linear(hidden, head.weight[ids], bias)
+        cap = getattr(self.config, "final_logit_softcapping", None)     # Gemma
+        if cap:
             logits = cap * torch.tanh(logits / cap)
         # Other families skip two passes over the vocabulary.
-        if (factor := getattr(c, "logit_scale", 1.0)) != 1.0:           # Cohere
+        factor = getattr(self.config, "logit_scale", 1.0)           # Cohere
+        if factor != 1.0:
             logits = logits * factor
-        if (divisor := getattr(c, "logits_scaling", 1.0)) != 1.0:       # Granite
+        divisor = getattr(self.config, "logits_scaling", 1.0)       # Granite
+        if divisor != 1.0:
             logits = logits / divisor
         return logits
 
@@ -299,8 +337,8 @@ class Target:
     def engaged(self, run: PassContext) -> Iterator[None]:
         """Replaces the model's attention by ours until the block ends; one pass at a time per model.
 
-        transformers' public `set_attn_implementation` walks over all modules, which took 0.6 to 10 ms for the embedded
-        model.
+        transformers' public `set_attn_implementation` walks over all modules, which took 0.6 to 10 ms for
+        the embedded model.
         """
         AttentionInterface.register(NAME, attention)
         AttentionMaskInterface.register(NAME, mask)

@@ -1,4 +1,5 @@
-"""Inputs and outputs of a target pass: segments, each a tree or a prompt chunk of one sequence, and reports."""
+"""Inputs and outputs of a target pass: segments, each a tree or a prompt chunk of one sequence, and
+reports."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ from longgraft.trees.tree import ProposalTree
 class Segment:
     """A tree or a prompt chunk to run on; its rows are written after the committed rows of its cache.
 
-    logits: return the logits of "all" nodes, of the "last" one or of "none"
-    ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all
+    Attributes:
+        tree: The tree, or the chunk as a chain.
+        cache: The cache that its rows are written to.
+        logits: Whose logits are returned: those of "all" nodes, of the "last" one or of "none".
+        ranked: [r] int64 on the host, the nodes whose top-k is reported if wanted; None: all.
     """
 
     tree: ProposalTree
@@ -52,11 +56,13 @@ AFTER_DRAFTS = 16       # first turn after all passes of drafters
 
 
 class Runner(Protocol):
-    """A model whose passes several callers may share: the target, or a drafter's head; or a plan for a shared pass.
+    """A model whose passes several callers may share: the target, or a drafter's head; or a plan for a
+    shared pass.
 
     Attributes:
         packs: True if rows of several callers may share a pass; set to False when such a pass fails.
-        drafts: True if a verification follows its passes, so that they run first and in any mode of gradients.
+        drafts: True if a verification follows its passes, so that they run first and in any mode of
+            gradients.
     """
 
     packs: bool
@@ -86,9 +92,14 @@ SHARED: ContextVar[Shared | None] = ContextVar("longgraft_shared_passes", defaul
 class Report:
     """Outputs for one segment of n nodes, made in inference mode: copy them before writing.
 
-    logits: [m, V], m = n, 1 or 0
-    topk: [r, K] int32 of the r ranked nodes; hidden: layer -> [n, H]; final: [n, H]; queries: layer -> [Hq, w, D] of
-    all nodes, or of the last ones if not all logits are returned.  These are None or empty unless wanted.
+    All but the logits are None or empty unless wanted.
+
+    Attributes:
+        logits: [m, V] with m = n, 1 or 0.
+        topk: [r, K] int32 of the r ranked nodes.
+        hidden: Layer -> [n, H].
+        final: [n, H], the final hidden states.
+        queries: Layer -> [Hq, w, D] of all nodes, or of the last ones if not all logits are returned.
     """
 
     logits: Tensor

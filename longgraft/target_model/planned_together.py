@@ -21,7 +21,12 @@ class _Turn(IntEnum):
 
 
 class _Decision(NamedTuple):
-    """A decision that several requests wait for.  decide: takes what each hands over, and returns an answer for each"""
+    """A decision that several requests wait for.
+
+    Attributes:
+        turn: Its place among the decisions of a step.
+        decide: Takes what each request hands over, and returns an answer for each.
+    """
 
     turn: _Turn
     decide: Callable[[Sequence[Any]], Sequence[Any]]
@@ -33,6 +38,11 @@ class PlannedTogether(Generic[Q, P]):
     A decision waits for all passes of drafters, so that every request that will need it has come.  Outside of
     `together`, a request is planned alone.
 
+    Args:
+        name: Name of the plan in messages.
+        planner: Makes the plan of a pass from what all requests that will propose in it hand over.
+        last: Other plans that requests wait for decide first, such as that of a source.
+
     Attributes:
         packs: True if the requests are planned together; set to False if that fails.
     """
@@ -40,9 +50,10 @@ class PlannedTogether(Generic[Q, P]):
     drafts = True
 
     def __init__(self, name: str, planner: Callable[[Sequence[Q]], P], last: bool = False) -> None:
-        """name: name of the plan in messages; planner: makes the plan of a pass from what all requests that will
-        propose in it hand over; last: other plans that requests wait for decide first, such as that of a source"""
-        self.name, self.planner, self.packs, self.last = name, planner, True, last
+        self.name = name
+        self.planner = planner
+        self.packs = True
+        self.last = last
 
     def begin(self, mine: Q) -> P:
         """Returns the plan of the pass; called by each request that will propose in it, before it drafts."""
@@ -56,12 +67,16 @@ class PlannedTogether(Generic[Q, P]):
         """Returns the number of nodes of this request's tree, root included."""
         return self._decided(_Turn.SHARE, plan.shares, offer)
 
-    def _begin(self, theirs: Sequence[Q]) -> list[P]:
-        return [self.planner(theirs)] * len(theirs)
+    def _begin(self, offers: Sequence[Q]) -> list[P]:
+        return [self.planner(offers)] * len(offers)
 
     def _decided(self, turn: _Turn, decide: Callable[[Sequence[Any]], Sequence[T]], mine: Any) -> T:
-        decision, shared = _Decision(turn, decide), SHARED.get()
-        answer, = self.forward([mine], decision) if shared is None else shared(self, [mine], decision)
+        decision = _Decision(turn, decide)
+        shared = SHARED.get()
+        if shared is None:
+            answer, = self.forward([mine], decision)
+        else:
+            answer, = shared(self, [mine], decision)
         return answer
 
     def turn(self, decision: _Decision) -> int:

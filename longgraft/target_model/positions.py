@@ -12,7 +12,8 @@ LENGTHENED = ("gemma3", "gemma3_text")
 def most_positions(config: Any) -> int | None:
     """Returns the number of positions that a model allows; None if its configuration states none.
 
-    config: a model's configuration
+    Args:
+        config: A model's configuration.
     """
     text = config.get_text_config(decoder=True)
     stated = getattr(text, "max_position_embeddings", None)
@@ -21,16 +22,20 @@ def most_positions(config: Any) -> int | None:
     rope = getattr(text, "rope_parameters", None) or {}
     # Families whose kinds of layers rotate differently have parameters for each kind.
     scalings = [part for part in rope.values() if isinstance(part, Mapping)] or [rope]
-    original = stated if text.model_type not in LENGTHENED else None
-    return max(lengthened(int(stated), scaling.get("rope_type", "default"), scaling.get("factor"),
-                          scaling.get("original_max_position_embeddings") or original) for scaling in scalings)
+    original = None if text.model_type in LENGTHENED else stated
+    positions = []
+    for scaling in scalings:
+        kind = scaling.get("rope_type", "default")
+        before = scaling.get("original_max_position_embeddings") or original
+        positions.append(lengthened(int(stated), kind, scaling.get("factor"), before))
+    return max(positions)
 
 
 def lengthened(stated: int, kind: str, factor: float | None, original: int | None) -> int:
     """Returns the positions after a rotary scaling: `original` times `factor`, or more if more are stated.
 
-    Llama 3's factor may be larger than what the context was lengthened by, so a stated length other than the original
-    one counts.
+    Llama 3's factor may be larger than what the context was lengthened by, so a stated length other than
+    the original one counts.
 
     Args:
         stated: `max_position_embeddings`.

@@ -1,10 +1,12 @@
-"""Runs modules whose state goes from token to token over a token tree, and commits the state of the accepted path.
+"""Runs modules whose state goes from token to token over a token tree, and commits the state of the
+accepted path.
 
-Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in transformers'
-cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of which begin with the
-committed state; the batch has as many entries as paths times the longest path.
+Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in
+transformers' cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of
+which begin with the committed state; the batch has as many entries as paths times the longest path.
 
-Committing an accepted path: a chain that is kept whole already has its state; a convolution's state is cut out of the
+Committing an accepted path: a chain that is kept whole already has its state; a convolution's state is cut
+    out of the
 inputs seen; any other module runs once more on the accepted path, from the committed state.
 """
 
@@ -30,7 +32,8 @@ from longgraft.trees.tree import ProposalTree
 if TYPE_CHECKING:
     from longgraft.target_model.passes import Segment
 
-INTERFACE = {"update_conv_state", "update_recurrent_state"}     # methods of a cache that keep a module's state
+# Methods of a cache that keep a module's state.
+INTERFACE = {"update_conv_state", "update_recurrent_state"}
 UNLIMITED = (0.0, float("inf"))     # limits of the time step of a Mamba 2 module that has none
 # The trial of a kind of modules reads 2 * TRIED tokens at once and in two halves, and the outputs must agree.
 TRIED = 8
@@ -43,21 +46,24 @@ def keeps_state(cls: type) -> bool:
 
     transformers marks no such classes, so the names that their functions use are looked up.
     """
-    own = (inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member))
-    return any(INTERFACE & set(function.__code__.co_names) for function in own)
+    functions = (inspect.unwrap(member) for member in vars(cls).values() if inspect.isfunction(member))
+    return any(INTERFACE & set(function.__code__.co_names) for function in functions)
 
 
 @dataclass
 class ModuleState:
     """The state of one module for B sequences; the module sees it as a cache of transformers (5.17 to 5.23).
 
-    conv: index -> [B, C, K], the last inputs of a convolution; recurrent: index -> [B, ..], a recurrent state
-    seen: index -> [B, C, K + n], the last n inputs and the K inputs before them, from which earlier states are cut
+    Attributes:
+        conv: Index -> [B, C, K], the last inputs of a convolution.
+        recurrent: Index -> [B, ..], a recurrent state.
+        inputs: Index -> [B, C, K + n], the last n inputs and the K inputs before them, from which earlier
+            states are cut.
     """
 
     conv: dict[int, Tensor] = field(default_factory=dict)
     recurrent: dict[int, Tensor] = field(default_factory=dict)
-    seen: dict[int, Tensor] = field(default_factory=dict)
+    inputs: dict[int, Tensor] = field(default_factory=dict)
 
     record_past = False
 
@@ -90,9 +96,12 @@ class ModuleState:
         """Appends inputs [B, C, n]; returns [B, C, K + n], which begins with the inputs before them."""
         size = conv_kernel_size or inputs.shape[-1]
         before = self.conv.get(state_idx)
-        seen = torch.cat([inputs.new_zeros(*inputs.shape[:-1], size) if before is None else before, inputs], dim=-1)
-        self.seen[state_idx], self.conv[state_idx] = seen, seen[..., -size:].clone()
-        return seen
+        if before is None:
+            before = inputs.new_zeros(*inputs.shape[:-1], size)
+        whole = torch.cat([before, inputs], dim=-1)
+        self.inputs[state_idx] = whole
+        self.conv[state_idx] = whole[..., -size:].clone()
+        return whole
 
     def update_recurrent_state(self, state: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
         self.recurrent[state_idx] = state
@@ -102,14 +111,22 @@ class ModuleState:
         return [*self.conv.values(), *self.recurrent.values()]
 
     def of_sequences(self, count: int) -> ModuleState:
-        """Returns a copy for the `count` paths of a tree, which begin alike; some modules write into their state."""
-        conv, recurrent = tree_map(lambda one: one.expand(count, *one.shape[1:]).clone(), (self.conv, self.recurrent))
+        """Returns a copy for the `count` paths of a tree, which begin alike; some modules write into their
+        state."""
+        def repeated(tensor: Tensor) -> Tensor:
+            return tensor.expand(count, *tensor.shape[1:]).clone()
+
+        conv, recurrent = tree_map(repeated, (self.conv, self.recurrent))
         return ModuleState(conv, recurrent)
 
     def after(self, path: int, tokens: int) -> ModuleState:
-        """Returns the state of the path of this index after its first `tokens` tokens; for convolution states only."""
-        return ModuleState({index: seen[path:path + 1, :, tokens:tokens + self.conv[index].shape[-1]].clone()
-                      for index, seen in self.seen.items()})
+        """Returns the state of the path of this index after its first `tokens` tokens; for convolution
+        states only."""
+        state = ModuleState()
+        for index, inputs in self.inputs.items():
+            size = self.conv[index].shape[-1]
+            state.conv[index] = inputs[path:path + 1, :, tokens:tokens + size].clone()
+        return state
 
 
 class _SameForEveryLayer:
@@ -123,22 +140,28 @@ class _SameForEveryLayer:
 
 
 @dataclass
-class _Call:
-    """A module's call in a pass.  given: its arguments; rows: number of rows of the pass."""
+class _ModuleCall:
+    """A module's call in a pass.
+
+    Attributes:
+        module: The module.
+        arguments: Its positional arguments and its named ones.
+        rows: Number of rows of the pass.
+    """
 
     module: nn.Module
-    given: tuple
+    arguments: tuple
     rows: int
 
     def __call__(self, nodes: Tensor, state: ModuleState, singly: bool = False) -> Any:
         """Runs the module on rows [B, L] int64 of the pass, after a state, which is updated.
 
-        singly: one token after the other
+        With `singly`, it reads one token after the other.
         """
         if singly:
-            found = _joined([self(one, state) for one in nodes.split(1, dim=1)])
-            state.seen.clear()      # `seen` covers only the last token
-            return found
+            outputs = _joined([self(token, state) for token in nodes.split(1, dim=1)])
+            state.inputs.clear()        # `inputs` covers only the last token
+            return outputs
 
         def of_nodes(value: Any) -> Any:
             if isinstance(value, Cache):
@@ -148,8 +171,9 @@ class _Call:
                 return value[0, nodes]
             return value
 
-        args, named = tree_map(of_nodes, self.given)
-        with _limited(self.module) if nodes.shape[1] == 1 else nullcontext():
+        args, named = tree_map(of_nodes, self.arguments)
+        limited = _limited(self.module) if nodes.shape[1] == 1 else nullcontext()
+        with limited:
             return type(self.module).forward(self.module, *args, **named)
 
 
@@ -180,31 +204,39 @@ def _limited(module: Any) -> Iterator[None]:
 class SegmentStates:
     """The states of one segment of a pass.
 
-    start: the segment's first row in the pass
-    paths: [P, L] int64, rows of the pass, one path per leaf
-    first: node -> (path, index) of its first occurrence in the paths
-    found: module number -> (its call, for running it again, or None for a prompt chunk, which is always kept whole; its
-        state after the pass)
+    Attributes:
+        segment: The segment.
+        start: Its first row in the pass.
+        paths: [P, L] int64, rows of the pass, one path per leaf.
+        first: Node -> (path, index) of its first occurrence in the paths.
+        results: Module number -> (its call, for running it again; its state after the pass).  The call is
+            None for a prompt chunk, which is always kept whole.
     """
 
     segment: Segment
     start: int
     paths: Tensor
     first: Sequence[tuple[int, int]]
-    found: dict[int, tuple[_Call | None, ModuleState]] = field(default_factory=dict)
+    results: dict[int, tuple[_ModuleCall | None, ModuleState]] = field(default_factory=dict)
 
-    def keep(self, path: Tensor, run: Callable[[_Call, Tensor, ModuleState], Any]) -> None:
+    def committed(self, number: int, sequences: int) -> ModuleState:
+        """Returns a copy of a module's committed state for this many sequences; an empty state if there is
+        none."""
+        state = self.segment.cache.states.get(number)
+        return ModuleState() if state is None else state.of_sequences(sequences)
+
+    def keep(self, path: Tensor, run: Callable[[_ModuleCall, Tensor, ModuleState], Any]) -> None:
         """Commits the states after a path [a] of nodes; run: `StatefulModules.run`."""
         states = self.segment.cache.states
         row, place = self.first[int(path[-1])]
-        for number, (call, state) in self.found.items():
-            if len(self.paths) == 1 and place + 1 == len(self.first):       # kept whole: this state is the one to keep
-                state.seen.clear()
-            elif state.seen and not state.recurrent:        # convolutions only: cut out of the inputs
+        for number, (call, state) in self.results.items():
+            # Kept whole: this state is the one to keep.
+            if len(self.paths) == 1 and place + 1 == len(self.first):
+                state.inputs.clear()
+            elif state.inputs and not state.recurrent:      # convolutions only: cut out of the inputs
                 state = state.after(row, place + 1)
             else:       # run the path again from the committed state
-                held = states.get(number)
-                state = ModuleState() if held is None else held.of_sequences(1)
+                state = self.committed(number, 1)
                 assert call is not None, "a prompt chunk is always kept whole"
                 run(call, sent(path, self.paths.device)[None] + self.start, state)
             states[number] = state
@@ -230,21 +262,21 @@ def paths_of(tree: ProposalTree) -> tuple[Tensor, list[tuple[int, int]]]:
         for place, node in enumerate(path):
             first.setdefault(node, (row, place))
     longest = max(map(len, paths))
-    return (torch.tensor([path + path[-1:] * (longest - len(path)) for path in paths]),
-            [first[node] for node in range(len(tree))])
+    padded = [path + path[-1:] * (longest - len(path)) for path in paths]
+    return torch.tensor(padded), [first[node] for node in range(len(tree))]
 
 
 class StatefulModules:
     """Runs a model's stateful modules over the segments of a pass, inside a `with` block of this object.
 
-    Its truth value is False if the model has no such modules.  Some modules (Jamba's) give wrong outputs if they
-    continue a state with several tokens at once; these get one token at a time.  A trial with fixed random inputs finds
-    them, before a module first continues a state with several tokens.
+    Its truth value is False if the model has no such modules.  Some modules (Jamba's) give wrong outputs if
+    they continue a state with several tokens at once; these get one token at a time.  A trial with fixed
+    random inputs finds them, before a module first continues a state with several tokens.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = [module for module in model.modules() if keeps_state(type(module))]
-        self._numbers = {module: number for number, module in enumerate(found)}
+        modules = (module for module in model.modules() if keeps_state(type(module)))
+        self._numbers = {module: number for number, module in enumerate(modules)}
         self._override = ModuleOverride(model, self._replacement)
         self._segments: list[SegmentStates] = []
         self._singly: dict[type, bool] = {}
@@ -258,7 +290,8 @@ class StatefulModules:
 
         `KVCache.keep` calls its `keep` once the accepted path is known, after this block has ended.
         """
-        self._segments, start = [], 0
+        self._segments = []
+        start = 0
         for segment in segments:
             paths, first = paths_of(segment.tree)
             self._segments.append(SegmentStates(segment, start, sent(paths + start, device), first))
@@ -274,20 +307,21 @@ class StatefulModules:
 
     def _forward(self, module: nn.Module, *args: Any, **named: Any) -> Any:
         """Returns the module's outputs [1, n, ..] of all rows, each computed after its ancestors."""
-        call = _Call(module, (args, named), sum(len(own.first) for own in self._segments))
-        return _joined([self._outputs(call, own) for own in self._segments])
+        rows = sum(len(states.first) for states in self._segments)
+        call = _ModuleCall(module, (args, named), rows)
+        return _joined([self._outputs(call, states) for states in self._segments])
 
-    def _outputs(self, call: _Call, own: SegmentStates) -> Any:
+    def _outputs(self, call: _ModuleCall, states: SegmentStates) -> Any:
         number = self._numbers[call.module]
-        held = own.segment.cache.states.get(number)
-        state = ModuleState() if held is None else held.of_sequences(len(own.paths))
-        found = self.run(call, own.paths, state)
+        state = states.committed(number, len(states.paths))
+        outputs = self.run(call, states.paths, state)
         # A prompt chunk is kept whole and never runs again, so its inputs need not be held.
-        own.found[number] = None if own.segment.logits != "all" else call, state
-        rows, places = torch.tensor(own.first).unbind(1)
-        return tree_map(lambda one: one[rows, places][None], found)
+        again = call if states.segment.logits == "all" else None
+        states.results[number] = again, state
+        rows, places = torch.tensor(states.first).unbind(1)
+        return tree_map(lambda output: output[rows, places][None], outputs)
 
-    def run(self, call: _Call, nodes: Tensor, state: ModuleState) -> Any:
+    def run(self, call: _ModuleCall, nodes: Tensor, state: ModuleState) -> Any:
         """Returns outputs [B, L, ..] of rows [B, L] of the pass, after a state, which is updated."""
         if nodes.shape[1] == 1 or not state.has_previous_state():
             return call(nodes, state)
@@ -297,7 +331,7 @@ class StatefulModules:
         return call(nodes, state, self._singly[kind])
 
 
-def _continues(call: _Call) -> bool:
+def _continues(call: _ModuleCall) -> bool:
     """Tells if the module gives the same outputs from a state with several tokens as for all tokens at once.
 
     It reads fixed random numbers, so that the result does not depend on the first request.
@@ -309,17 +343,20 @@ def _continues(call: _Call) -> bool:
             return numbers(1, 2 * TRIED, *value.shape[2:], dtype=value.dtype, seed=0).to(value.device)
         return value[:, nodes[0] % call.rows]
 
-    nodes, state = torch.arange(2 * TRIED)[None], ModuleState()
-    tried = _Call(call.module, tree_map(fixed, call.given), 2 * TRIED)
-    whole, parts = tried(nodes, ModuleState()), [tried(part, state) for part in nodes.split(TRIED, dim=1)]
+    nodes = torch.arange(2 * TRIED)[None]
+    trial = _ModuleCall(call.module, tree_map(fixed, call.arguments), 2 * TRIED)
+    whole = trial(nodes, ModuleState())
+    state = ModuleState()
+    parts = [trial(part, state) for part in nodes.split(TRIED, dim=1)]
     return all(map(_alike, tree_leaves(_joined(parts)), tree_leaves(whole)))
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    apart = float((one - other).abs().max())
-    return apart <= TOLERANCE.get(one.dtype, HALF_TOLERANCE) * max(float(other.float().std()), 1e-6)
+def _alike(output: Tensor, expected: Tensor) -> bool:
+    apart = float((output - expected).abs().max())
+    return apart <= TOLERANCE.get(output.dtype, HALF_TOLERANCE) * max(float(expected.float().std()), 1e-6)
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Concatenates outputs [B, n, ..] along n; each part is a tuple of tensors of the same structure, or one tensor."""
+    """Concatenates outputs [B, n, ..] along n; each part is a tuple of tensors of the same structure, or
+    one tensor."""
     return parts[0] if len(parts) == 1 else tree_map(lambda *some: torch.cat(some, dim=1), *parts)

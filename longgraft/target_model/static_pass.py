@@ -41,7 +41,11 @@ class StaticPass:
     """
 
     def __init__(self, target: Target, cache: KVCache, rows: int, wants: Wants, regions: Regions) -> None:
-        self.target, self.cache, self.rows, self.wants, self.regions = target, cache, rows, wants, regions
+        self.target = target
+        self.cache = cache
+        self.rows = rows
+        self.wants = wants
+        self.regions = regions
         device = target.device
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
         self.keys, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
@@ -63,7 +67,8 @@ class StaticPass:
         return self.regions((self, "forward"), self._forward)
 
     def _forward(self) -> tuple[Report, Tensor]:
-        target, tree = self.target, self._tree()
+        target = self.target
+        tree = self._tree()
         length, position = self.inputs[-NUMBERS:].split(1)
         layout = DeviceLayout.of(length, tree.depths, tree.depths, tree.ancestors)
         run = PassContext([layout], target.fixed_backend)
@@ -85,11 +90,13 @@ class StaticPass:
         return Report(logits, topk, hidden, last.get("hidden")), positions + 1
 
     def settle(self, report: Report, positions: Tensor, rule: DrawThenWalk) -> tuple[Walked, Report, Tensor]:
-        """Draws one token per node, walks, and moves the path's rows in the cache; the caller raises the cache's
-        length.
+        """Draws one token per node, walks, and moves the path's rows in the cache.
 
-        Returns (the walk, the report with hidden and final rows in path order, [m] int64 for `unpack`: the tree's
-        record, the path, its length and the next token).
+        The caller raises the cache's length.
+
+        Returns:
+            The walk, the report with hidden and final rows in path order, and [m] int64 for `unpack`: the
+            tree's record, the path, its length and the next token.
         """
         self.keys.copy_(rule.keys(positions))
         self.regions.latest((self, "draw"), rule.law,
@@ -103,18 +110,21 @@ class StaticPass:
         path, length, following = tree.walk(self.draws)
         nodes = torch.where(path < 0, self.index, path)         # rows after the path stay in place
         moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
-        kept = Report(report.logits, report.topk, {layer: rows[nodes] for layer, rows in report.hidden.items()},
-                      None if report.final is None else report.final[nodes])
+        hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}
+        final = None if report.final is None else report.final[nodes]
+        kept = Report(report.logits, report.topk, hidden, final)
         record = torch.cat([self.inputs[:-NUMBERS], path, length, following])
         return Walked(tree, path, length, report.topk), kept, record, moved
 
     def unpack(self, record: Tensor, tree: Tree) -> tuple[ProposalTree, Tensor, Tensor, int]:
         """Brings the results to the host, by the step's one device sync.
 
-        Returns (the loaded tree, the rows of its nodes, its path, the next token).
+        Returns:
+            The loaded tree, the rows of its nodes, its path and the next token.
         """
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
-        fields, path = fields.view(FIELDS, self.rows), path[:int(length)]
+        fields = fields.view(FIELDS, self.rows)
+        path = path[:int(length)]
         live = PaddedTree.unpack(fields).live
         if isinstance(tree, PaddedTree):
             path = (live.cumsum(0) - 1)[path]

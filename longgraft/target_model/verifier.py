@@ -1,4 +1,5 @@
-"""The verifier: runs one target pass over a prompt chunk or a proposal, draws, walks, keeps the path and reports."""
+"""The verifier: runs one target pass over a prompt chunk or a proposal, draws, walks, keeps the path and
+reports."""
 
 from __future__ import annotations
 
@@ -25,11 +26,17 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 @dataclass
 class Verifier:
-    """Owns the target's cache for one request.
+    """The owner of the target's cache for one request; it runs the request's passes.
 
-    regions: if they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless queries are wanted
-    reads: called with the logits [n, V] of each prompt chunk, and the prompt's tokens [n or n - 1] after each of the
-        chunk's; None: only the last token's logits are computed
+    Attributes:
+        target: The target.
+        cache: Its cache for the request.
+        rule: The acceptance rule.
+        clock: What measures the parts of a step.
+        regions: If they are fixed, trees of up to 64 nodes are verified in passes of fixed shape, unless
+            queries are wanted.
+        reads: Called with the logits [n, V] of each prompt chunk, and the prompt's tokens [n or n - 1]
+            after each of the chunk's; None: only the last token's logits are computed.
     """
 
     target: Target
@@ -43,10 +50,14 @@ class Verifier:
              ranked: Tensor | None = None) -> Observation:
         """Reads a prompt chunk [n] int64 and commits all of it.
 
-        following: the prompt's next token; None: the prompt ends here, and the rule draws the token.  ranked: as in
-        `Segment`
+        Args:
+            chunk: The tokens.
+            wants: What the target reports.
+            following: The prompt's next token; None: the prompt ends here, and the rule draws the token.
+            ranked: As in `Segment`.
         """
-        tree, path = ProposalTree.chain(chunk, origin=ROOT), torch.arange(len(chunk))
+        tree = ProposalTree.chain(chunk, origin=ROOT)
+        path = torch.arange(len(chunk))
         wants = replace(wants, queries=max(wants.queries, wants.prompt_queries))
         with self.clock.part("verify"):
             logits: Literal["all", "last", "none"] = "last" if following is None else "none"
@@ -55,15 +66,16 @@ class Verifier:
             report, = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
         self.cache.keep(path)
         if self.reads is not None:
-            self.reads(report.logits, torch.cat([chunk[1:], torch.tensor([] if following is None else [following],
-                                                                         dtype=torch.int64)]))
+            last = [] if following is None else [following]
+            self.reads(report.logits, torch.cat([chunk[1:], torch.tensor(last, dtype=torch.int64)]))
         if following is None:
             with self.clock.part("accept"):
-                last = ProposalTree.root_only(int(chunk[-1]))
-                _, following = self.rule(last, report.logits[-1:], torch.tensor([self.cache.position]))
-        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True, ranked=ranked,
-                           cache=self.cache if wants.cache else None,
-                           queries={layer: rows[:, -wants.queries:] for layer, rows in report.queries.items()})
+                root = ProposalTree.root_only(int(chunk[-1]))
+                _, following = self.rule(root, report.logits[-1:], torch.tensor([self.cache.position]))
+        queries = {layer: rows[:, -wants.queries:] for layer, rows in report.queries.items()}
+        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True,
+                           ranked=ranked,
+                           cache=self.cache if wants.cache else None, queries=queries)
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
         """Verifies a tree, commits its accepted path and returns the target's observation."""
@@ -71,11 +83,11 @@ class Verifier:
         drawn = isinstance(tree, ProposalTree) and tree.law is not None
         fits = len(tree) <= SIZES[-1] and not wants.queries and not drawn and not self.target.stateful
         if self.regions.fixed and fits and isinstance(self.rule, DrawThenWalk):
-            seen = self._fixed(tree, wants, self.rule)
+            observation = self._fixed(tree, wants, self.rule)
         else:
-            seen = self._eager(on_host(tree), wants)
+            observation = self._eager(on_host(tree), wants)
         # The walk has synced with the device, so all work launched before it is done.
-        return replace(seen, seconds=self.clock.now(wait=False) - since)
+        return replace(observation, seconds=self.clock.now(wait=False) - since)
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
         """Returns the rule for a tree: drafts sampled independently of the target need rejection sampling."""
@@ -87,7 +99,8 @@ class Verifier:
         with self.clock.part("accept"):
             path, next_token = self._rule_of(tree)(tree, report.logits, self.cache.position + 1 + tree.depths)
             self.cache.keep(path)
-            hidden, final = dict(report.hidden), report.final
+            hidden = dict(report.hidden)
+            final = report.final
             if len(path) < len(tree) and (hidden or final is not None):
                 nodes = sent(path, report.logits.device)
                 hidden = {layer: rows[nodes] for layer, rows in hidden.items()}
@@ -108,16 +121,17 @@ class Verifier:
         with self.clock.part("accept"):
             walked, kept, record = fixed.settle(report, positions, rule)
             host, nodes, path, next_token = fixed.unpack(record, tree)
-            a = len(path)
-            self.cache.length += a
+            self.cache.length += len(path)
         # Copied, because the next pass overwrites these tensors.
-        return Observation(host, path, next_token, None if report.topk is None else _taken(report.topk, nodes),
-                           {layer: rows[:a].clone() for layer, rows in kept.hidden.items()},
-                           None if kept.final is None else kept.final[:a].clone(), walked=walked,
+        topk = None if report.topk is None else _copied(report.topk, nodes)
+        hidden = {layer: rows[:len(path)].clone() for layer, rows in kept.hidden.items()}
+        final = None if kept.final is None else kept.final[:len(path)].clone()
+        return Observation(host, path, next_token, topk, hidden, final, walked=walked,
                            cache=self.cache if wants.cache else None)
 
 
-def _taken(rows: Tensor, nodes: Tensor) -> Tensor:
-    """Returns a copy of the rows `nodes`, ascending and on the host; usually they are the first rows: a slice
-    suffices."""
-    return rows[:len(nodes)].clone() if nodes[-1] == len(nodes) - 1 else rows[sent(nodes, rows.device)]
+def _copied(rows: Tensor, nodes: Tensor) -> Tensor:
+    """Returns a copy of the rows `nodes`, ascending and on the host."""
+    if nodes[-1] == len(nodes) - 1:     # usually they are the first rows, and a slice suffices
+        return rows[:len(nodes)].clone()
+    return rows[sent(nodes, rows.device)]

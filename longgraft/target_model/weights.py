@@ -1,7 +1,7 @@
 """Reads a target's configuration, tokenizer and weights from a folder or a hub id.
 
-The result is complete and finite, or a ValueError is raised.  transformers only warns about some errors, such as
-missing tensors; here they are errors.
+The result is complete and finite, or a ValueError is raised.  transformers only warns about some errors,
+such as missing tensors; here they are errors.
 """
 
 from __future__ import annotations
@@ -33,37 +33,44 @@ from longgraft.target_model.supported import refuse
 BLOCK = 1 << 24     # elements summed at once: numbers of 16 bits are widened to float32 for it
 SAMPLED = 64        # values per tensor in `sample`
 NAMED = 3           # tensors that an error message names
-_PLACE = ("Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a hub id that "
-          "this machine can reach.")
+_PLACE = ("Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a "
+          "hub id that this machine can reach.")
 
 
 def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
     """Returns the configuration of a model; raises ValueError with the reason if the model cannot be decoded.
 
-    gguf: a GGUF file in the folder, which takes the place of the other files
+    Args:
+        path: Folder or hub id.
+        name: The model's name in messages.
+        gguf: A GGUF file in the folder, which takes the place of the other files.
     """
     with _reading(f"Model {name!r}", _PLACE):
-        declared, _ = PretrainedConfig.get_config_dict(path, **_of(gguf))
+        declared, _ = PretrainedConfig.get_config_dict(path, **_gguf_option(gguf))
         kind = declared.get("model_type")
         if "auto_map" in declared and kind not in CONFIG_MAPPING:
             raise ValueError(f"its type {kind!r} comes with code of its own, which longgraft never runs")
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **_of(gguf))
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False, **_gguf_option(gguf))
     refuse(config, name)
     return config
 
 
 def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
-    """Returns the model's tokenizer; raises ValueError for one without words, which transformers makes up if files are
-    missing."""
-    with _reading(f"The tokenizer of {name!r}", "Give a folder or hub id that holds the tokenizer's files too, or "
-                                                 "(model, None) to decode token ids."):
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **_of(gguf))
+    """Returns the model's tokenizer.
+
+    Raises:
+        ValueError: it has no words; transformers makes up such a tokenizer if files are missing.
+    """
+    advice = "Give a folder or hub id that holds the tokenizer's files too, or (model, None) to decode token ids."
+    with _reading(f"The tokenizer of {name!r}", advice):
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=False, **_gguf_option(gguf))
         if len(tokenizer) <= len(tokenizer.get_added_vocab()):
             raise ValueError("its files are missing, or hold no words")
     return tokenizer
 
 
-def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype, gguf: str = "") -> PreTrainedModel:
+def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype,
+               gguf: str = "") -> PreTrainedModel:
     """Returns the model on the CPU, in eval mode.
 
     Raises:
@@ -73,31 +80,39 @@ def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtyp
         # Shapes are compared in `_check_names`, which can name the tensors.
         read: Any = AutoModelForCausalLM.from_pretrained(
             path, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True, **_of(gguf))
-        model, found = read
-    _check_names(model, found, name)
+            ignore_mismatched_sizes=True, **_gguf_option(gguf))
+        model, report = read
+    _check_names(model, report, name)
     check_finite(model, name)
     return model.eval()
 
 
-def _of(gguf: str) -> dict[str, str]:
+def _gguf_option(gguf: str) -> dict[str, str]:
+    """Returns transformers' option for reading a GGUF file; {} if there is none."""
     return {"gguf_file": gguf} if gguf else {}
 
 
 def check_finite(model: PreTrainedModel, name: str) -> None:
     """Raises ValueError with the names of the tensors that hold NaN or infinity."""
-    floats = {key: t for whole, quantised in model.state_dict().items() for key, t in parts(quantised, whole)
-              if t.is_floating_point() and t.itemsize > 1}
-    # One read and one sync: a tensor with a finite sum is finite.  Other sums may have overflowed, so those are
-    # checked.
-    sums = torch.stack([torch.stack([block.sum(dtype=torch.float32) for block in t.flatten().split(BLOCK)]).sum()
-                        for t in floats.values()])
+    floats: dict[str, torch.Tensor] = {}
+    for whole, quantised in model.state_dict().items():
+        floats |= {key: t for key, t in parts(quantised, whole) if t.is_floating_point() and t.itemsize > 1}
+    # One read and one sync: a tensor with a finite sum is finite.  Other sums may have overflowed, so those
+    # are checked.
+    sums = torch.stack([_sum(t) for t in floats.values()])
     suspects = [key for key, finite in zip(floats, sums.isfinite().tolist(), strict=True) if not finite]
-    if broken := [key for key in suspects if not floats[key].isfinite().all()]:
+    broken = [key for key in suspects if not floats[key].isfinite().all()]
+    if broken:
         dtype = floats[broken[0]].dtype
-        raise ValueError(f"{name} holds NaN or infinite numbers in {_named(broken)}, read as {str(dtype)[6:]}.\n"
-                         "Its answers would be meaningless. Fetch the weights again, or load them as bfloat16 or "
-                         "float32 if float16 is too small for them.")
+        raise ValueError(f"{name} holds NaN or infinite numbers in {_named(broken)}, read as "
+                         f"{str(dtype)[6:]}.\n"
+                         "Its answers would be meaningless. Fetch the weights again, or load them as "
+                         "bfloat16 or float32 if float16 is too small for them.")
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor's sum in float32, made block by block."""
+    return torch.stack([block.sum(dtype=torch.float32) for block in tensor.flatten().split(BLOCK)]).sum()
 
 
 def sample(module: nn.Module) -> list[Any]:
@@ -106,35 +121,46 @@ def sample(module: nn.Module) -> list[Any]:
     They tell apart modules that were trained separately; a change to few rows of one tensor may be missed.
     """
     blocks = [weight for _, weight in block_weights(module)]
-    shapes = [tuple(t.shape) for t in module.parameters()] + [tuple(weight.shape) for weight in blocks]
+    shapes = [tuple(weight.shape) for weight in module.parameters()] + [tuple(weight.shape)
+                                                                        for weight in blocks]
     tensors = [t.detach() for whole in module.parameters() for _, t in parts(whole)]
-    values = [t.flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double()
-              for t in (*tensors, *(weight.sample for weight in blocks))]
+    tensors += [weight.sample for weight in blocks]
+    values = [t.flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in tensors]
     return [shapes, torch.cat(values).tolist()]
 
 
 def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
-    """Returns all that a drafter's rows depend on besides tokens and target; window: of its attention; None: none."""
+    """Returns all that a drafter's rows depend on besides tokens and target.
+
+    Args:
+        network: The drafter's network.
+        window: Window of its attention; None: none.
+    """
     config = network.config
-    return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
+    return {"rope": str(config.rope), "window": str(window or "none"),
+            "weights": digest([config, sample(network)])}
 
 
-def _check_names(model: PreTrainedModel, found: dict[str, Any], name: str) -> None:
+def _check_names(model: PreTrainedModel, report: dict[str, Any], name: str) -> None:
     """Raises ValueError with the names of tensors that transformers filled with random numbers or dropped.
 
     transformers' lists leave out tied weights and known leftovers.
     """
     advice = "config.json and the weights do not belong together, or a file is missing; fetch both again."
-    if shapes := {key: (saved, made) for key, saved, made in found["mismatched_keys"]}:
+    shapes = {key: (saved, declared) for key, saved, declared in report["mismatched_keys"]}
+    if shapes:
         first = min(shapes)
-        saved, made = (list(shape) for shape in shapes[first])
-        raise ValueError(f"{name}: {first} is {saved} in the weights and {made} by config.json "
+        saved, declared = (list(shape) for shape in shapes[first])
+        raise ValueError(f"{name}: {first} is {saved} in the weights and {declared} by config.json "
                          f"({len(shapes)} differ).\n{advice}")
-    if missing := sorted(found["missing_keys"]):
+    missing = sorted(report["missing_keys"])
+    if missing:
         raise ValueError(f"{name}: the weights lack {_named(missing)}.\n{advice}")
     stems = {_stem(key) for key in model.state_dict()} - {""}
-    if extra := sorted(key for key in found["unexpected_keys"] if _stem(key) in stems):
-        raise ValueError(f"{name}: the weights hold {_named(extra)}, which its configuration does not have.\n{advice}")
+    extra = sorted(key for key in report["unexpected_keys"] if _stem(key) in stems)
+    if extra:
+        raise ValueError(f"{name}: the weights hold {_named(extra)}, which its configuration does not "
+                         f"have.\n{advice}")
 
 
 def _stem(key: str) -> str:
@@ -145,26 +171,30 @@ def _stem(key: str) -> str:
 
 
 def _named(keys: Collection[str]) -> str:
-    first = list(keys)[:NAMED]
-    return ", ".join(first) + (f" and {len(keys) - NAMED} more" if len(keys) > NAMED else "")
+    names = ", ".join(list(keys)[:NAMED])
+    return f"{names} and {len(keys) - NAMED} more" if len(keys) > NAMED else names
 
 
 @contextmanager
 def _reading(what: str, advice: str) -> Iterator[None]:
-    """Turns any error of transformers, safetensors or pickle over files into a ValueError: one sentence and advice."""
+    """Turns any error of transformers, safetensors or pickle over files into a ValueError: one sentence and
+    advice."""
     try:
         yield
     except ImportError:
         raise       # its message names the missing package
-    # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no base class.
+    # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no
+    # base class.
     except Exception as error:
         raise ValueError(f"{what} could not be loaded: {reason(error)}.\n{advice}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences transformers' loading bar and its table of random weights, which are errors here; download bars stay."""
-    bars, downloads = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    """Silences transformers' loading bar and its table of random weights, which are errors here; download
+    bars stay."""
+    bars = logging.is_progress_bar_enabled()
+    downloads = not are_progress_bars_disabled()
     verbosity = logging.get_verbosity()
     logging.disable_progress_bar()
     if downloads:

@@ -10,7 +10,7 @@ MUTATIONS = (
     Mutation("keys of latents stay transposed", "_Filler.fill_parts", "keys.transpose(1, 2)", "keys.transpose(1, 2).flip(1)", "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model"),
     Mutation("a router's correction is lost", "_Filler.fill", "module._buffers[last] = torch.tensor(changed.weights)", "pass", "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model"),
     Mutation("routers with a correction take a softmax", "_deepseek", "SIGMOID if corrected else 0", "0", "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model"),
-    Mutation("attention with sinks meets a cache in bfloat16", "attention_interface:attention", "split(q, numbers_of(k, q.dtype), numbers_of(v, q.dtype), layout, scale, window, sinks=sinks)", "split(q, k, v, layout, scale, window, sinks=sinks)", "test_architectures.py::test_attention_with_sinks_takes_a_cache_in_bfloat16"),
+    Mutation("attention with sinks meets a cache in bfloat16", "attention_interface:attention", "return split(q, keys, values, layout, scale, window, sinks=sinks)", "return split(q, k, v, layout, scale, window, sinks=sinks)", "test_architectures.py::test_attention_with_sinks_takes_a_cache_in_bfloat16"),
     Mutation("a tensor that is not known is left out", "parameters_of", "if unknown := [name for name, parameter in named.items() if parameter is None]:", "if unknown := []:", "test_architectures.py::test_files_that_longgraft_reads_by_itself_are_refused_as_floats_or_where_they_are_not_known"),
     Mutation("a layer without experts is decoded", "_Filler._stack", "if tensor is None:", "if False:", "test_architectures.py::test_a_file_without_a_tensor_is_refused"),
     Mutation("value heads keep llama.cpp's order", "gguf_hybrids:_grouped", "return heads.swapaxes(0, 1).reshape(weights.shape)", "return weights", "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model"),
@@ -35,5 +35,5 @@ MUTATIONS = (
     Mutation("a shared network of experts is dropped", "_granite_moe", "if shared else {}", "if False else {}", "test_architectures.py::test_a_file_in_blocks_gives_the_logits_of_its_dequantised_model"),
     Mutation("a family that transformers does not have is an entry that is missing", "Architecture.configuration", "if model_type not in CONFIG_MAPPING:", "if False:", "test_architectures.py::test_a_family_that_transformers_does_not_have_is_refused"),
     Mutation("a Bamba model is decoded as Granite", "_granite_hybrid", "!= size:", "> size:", "test_architectures.py::test_a_bamba_file_is_not_taken_for_granite"),
-    Mutation("the default cuts recurrent states out of inputs", "SegmentStates.keep", "elif state.seen and not state.recurrent:", "elif state.seen:", "test_architectures.py::test_a_file_in_blocks_decodes_the_ids_of_plain_decoding"),
+    Mutation("the default cuts recurrent states out of inputs", "SegmentStates.keep", "elif state.inputs and not state.recurrent:", "elif state.inputs:", "test_architectures.py::test_a_file_in_blocks_decodes_the_ids_of_plain_decoding"),
 )

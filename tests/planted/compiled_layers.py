@@ -4,11 +4,11 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("a cache in half precision is requested and not made", "KVCache.buffers", "dtype=self.dtype)", "dtype=None)", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
-    Mutation("prefix files do not tell caches apart", "Target.identity", 'of["cache"] = str(self.cache_dtype)[6:]', "pass", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
+    Mutation("prefix files do not tell caches apart", "Target.identity", 'identity["cache"] = str(self.cache_dtype)[6:]', "pass", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
     Mutation("a layer is tried at position 0 alone", "_Layer._tried", "[None] * APART", "[None] * 0", "test_compiled_layers.py::test_families_that_look_alike_are_told_apart_whatever_is_decoded_first"),
-    Mutation("a layer's parts are checked only once", "_Layer.forward", "own.get(name) is part and not _hooked(part)", "True", "test_compiled_layers.py::test_a_layer_whose_parts_change_after_load_runs_its_own_code"),
+    Mutation("a layer's parts are checked only once", "_Layer.forward", "modules.get(name) is part and not _hooked(part)", "True", "test_compiled_layers.py::test_a_layer_whose_parts_change_after_load_runs_its_own_code"),
     Mutation("an answer keeps its first weights", "_Layer._is_described", "self._described is None or self._state != state", "self._described is None", "test_compiled_layers.py::test_weights_changed_within_an_answer_count_in_its_next_pass"),
-    Mutation("a compiled layer is trusted untried", "_Layer._tried", "return self._close(found[0], found[1], x, rounds)", "return True", "test_compiled_layers.py::test_layers_that_compute_something_else_keep_their_own_code"),
+    Mutation("a compiled layer is trusted untried", "_Layer._tried", "return self._close(computed, expected, x, rounds)", "return True", "test_compiled_layers.py::test_layers_that_compute_something_else_keep_their_own_code"),
     Mutation("hooks of a layer's parts are skipped", "_hooked", "module._forward_hooks or ", "", "test_compiled_layers.py::test_layers_that_compute_something_else_keep_their_own_code"),
     Mutation("an answer trusts compiled layers", "CompiledModules.forget_changed", "            layer.forget()", "            pass", "test_compiled_layers.py::test_changed_weights_count_in_the_next_answer"),
     Mutation("a compiled layer rotates by the wrong table", "cpu_kernels.cpp", "rotate(k, static_cast<const T*>(cos), static_cast<const T*>(sin)", "rotate(k, static_cast<const T*>(sin), static_cast<const T*>(sin)", "test_compiled_layers.py::test_a_compiled_layer_gives_the_results_of_its_own_code"),
