@@ -20,8 +20,8 @@ from longgraft.comparison.levels import Check, first_divergence, level
 from longgraft.config.settings import Settings
 from longgraft.engine.session import Generation, Session, answer
 from longgraft.eval.checks.losslessness import margin
-from longgraft.loading import AUTO, assemble
-from longgraft.methods.load_plan import LoadPlan
+from longgraft.loading import assemble
+from longgraft.methods.needs import AUTO
 
 METHODS = ("ar", "eagle3", "graft", "graft-x")
 LATE = 20.0     # seconds after its deadline at which a process is killed
@@ -81,7 +81,7 @@ def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain
 
 def _session(task: Task, name: str) -> Session:
     settings = Settings(method=name, device=str(task.device), dtype=task.dtype, graphs=task.graphs)
-    return assemble(LoadPlan.of(task.model, AUTO, settings)).session()
+    return assemble(task.model, AUTO, settings).session()
 
 
 def _fastest(session: Session, prompt: list[int], task: Task, sampling: Sampling) -> Generation:

@@ -25,7 +25,6 @@ from longgraft.completion.snippets import Cursor
 from longgraft.config.settings import Settings
 from longgraft.engine.session import Session
 from longgraft.loading import assemble
-from longgraft.methods.load_plan import LoadPlan
 from longgraft.prefill.prefixes import Prefixes
 
 LATE = 40           # distance of an edit from the prompt's end, in tokens
@@ -153,7 +152,7 @@ def main(lengths: str = "8192,16384", times: int = 5, model: Model = None, metho
          threads: int = 1, files: int = 6, out: Out = Path("results")) -> None:
     """Read prompts, edit them, and time the first token."""
     torch.set_num_threads(threads)
-    session = assemble(LoadPlan.of(model, "auto", Settings(method=method))).session()
+    session = assemble(model, "auto", Settings(method=method)).session()
     print(*session.about, sep="\n")
     rows, text = list[dict[str, Any]](), session.encode(sources())
     timed(session, text[:600])      # compiles kernels, measures costs and pages in the weights

@@ -15,9 +15,9 @@ from toys.sessions import toy_parts
 from toys.trees import scored
 
 from longgraft.corpora import Corpus
-from longgraft.loading import load_needs
 from longgraft.memories.past_answers import PastAnswers
 from longgraft.memories.token_history import TokenHistory
+from longgraft.methods.assembly import load_needs
 from longgraft.methods.find import build, find
 from longgraft.methods.needs import Sources
 from longgraft.methods.registry.suffix import Speculation, SuffixDecoding

@@ -26,7 +26,6 @@ from longgraft.budget.cost_model import Costs
 from longgraft.config.settings import Settings
 from longgraft.kernels.packed_weight import BLOCK_TYPES
 from longgraft.loading import assemble
-from longgraft.methods.load_plan import LoadPlan
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROOT = Path(__file__).parents[1]
@@ -85,7 +84,7 @@ def test_the_rows_benchmark_writes_costs_that_the_controller_reads(tmp_path):
 def test_the_costs_of_a_shape_fit_a_session_of_that_model(tmp_path):
     CliRunner().invoke(program.app, ["rows", "--shape", "embedded", *QUICK[1:], "--out", str(tmp_path)])
     costs = Costs.load(tmp_path / "costs-embedded-eager.json")
-    loaded = assemble(LoadPlan.of(None, "auto", Settings(method="eagle3", device="cpu")))
+    loaded = assemble(None, "auto", Settings(method="eagle3", device="cpu"))
     assert costs.fits(key_of(loaded.target, loaded.parts.head)) == []
 
 

@@ -13,9 +13,8 @@ from toys.models import small_model
 
 import longgraft
 from longgraft.config.settings import Drafting
-from longgraft.loading import embedded, identity_of
 from longgraft.memories.adjacency import AdjacencyMatrix
-from longgraft.methods.calibration import Calibration, made_for
+from longgraft.methods.calibration import Calibration, embedded, identity_of, made_for
 from longgraft.target_model.model import Target
 
 IDENTITY = {"target": "toy", "vocab_size": "40", "tokenizer": "t", "weights": "w", "drafter": "d"}

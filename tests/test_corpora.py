@@ -18,9 +18,9 @@ from toys.sessions import answered, toy_prompt, toy_session
 
 import longgraft
 from longgraft.corpora import PASSAGE, PASSAGES, Corpus, changing, corpus_path
-from longgraft.loading import load_needs
 from longgraft.memories.continuations import ORDERS
 from longgraft.memories.partial_matching import PartialMatching
+from longgraft.methods.assembly import load_needs
 from longgraft.methods.find import find
 from longgraft.methods.needs import Sources
 from longgraft.protocol.observation import Observation

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import longgraft
 from longgraft.config.settings import Pair
 from longgraft.loading import assemble
-from longgraft.methods.load_plan import LoadPlan
 from longgraft.models import gguf_files, gguf_header, gguf_tokenizer
 from longgraft.models.gguf_blocks import FileTensor, TensorTable
 from longgraft.models.places import place_of
@@ -95,7 +94,7 @@ def test_a_file_that_changed_is_another_model(file):
 
 
 def test_the_model_is_named_as_it_was_given_and_a_calibration_belongs_to_the_file(file):
-    loaded = assemble(LoadPlan.of(str(file), None, longgraft.loading.Settings(method="pld")))
+    loaded = assemble(str(file), None, longgraft.loading.Settings(method="pld"))
     assert loaded.target.name == str(file) and loaded.identity["target"] == "toy.gguf"
 
 

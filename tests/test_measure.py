@@ -17,8 +17,8 @@ from longgraft.eval.checks.losslessness import margin
 from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.variant_engines import VariantEngines
 from longgraft.eval.runs.variants import TRANSFORMERS, Variant
-from longgraft.loading import Loaded
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.methods.assembly import Loaded
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import find
 from longgraft.methods.parts import Parts

@@ -19,10 +19,10 @@ from longgraft.config.method_roles import COMPARED, DEFAULT, DENSE, GROUPS, HEAD
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
 from longgraft.config.settings import MethodSettings, Retrieving, Settings
-from longgraft.loading import load_needs
+from longgraft.methods.assembly import load_needs
+from longgraft.methods.chosen import chosen_method
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.find import CORE, Method, as_method, build, find, installed, known, zoo
-from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 from longgraft.methods.registry.graft import GraftChoices
 
@@ -173,7 +173,7 @@ def test_the_size_of_the_prefix_cache_is_given_in_gib():
     ("pld+levels=3", "pld does not read levels. It reads budget.")])
 def test_a_setting_that_a_method_does_not_read_is_refused(name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        LoadPlan.of(None, None, Settings(method=name))
+        chosen_method(Settings(method=name))
 
 
 def test_settings_in_a_methods_name_replace_the_sessions():
@@ -181,7 +181,7 @@ def test_settings_in_a_methods_name_replace_the_sessions():
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)
     assert (session.engine.budget, session.method) == (8, "graft-x-text")
     named = Settings(method="graft+levels=3+width=2+budget=paper")
-    assert LoadPlan.of(None, None, named).settings == Settings(
+    assert chosen_method(named)[1] == Settings(
         method="graft", draft_levels=3, retrieved_width=2, budget="paper")
     with pytest.raises(ValueError, match="warm names a calibration of a sweep"):
         longgraft.load(model, None, tell=False, method="graft+warm=none")
@@ -189,7 +189,7 @@ def test_settings_in_a_methods_name_replace_the_sessions():
 
 def test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it():
     def choices(name: str, **settings):
-        return LoadPlan.of(None, None, Settings(method=name, **settings)).method.choices
+        return chosen_method(Settings(method=name, **settings))[0].choices
 
     assert choices("graft", draft_levels=3, retrieved_width=2) == GraftChoices(levels=3, width=2)
     assert choices("graft+levels=9", draft_levels=3).levels == 9
@@ -200,8 +200,8 @@ def test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it():
 def test_a_method_that_takes_anothers_place_has_its_bounds():
     over, parts = find("graft-x+source=eagle3+levels=2"), toy_parts()
     assert build(over, parts).drafter.proposer.levels == 2
-    plan = LoadPlan.of(None, None, Settings(method="graft+depth=2"))
-    assert load_needs(plan.method, Sources(toy_target(), None))[0].choices == Retrieving(depth=2)
+    method, _ = chosen_method(Settings(method="graft+depth=2"))
+    assert load_needs(method, Sources(toy_target(), None))[0].choices == Retrieving(depth=2)
 
 
 def test_a_given_part_that_no_method_needs_is_refused():

@@ -18,7 +18,6 @@ from longgraft.config.settings import Settings
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.sweep import sweep
 from longgraft.loading import assemble
-from longgraft.methods.load_plan import LoadPlan
 from longgraft.models import fetch, gguf_files
 from longgraft.models.catalogue import CATALOGUE
 from longgraft.models.targets import usual_cache_dtype
@@ -77,8 +76,8 @@ def test_doctor_says_before_a_download_whether_a_model_fits(model, cache, monkey
 
 
 def test_small_model_teacher_and_corpus_accept_a_name(model, tmp_path, capsys, monkeypatch):
-    plan = LoadPlan.of("toy", None, Settings(method="sps", given={"small-model": "toy"}))
-    small = assemble(plan).parts.given[SMALL.name]
+    settings = Settings(method="sps", given={"small-model": "toy"})
+    small = assemble("toy", None, settings).parts.given[SMALL.name]
     assert torch.equal(small.model(IDS).logits, model(IDS).logits)
     text = tmp_path / "text.jsonl"
     text.write_text(json.dumps({"text": "the end " * 40}))
@@ -88,18 +87,18 @@ def test_small_model_teacher_and_corpus_accept_a_name(model, tmp_path, capsys, m
 
 
 def test_identity_of_a_target_is_its_name_and_not_its_path(model):
-    assert assemble(LoadPlan.of("toy", None, Settings(method="pld"))).identity["target"] == "toy"
+    assert assemble("toy", None, Settings(method="pld")).identity["target"] == "toy"
 
 
 def test_auto_drafter_is_the_head_that_ships(model, tmp_path, capsys, monkeypatch):
     with pytest.raises(ValueError, match="no EAGLE-3 head of toy is known"):
-        assemble(LoadPlan.of("toy", "auto", Settings(method="eagle3")))
+        assemble("toy", "auto", Settings(method="eagle3"))
     vocab = model.config.vocab_size
     head = Eagle3Network(HeadConfig(32, 32, 48, 4, 2, 8, vocab, vocab, (1, 2, 3), 512))
     head.t2d[:] = True
     save_head(head, tmp_path / "head")
     assert "ships" in run(capsys, monkeypatch, "models")[1]
-    assert assemble(LoadPlan.of("toy", "auto", Settings(method="eagle3"))).parts.head is not None
+    assert assemble("toy", "auto", Settings(method="eagle3")).parts.head is not None
 
     usual = longgraft.load("toy", tell=False)
     assert usual.method == "graft-x-text"

@@ -23,7 +23,7 @@ from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session, answer
 from longgraft.engine.side_by_side import generate_all
-from longgraft.loading import Loaded
+from longgraft.methods.assembly import Loaded
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT
 
 PROMPT = toy_prompt(60)

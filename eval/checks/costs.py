@@ -8,7 +8,7 @@ from dataclasses import replace
 from longgraft.budget.cost_measurement import Extent, measure
 from longgraft.budget.cost_model import Costs
 from longgraft.budget.sample_text import sample_tokens
-from longgraft.loading import Loaded
+from longgraft.methods.assembly import Loaded
 
 PARTS = ("draft", "verify", "accept")       # parts of a step whose seconds passes, levels and feeds already include
 PROMPT, ANSWER = 256, 33        # tokens read and decoded to measure the rest of a step

@@ -13,8 +13,8 @@ from longgraft.eval.checks.chains import Depth, chains, summed
 from longgraft.eval.prompts.buckets import Fitted, plan
 from longgraft.eval.prompts.suites import Example, load_suite
 from longgraft.eval.runs.config import Diagnosis
-from longgraft.loading import Loaded, assemble
-from longgraft.methods.load_plan import LoadPlan
+from longgraft.loading import assemble
+from longgraft.methods.assembly import Loaded
 from longgraft.methods.needs import HEAD, Need, Sources
 from longgraft.zoo.longspec.methods import LONGSPEC
 
@@ -28,8 +28,7 @@ def diagnose(pair: Pair, asked: Diagnosis) -> tuple[Session, list[Depth]]:
         ValueError: a suite is unknown or has nothing to follow, or no prompt is long enough.
     """
     suites = {suite: _examples(suite, asked) for suite in asked.suites}     # errors come before a load
-    loaded = assemble(LoadPlan.of(pair.model, None, Settings(method=PLAIN, device=asked.device,
-                                                               dtype=asked.dtype)))
+    loaded = assemble(pair.model, None, Settings(method=PLAIN, device=asked.device, dtype=asked.dtype))
     session, drafters = loaded.session(), _drafters(loaded, pair, asked)
     found = list[Depth]()
     for suite, examples in suites.items():

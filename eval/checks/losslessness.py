@@ -16,8 +16,8 @@ from longgraft.config.settings import Settings
 from longgraft.engine.fork import Fork
 from longgraft.engine.session import Session, answer
 from longgraft.loading import assemble
+from longgraft.methods.chosen import chosen_method
 from longgraft.methods.find import Method
-from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import AUTO
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
@@ -81,10 +81,11 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
         AssertionError: the tokens differ.
         ValueError: the method is lossy, or something that it needs is missing.
     """
-    plan = LoadPlan.of(model, drafter, Settings(method=method, dtype="float32", calibration=None))
-    loaded = assemble(plan)
-    if loaded.method.name != plan.method.name:
-        raise ValueError(f"{plan.method.name} cannot be checked: {loaded.notes[0]}. Give what it needs.")
+    settings = Settings(method=method, dtype="float32", calibration=None)
+    named, _ = chosen_method(settings)
+    loaded = assemble(model, drafter, settings)
+    if loaded.method.name != named.name:
+        raise ValueError(f"{named.name} cannot be checked: {loaded.notes[0]}. Give what it needs.")
     promise = loaded.method.promise
     if promise == "lossy":
         raise ValueError(f"Method {loaded.method.name!r} is lossy: its tokens need not be plain decoding's. Check a "

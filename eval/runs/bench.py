@@ -29,10 +29,10 @@ from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
 from longgraft.eval.runs.variant_engines import VariantEngines
 from longgraft.eval.runs.variants import COLD, Variant
 from longgraft.eval.scores import score
-from longgraft.loading import Loaded, assemble
+from longgraft.loading import assemble
+from longgraft.methods.assembly import Loaded
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, find
-from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Sources, check_given, head_of
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # errors of one prompt or variant, not of the run
@@ -58,7 +58,7 @@ class Bench:
                           draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
                           dtype=config.dtype, weights=config.weights, kv_dtype=config.kv_dtype,
                           attention=config.attention, costs=config.costs)
-        loaded = assemble(LoadPlan.of(config.model, drafter, settings))
+        loaded = assemble(config.model, drafter, settings)
         target = loaded.target
         needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}
         if config.methods:

@@ -14,7 +14,7 @@ from longgraft.budget.cost_model import LiveCosts
 from longgraft.config.settings import Budget
 from longgraft.engine.engine import Engine
 from longgraft.eval.runs.variants import COLD, Variant
-from longgraft.loading import Loaded
+from longgraft.methods.assembly import Loaded
 from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import Method, find
 from longgraft.methods.parts import Parts

@@ -36,7 +36,7 @@ class Variant:
     @classmethod
     def parse(cls, name: str) -> Variant:
         """Parses a name; a ValueError names a setting that is unknown, out of range, or not read by this method."""
-        from longgraft.methods.load_plan import own_settings  # needs torch; names are read without it
+        from longgraft.methods.chosen import own_settings  # needs torch; names are read without it
 
         given, settings = split(name)
         place = PLACE.match(given)[0]       # type: ignore[index]

@@ -23,7 +23,7 @@ from longgraft.config.settings import LogitSettings, Pair, SamplingSettings, Set
 if TYPE_CHECKING:
     from longgraft.acceptance.sampling import Sampling
     from longgraft.engine.session import Generation, Session
-    from longgraft.loading import Loaded
+    from longgraft.methods.assembly import Loaded
 
 generating = typer.Typer()
 

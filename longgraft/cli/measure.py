@@ -201,11 +201,10 @@ def costs(pair: Pair, timing: Timing, folder: Annotated[Optional[Path], typer.Ar
 def _measured(pair: Pair, timing: Timing) -> Costs:
     from longgraft.eval.checks.costs import measured
     from longgraft.loading import assemble
-    from longgraft.methods.load_plan import LoadPlan
 
     settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device, dtype=timing.dtype,
                         weights=timing.weights, kv_dtype=timing.kv_dtype, attention=timing.attention)
-    return measured(assemble(LoadPlan.of(pair.model, pair.drafter, settings)), timing.prefixes, timing.seconds)
+    return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
 
 
 def _swept(folder: Path) -> Costs:

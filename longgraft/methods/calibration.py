@@ -8,8 +8,10 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,10 @@ from longgraft.config.identified_file import read_identified, save_identified
 from longgraft.config.settings import Drafting
 from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.memories.adjacency import UNSEEN, WIDTH
+from longgraft.models.places import EMBEDDED, embedded
+from longgraft.runtime.fingerprint import digest, vocabulary
+from longgraft.target_model.model import Target
+from longgraft.yarn_drafters.network import Eagle3Network
 
 VERSION = "1"
 NODES = 60      # nodes of the tree that `split` divides
@@ -138,3 +144,41 @@ def default_path(identity: Mapping[str, str]) -> Path:
     """Returns the path at which `longgraft calibrate` writes and `load` looks, by target, tokenizer and drafter."""
     name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
     return cache_folder() / name
+
+
+def calibration_of(target: Target, tokenizer: Any, network: Eagle3Network | None, given: str | None) -> Calibration:
+    """Returns the calibration of a session.
+
+    given: a file; auto: the file that `longgraft calibrate` wrote, or the one that ships; None: no calibration
+
+    Raises:
+        ValueError: the file does not exist, is damaged, or belongs to another target, tokenizer or drafter.
+    """
+    ships = target.name == EMBEDDED
+    if given is None or (given == "auto" and not ships and not any_kept_for(target.name)):
+        return Calibration()        # returned early, because a vocabulary's fingerprint takes a second
+    identity = identity_of(target, tokenizer, network)
+    if given == "auto":
+        path = default_path(identity)
+        if path.exists():
+            return Calibration.load(path, identity, target.device)
+        if ships:
+            with suppress(ValueError):      # with another head, or none, the shipped one does not apply
+                return Calibration.load(embedded("calibration.safetensors"), identity, target.device)
+        return Calibration()
+    path = Path(given)
+    if not path.exists():
+        raise ValueError(f"Calibration file {path} does not exist. Make it with `longgraft calibrate --out {path}`.")
+    return Calibration.load(path, identity, target.device)
+
+
+def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -> dict[str, str]:
+    """Returns what a calibration belongs to: token ids to a tokenizer and target, thresholds to a drafter.
+
+    A few rows of the head identify the weights. They are spread over the vocabulary, whose end is often unused padding.
+    """
+    rows = target.head.weight[::max(1, target.vocab_size // 8)]
+    drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
+    numbers = {} if target.weights == "float" else {"linear weights": target.weights}
+    return {**numbers, "target": Path(target.name).name, "vocab_size": str(target.vocab_size),
+            "tokenizer": vocabulary(tokenizer), "weights": digest(rows.tolist()), "drafter": drafter}

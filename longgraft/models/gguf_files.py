@@ -10,7 +10,6 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -68,76 +67,73 @@ def gguf_of(model: str) -> Path | None:
     return None
 
 
-@dataclass(frozen=True)
-class GgufFile:
-    """A GGUF file.
+def described_folder(sha256: str) -> Path:
+    """Returns the folder that describes the GGUF file with this SHA-256; it may not exist yet."""
+    return models_folder() / f"{sha256[:32]}.{VERSION}"
+
+
+def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
+    """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
 
     Args:
         name: Name of the model, for people.
-        sha256: SHA-256 of the file; folders made of it are named after it.
-        where: Returns the file's path, which may need a download.
+        sha256: SHA-256 of the GGUF file; folders made of it are named after it.
+        gguf: Returns the file's path, which may need a download.
+
+    Raises:
+        ValueError: the file is damaged, is no language model, or cannot be read correctly; there is no room.
+        ImportError: the packages of the extra `gguf` are missing.
     """
+    folder = described_folder(sha256)
+    if folder.exists():
+        return folder
+    check_packages(name)        # before a download
+    file = gguf()
+    with making(f"Model {name!r}", folder, ROOM) as part:
+        if part:
+            _describe(open_gguf(file, name), file, name, part)
+            part.rename(folder)
+            _remove_outdated(folder)
+    return folder
 
-    name: str
-    sha256: str
-    where: Callable[[], Path]
 
-    @property
-    def _described(self) -> Path:
-        return models_folder() / f"{self.sha256[:32]}.{VERSION}"
+def _remove_outdated(described: Path) -> None:
+    """Removes the folders that an older longgraft made of the file: their tokenizer may split texts wrongly."""
+    sha256 = described.name.partition(".")[0]
+    for path in models_folder().glob(f"{sha256}*"):
+        if not path.name.startswith(described.name):
+            shutil.rmtree(path, ignore_errors=True)
 
-    @property
-    def is_described(self) -> bool:
-        """True if the folder that describes the file exists."""
-        return self._described.exists()
 
-    def described(self) -> Path:
-        """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
+def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: torch.dtype | None = None) -> Path:
+    """Returns a transformers folder of a GGUF file's weights in floats; makes it if it is missing.
 
-        Raises:
-            ValueError: the file is damaged, is no language model, or cannot be read correctly; there is no room.
-            ImportError: the packages of the extra `gguf` are missing.
-        """
-        if not (path := self._described).exists():
-            check_packages(self.name)       # before a download
-            file = self.where()
-            with making(f"Model {self.name!r}", path, ROOM) as part:
-                if part:
-                    _describe(open_gguf(file, self.name), file, self.name, part)
-                    part.rename(path)
-                    self._remove_outdated()
+    Args:
+        name: Name of the model, for people.
+        described: The folder that describes the file.
+        gguf: Returns the file's path, which may need a download.
+        dtype: None: the dtype that this machine decodes in; float16 is kept as float32.
+    """
+    dtype = _dtype(dtype)
+    path = described.with_name(f"{described.name}-{str(dtype)[6:]}")
+    if path.exists():
         return path
-
-    def _remove_outdated(self) -> None:
-        """Removes the folders that an older longgraft made of the file: their tokenizer may split texts wrongly."""
-        for path in models_folder().glob(f"{self.sha256[:32]}*"):
-            if not path.name.startswith(self._described.name):
-                shutil.rmtree(path, ignore_errors=True)
-
-    def floats(self, dtype: torch.dtype | None = None) -> Path:
-        """Returns a transformers folder of the weights in floats; makes it if it is missing.
-
-        dtype: None: the dtype that this machine decodes in; float16 is kept as float32
-        """
-        dtype = _dtype(dtype)
-        path = self._described.with_name(f"{self._described.name}-{str(dtype)[6:]}")
-        if path.exists():
-            return path
-        described, file = self.described(), self.where()
-        reader = open_gguf(file, self.name)
-        if (architecture := metadata_of(reader)["general.architecture"]) in ARCHITECTURES:
-            raise ValueError(f"Model {self.name!r} is {architecture}, of which longgraft reads GGUF files only in "
-                             f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
-        size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
-        with making(f"Model {self.name!r}", path, size) as part:
-            if part:
-                print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
-                      file=sys.stderr, flush=True)
-                shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
-                with _parsed_once(reader):
-                    _write_floats(file, self.name, dtype, part)
-                part.rename(path)
-        return path
+    file = gguf()
+    reader = open_gguf(file, name)
+    architecture = metadata_of(reader)["general.architecture"]
+    if architecture in ARCHITECTURES:
+        raise ValueError(f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in their blocks: "
+                         f"on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
+    size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    with making(f"Model {name!r}", path, size) as part:
+        if part:
+            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
+                  file=sys.stderr, flush=True)
+            shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
+            with _parsed_once(reader):
+                _write_floats(file, name, dtype, part)
+            part.rename(path)
+    return path
 
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:

@@ -1,16 +1,19 @@
-"""Turns a model's name into the place of its files: a folder or a hub id."""
+"""The first step of loading: turns a model's name into the place of its files, a folder or a hub id."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from longgraft.models.catalogue import CATALOGUE, Entry, shipped
 from longgraft.models.fetch import get, here
-from longgraft.models.gguf_files import GgufFile, gguf_of
+from longgraft.models.gguf_files import dequantized, described, described_folder, gguf_of
 from longgraft.models.store import sha256_of
 
 EMBEDDED = "embedded"       # the pair that ships with the package
@@ -22,59 +25,87 @@ class Place:
 
     Args:
         name: Name for people and identities, as the model was given.
-        path: A folder with config.json and the tokenizer, or a hub id.
-        gguf: The GGUF file that holds the weights; None: `path` holds them.
+        path: A folder with config.json and the tokenizer, or a hub id; "" for a loaded model.
+        gguf: Returns the GGUF file that holds the weights, which may need a download; None: `path` holds them.
+        loaded: A loaded model and its tokenizer or None, which need no files; None: the model is read from its files.
     """
 
     name: str
     path: str
-    gguf: GgufFile | None = None
+    gguf: Callable[[], Path] | None = None
+    loaded: tuple[PreTrainedModel, Any] | None = field(default=None, repr=False)
 
     def with_floats(self, dtype: torch.dtype | None = None) -> str:
         """Returns a folder or hub id with the weights as floats; those of a GGUF file are dequantized once.
 
         dtype: the wanted dtype; None: the one that this machine decodes in
         """
-        return self.path if self.gguf is None else str(self.gguf.floats(dtype))
+        if self.gguf is None:
+            return self.path
+        return str(dequantized(self.name, Path(self.path), self.gguf, dtype))
 
 
-def place_of(model: str | Path | None) -> Place:
+def place_of(model: Any) -> Place:
     """Returns the place of a model.
 
     A model of the catalogue is fetched if it is not on this machine; this is printed on stderr.
 
     Args:
-        model: None or "embedded" (the embedded target), a name of the catalogue, a folder, a GGUF file or a hub id.
+        model: None or "embedded" (the embedded target), a name of the catalogue, a folder, a GGUF file, a hub id, or a
+            loaded (model, tokenizer).
 
     Raises:
         ValueError: anything that goes wrong, in one sentence.
         ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
     """
-    name = EMBEDDED if model is None else str(model)
-    gguf = None
-    if entry := CATALOGUE.get(name):
-        gguf = GgufFile(name, entry.sha256, lambda: get(entry))
-    elif name != EMBEDDED and (file := gguf_of(name)):
-        gguf = GgufFile(name, sha256_of(file), lambda: file)
-    elif near := _similar(name):
-        raise ValueError(f"Model {name!r} is unknown. Did you mean {' or '.join(near)}? `longgraft models` lists all.")
-    if gguf:
-        return Place(name, str(gguf.described()), gguf)
-    return Place(name, str(embedded("target")) if name == EMBEDDED else name)
+    if model is None or model == EMBEDDED:
+        return Place(EMBEDDED, str(embedded("target")))
+    if not isinstance(model, (str, Path)):
+        return _place_of_loaded(model)
+    name = str(model)
+    entry = CATALOGUE.get(name)
+    if entry is not None:
+        return _place_of_gguf(name, entry.sha256, lambda: get(entry))
+    file = gguf_of(name)
+    if file is not None:
+        return _place_of_gguf(name, sha256_of(file), lambda: file)
+    similar = _similar(name)
+    if similar:
+        raise ValueError(f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` lists "
+                         "all.")
+    return Place(name, name)
+
+
+def _place_of_loaded(model: Any) -> Place:
+    """Returns the place of a loaded (model, tokenizer); raises ValueError if it is something else."""
+    if not isinstance(model, tuple):
+        raise ValueError(f"A {type(model).__name__} was given as the model. "
+                         "Pass (model, tokenizer), a name of `longgraft models`, a folder, a GGUF file or a hub id.")
+    if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
+        raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
+                         "(model, tokenizer): a transformers model, and its tokenizer or None.")
+    name = getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__
+    return Place(name, "", loaded=model)
+
+
+def _place_of_gguf(name: str, sha256: str, gguf: Callable[[], Path]) -> Place:
+    """Returns the place of a GGUF file, whose configuration and tokenizer are written into a folder once."""
+    return Place(name, str(described(name, sha256, gguf)), gguf)
 
 
 def not_here(model: str | Path | None) -> Entry | None:
     """Returns the entry of a model of the catalogue that would have to be downloaded to know more of it; else None."""
     entry = CATALOGUE.get(str(model))
-    if entry is None or here(entry) or GgufFile(entry.name, entry.sha256, lambda: Path()).is_described:
+    if entry is None or here(entry) or described_folder(entry.sha256).exists():
         return None
     return entry
 
 
 def _similar(name: str) -> list[str]:
     """Returns names of the catalogue that a misspelt one may mean; none for a folder or for OWNER/REPOSITORY."""
-    unknown = name != EMBEDDED and "/" not in name and not Path(name).exists()
-    return get_close_matches(name.lower(), CATALOGUE, cutoff=0.8) if unknown else []
+    if "/" in name or Path(name).exists():
+        return []
+    return get_close_matches(name.lower(), CATALOGUE, cutoff=0.8)
 
 
 def embedded(part: str) -> Path:

@@ -1,4 +1,4 @@
-"""Loads a target by a model's name and settings: its folder, weights, kernels and tokenizer."""
+"""The second step of loading: turns a model's files and the settings into a target with its kernels and tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 from longgraft.models.gguf_blocks import NoBlocks, model_in_blocks
 from longgraft.models.gguf_tensors import TensorTable
 from longgraft.models.hub import hub_answers, offline
-from longgraft.models.places import EMBEDDED, Place, place_of
+from longgraft.models.places import Place
 from longgraft.runtime.byte_rows import BYTES
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.runtime.devices import device_of, dtype_of
@@ -37,34 +37,6 @@ MOST_LANES = 16     # numbers of a head that compiled attention takes at once, o
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """The source of a target.
-
-    Args:
-        name: Name as it was given.
-        given: A loaded model and its tokenizer; None: the model is loaded by its name.
-    """
-
-    name: str
-    given: tuple[PreTrainedModel, Any] | None = None
-
-
-def resolve(model: Any) -> ModelSource:
-    """Returns the source that a `load(model)` argument means, without reading; raises ValueError if it is no model."""
-    if model in (None, EMBEDDED):
-        return ModelSource(EMBEDDED)
-    if isinstance(model, (str, Path)):
-        return ModelSource(str(model))
-    if not isinstance(model, tuple):
-        raise ValueError(f"A {type(model).__name__} was given as the model. "
-                         "Pass (model, tokenizer), a name of `longgraft models`, a folder, a GGUF file or a hub id.")
-    if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
-        raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
-                         "(model, tokenizer): a transformers model, and its tokenizer or None.")
-    return ModelSource(getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__, given=model)
-
-
-@dataclass(frozen=True)
 class LoadedTarget:
     """A target, its tokenizer or None, and notes for people about the choices that were made."""
 
@@ -73,26 +45,19 @@ class LoadedTarget:
     notes: tuple[str, ...] = ()
 
 
-def load_target(source: ModelSource, settings: Settings) -> LoadedTarget:
+def load_target(place: Place, settings: Settings) -> LoadedTarget:
     """Loads a target with its kernels and with the weights that the settings ask for.
 
     Raises:
         ValueError: model, tokenizer and settings do not fit each other, or something is damaged.
         ImportError: the model is GGUF and the packages of the extra `gguf` are missing.
     """
-    if source.given is not None:
-        target, notes = _given(source, settings)
-        return LoadedTarget(target, source.given[1], notes)
-    place, device = place_of(source.name), device_of(settings.device)
-    local = Path(place.path).exists()
-    with nullcontext() if local or hub_answers() else offline():
-        config: Any = read_config(place.path, place.name)
-        tokenizer = read_tokenizer(place.path, place.name)
-        wanted = _wanted(settings.dtype, device)
-        found, notes = _in_blocks(place, config, wanted, device, settings)
-        model: Any = found or read_model(place.with_floats(wanted), place.name, config,
-                                         wanted or config.dtype or torch.bfloat16)
-    target, why_slow = _target(model.to(device), source.name, settings)
+    if place.loaded is not None:
+        model, tokenizer = place.loaded
+        target, notes = _target_of_loaded(model, place.name, settings)
+        return LoadedTarget(target, tokenizer, notes)
+    model, tokenizer, notes = _read(place, settings)
+    target, why_slow = _target(model, place.name, settings)
     # Added tokens are not counted: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
         raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
@@ -100,19 +65,32 @@ def load_target(source: ModelSource, settings: Settings) -> LoadedTarget:
     return LoadedTarget(target, tokenizer, (*notes, *why_slow))
 
 
-def _given(source: ModelSource, settings: Settings) -> tuple[Target, tuple[str, ...]]:
+def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple[str, ...]]:
+    """Returns (the model on its device, its tokenizer, notes on its weights)."""
+    device = device_of(settings.device)
+    dtype = _wanted(settings.dtype, device)
+    local = Path(place.path).exists()
+    with nullcontext() if local or hub_answers() else offline():
+        config: Any = read_config(place.path, place.name)
+        tokenizer = read_tokenizer(place.path, place.name)
+        model, notes = _in_blocks(place, config, dtype, device, settings)
+        if model is None:
+            model = read_model(place.with_floats(dtype), place.name, config, dtype or config.dtype or torch.bfloat16)
+    moved: Any = model
+    return moved.to(device), tokenizer, notes
+
+
+def _target_of_loaded(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
     """Returns (the target of a model that was given loaded, notes)."""
-    assert source.given is not None
-    model, _ = source.given
     if settings.weights == "gguf":
         raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
                          "float, or the file.")
-    target, notes = _target(model, source.name, settings)
-    asked = None if settings.dtype is None else dtype_of(settings.dtype)
-    if asked not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
+    target, notes = _target(model, name, settings)
+    dtype = None if settings.dtype is None else dtype_of(settings.dtype)
+    if dtype not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
         raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
                          f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
-    check_finite(model, source.name)
+    check_finite(model, name)
     return target, notes
 
 
@@ -136,7 +114,7 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
             raise NoBlocks(str(kernels))
         if not TensorTable.read(Path(place.path)).in_blocks:
             raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({', '.join(BLOCK_TYPES)})")
-        model = model_in_blocks(place.gguf.where(), Path(place.path), place.name, config, dtype, kernels)
+        model = model_in_blocks(place.gguf(), Path(place.path), place.name, config, dtype, kernels)
     except NoBlocks as why:
         if settings.weights == "gguf":
             raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why

@@ -13,7 +13,8 @@ from longgraft.config.settings import Settings
 from longgraft.memories.draft_cache import DraftCache
 from longgraft.methods.needs import Need, Sources
 from longgraft.methods.parts import Parts
-from longgraft.models.targets import load_target, resolve
+from longgraft.models.places import place_of
+from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
@@ -145,7 +146,7 @@ def _small(sources: Sources) -> Target:
     target, name = sources.target, str(sources.path("small-model", "small"))
     alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
                      kernels="auto" if target.kernels else "none")
-    found = load_target(resolve(name), alike)
+    found = load_target(place_of(name), alike)
     small = found.target
     if sources.tokenizer is not None:
         _check_vocabulary(sources, found.tokenizer, name)

@@ -14,7 +14,7 @@ MUTATIONS = (
     Mutation("plain decoding reads a budget", "plain.py", ", takes=frozenset()", "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
     Mutation("a refusal ends in a gap", "_check_known", " or 'no settings'", "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
     Mutation("a session's bounds do not reach the method", "find:find", "_found(what).under(flags)", "_found(what)", "test_methods.py::test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it"),
-    Mutation("the settings do not say what the name sets", "LoadPlan.of", "settings.with_flags(method.flags)", "settings", "test_methods.py::test_settings_in_a_methods_name_replace_the_sessions"),
+    Mutation("the settings do not say what the name sets", "chosen_method", "settings.with_flags(method.flags)", "settings", "test_methods.py::test_settings_in_a_methods_name_replace_the_sessions"),
     Mutation("another method's proposer has bounds of its own", "find:build", "find(method.source, method.flags)", "find(method.source)", "test_methods.py::test_a_method_that_takes_anothers_place_has_its_bounds"),
     Mutation("a fallback has bounds of its own", "load_needs", "find(method.fallback, method.flags)", "find(method.fallback)", "test_methods.py::test_a_method_that_takes_anothers_place_has_its_bounds"),
 )

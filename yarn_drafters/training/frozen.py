@@ -20,7 +20,7 @@ from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
 from longgraft.models.places import place_of
-from longgraft.models.targets import ModelSource, load_target
+from longgraft.models.targets import load_target
 from longgraft.protocol.observation import Wants
 from longgraft.protocol.proposer import Proposer
 from longgraft.runtime.clock import Clock
@@ -62,7 +62,7 @@ class Frozen:
                 corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
                 unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
             # As it is decoded: a GGUF file's blocks on a CPU.
-            target = load_target(ModelSource(name), Settings(dtype=str(dtype)[6:], device=str(world.device))).target
+            target = load_target(place, Settings(dtype=str(dtype)[6:], device=str(world.device))).target
             target.model.requires_grad_(False)
             for texts in filter(None, (corpus, unseen)):
                 _same_vocabulary(texts, target)

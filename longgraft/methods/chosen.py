@@ -1,9 +1,8 @@
-"""The plan of a session; settings in a method's name, `method+setting=value`, are its choices and `MethodSettings`."""
+"""The chosen method; settings in a method's name, `method+setting=value`, are its choices and `MethodSettings`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from longgraft.config.method_syntax import joined, split
@@ -11,7 +10,6 @@ from longgraft.config.options import options
 from longgraft.config.settings import Drafting, MethodSettings, Retrieving, Settings
 from longgraft.methods.find import Method, find
 from longgraft.methods.needs import check_given
-from longgraft.models.targets import ModelSource, resolve
 
 
 def own_settings(name: str) -> tuple[str, dict[str, Any]]:
@@ -56,33 +54,25 @@ def _check_known(key: str, text: str, method: Method) -> None:
         raise ValueError(f"{method.name} does not read {key}. It reads {', '.join(reads) or 'no settings'}.")
 
 
-@dataclass(frozen=True)
-class LoadPlan:
-    """All choices of a session, made before anything is read: from here on, no setting changes.
+def chosen_method(settings: Settings) -> tuple[Method, Settings]:
+    """Finds the method that settings name, before anything is read.
 
-    Attributes:
-        source: The target's source.
-        drafter: Hub id or folder of an EAGLE-3 head; AUTO: the known one of this target; None: none.
-        method: The requested method, with its choices.
-        settings: The settings; those of the method's name have replaced the session's.
+    Returns:
+        The method with its choices, and the settings, in which the values of the method's name have replaced the
+        session's.  From here on, no setting changes.
+
+    Raises:
+        ValueError: a name or a setting is wrong.
     """
-
-    source: ModelSource
-    drafter: str | Path | None
-    method: Method
-    settings: Settings
-
-    @classmethod
-    def of(cls, model: Any, drafter: str | Path | None, settings: Settings) -> LoadPlan:
-        """Resolves the arguments of `load`; raises ValueError if a name or a setting is wrong."""
-        name, budget = settings.method, settings.budget
-        if isinstance(name, str):
-            name, values = own_settings(name)
-            if sweeps := [key for key in values if key != "budget"]:
-                raise ValueError(f"{settings.method!r}: {sweeps[0]} names a calibration of a sweep. Give --calibration "
-                                 "FILE.")
-            budget = budget if values.get("budget") is None else values["budget"]
-        method = find(name, settings.flags)
-        settings = replace(settings.with_flags(method.flags), method=_without_flags(name, method), budget=budget)
-        check_given(settings.given, method.needs)
-        return cls(resolve(model), None if drafter == "none" else drafter, method, settings)
+    name, budget = settings.method, settings.budget
+    if isinstance(name, str):
+        name, values = own_settings(name)
+        sweeps = [key for key in values if key != "budget"]
+        if sweeps:
+            raise ValueError(f"{settings.method!r}: {sweeps[0]} names a calibration of a sweep. Give --calibration "
+                             "FILE.")
+        if values.get("budget") is not None:
+            budget = values["budget"]
+    method = find(name, settings.flags)
+    check_given(settings.given, method.needs)
+    return method, replace(settings.with_flags(method.flags), method=_without_flags(name, method), budget=budget)
