@@ -28,7 +28,7 @@ from longgraft.memories.partial_matching import PartialMatching
 from longgraft.methods.calibration import Calibration, any_kept_for, default_path, made_for
 from longgraft.methods.find import Method, build, find, verifies
 from longgraft.methods.load_plan import LoadPlan
-from longgraft.methods.needs import AUTO, HEAD, Missing, Sources
+from longgraft.methods.needs import AUTO, HEAD, Missing, Sources, default_method
 from longgraft.methods.parts import Parts
 from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import EMBEDDED, embedded
@@ -217,15 +217,12 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
 
 
 def _without_slow_head(plan: LoadPlan) -> tuple[LoadPlan, tuple[str, ...]]:
-    """Returns the plan, on a CPU without a head that ships, and notes for people.
-
-    The default was no faster with these heads on any CPU that was measured (docs/results/qwen2.5-coder, smollm2).  A
-    drafter that is named is always used.
-    """
+    """Returns the plan, without a head that ships where the default does not use it, and notes for people."""
     name = plan.source.name
     usual = plan.method.name == DEFAULT and plan.method.is_usual
+    ships = plan.drafter == AUTO and shipped_head(name) is not None
     on_cpu = device_of(plan.settings.device).type == "cpu"
-    if not (usual and on_cpu and plan.drafter == AUTO and shipped_head(name) is not None):
+    if not usual or not ships or default_method(name, plan.drafter, on_cpu) == DEFAULT:
         return plan, ()
     note = (f"the head of {name} made decoding no faster on any CPU that was measured, so method {HEADLESS} replaces "
             f"{DEFAULT} (--drafter {name} uses the head)")
