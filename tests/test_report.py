@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import longgraft
 from longgraft.budget.cost_model import Costs
 from longgraft.comparison.levels import Check, level, step_of
 from longgraft.eval.reports.cells import cells
@@ -17,7 +19,7 @@ from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.plots import checked_suffix, draw
-from longgraft.eval.reports.report import summary, write
+from longgraft.eval.reports.report import STEP_COLUMNS, summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
 from longgraft.eval.reports.steps import acceptance_by_position, shares_of_time
 from longgraft.eval.reports.tables import lossless_level
@@ -153,8 +155,10 @@ def test_summary_begins_with_speed_ups_by_length_and_then_by_suite():
         row("graft-x-text", 20, (2, 4), prompt=prompt, suite=suite),
         row("typical", 90, (9, 9), prompt=prompt, suite=suite, promise="lossy"))]
     lines = summary(run(rows)).split("## How")[0].splitlines()
-    assert lines[4] == ("`graft-x-text`, the default here, decodes as fast as plain decoding 2.00 times at 4K "
-                        "(4 prompts); 4 of 4 answers have plain decoding's tokens.")
+    assert lines[4] == (
+        "`graft-x-text`, the default here, decodes 2.00 times at 4K (4 prompts) as fast as plain decoding. From the "
+        "prompt's first token to the answer's last it is 1.20 times at 4K as fast. 4 of 4 answers have plain decoding's "
+        "tokens.")
     exact = "exact: identical (4/4, all 8 tokens)"
     assert lines[8:12] == [
         f"| 4K | 4 | ar | - | - | - | - | 2.00 | 1.00 | - | {exact} |",
@@ -282,6 +286,12 @@ def test_shares_of_time_are_of_all_parts_that_were_recorded():
     assert "known of a sweep with `--profile` only" in summary(run(rows, device="NVIDIA H100"))
 
 
+def test_every_part_of_a_step_that_the_clock_times_has_a_column():
+    sources = Path(longgraft.__file__).parent.rglob("*.py")
+    timed = {name for path in sources for name in re.findall(r'\.part\("(\w+)"', path.read_text(encoding="utf-8"))}
+    assert timed and timed <= {column.removesuffix("_ms") for column in STEP_COLUMNS}
+
+
 def test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain():
     prices = Costs({}, "made up", {4096: {1: 1.0, 5: 2.0}}, {}, {})
     rows = [row(rate=10, prompt=p, new_tokens=11) for p in "ab"]
@@ -309,6 +319,7 @@ def test_the_oracles_say_why_prices_are_missing_and_leave_lossy_methods_out():
     rows.append(row("eagle3", 20, (3, 3), seconds_by_part={"draft": 0.018, "verify": 0.04, "accept": 0.002}))
     assert "measured ones\n(1, 60 rows)." in summary(run(rows)).split("### Oracles")[1]
     assert "Oracles" not in summary(run([row(), failure("graft")]))
+    assert "measured on a GPU without --profile" in summary(run(rows, device="H200")).split("### Oracles")[1]
 
 
 JUDGED = dict(by_probability={"0.1": (100, 15.0, 20), "0.9": (40, 38.0, 30)}, by_match={"2": (8, 2.0, 4)})

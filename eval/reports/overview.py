@@ -38,18 +38,22 @@ def main_table(found: Sequence[TableCell], dtype: str) -> str:
 
 
 def lead(found: Sequence[TableCell], default: str) -> list[str]:
-    """Returns the answer in one sentence: the default's speed-up at each length, its interval, and how exact it is."""
-    mine = [cell for cell in pooled_cells(found) if cell.method == default and cell.speedup is not None]
-    if not mine:
-        return []
-    speeds = []
+    """Returns the answer in three sentences: how much faster the default is, with reading included, and how exact."""
+    mine = [cell for cell in pooled_cells(found) if cell.method == default]
+    decoding, whole = [], []
     for cell in mine:
-        prompts = f"{cell.prompts} prompt{'s' * (cell.prompts != 1)}"
-        speeds.append(f"{number(cell.speedup)} times at {length_name(cell.bucket)} ({prompts})")
+        if cell.speedup is None:
+            continue
+        where = "on whole prompts" if cell.bucket == WHOLE else f"at {length_name(cell.bucket)}"
+        decoding.append(f"{number(cell.speedup)} times {where} ({cell.prompts} prompt{'s' * (cell.prompts != 1)})")
+        whole.append(f"{number(cell.end_to_end)} times {where}")
+    if not decoding:
+        return []
     checks = [check for cell in mine for check in cell.checks]
     same = sum(check.first_divergence is None for check in checks)
-    return [f"`{default}`, the default here, decodes as fast as plain decoding {', '.join(speeds)}; "
-            f"{same} of {len(checks)} answers have plain decoding's tokens.\n"]
+    return [f"`{default}`, the default here, decodes {', '.join(decoding)} as fast as plain decoding. From the prompt's "
+            f"first token to the answer's last it is {', '.join(whole)} as fast. {same} of {len(checks)} answers have "
+            "plain decoding's tokens.\n"]
 
 
 def pooled_cells(found: Sequence[TableCell]) -> list[TableCell]:
