@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import floor, log10
+from math import exp, floor, log, log10
 
 import numpy as np
 
@@ -40,6 +40,18 @@ class Mean:
     def of(cls, values: Sequence[float]) -> Mean:
         mean, low, high = bootstrap(values)
         return cls(mean, (low, high) if len(values) >= FEWEST else None, len(values))
+
+    @classmethod
+    def geometric(cls, values: Sequence[float]) -> Mean:
+        """Returns the geometric mean of ratios, and its interval; 0 without an interval if one of them is 0."""
+        if min(values) <= 0:
+            return cls(0.0, count=len(values))
+        mean = cls.of([log(value) for value in values])
+        interval = None
+        if mean.interval is not None:
+            low, high = mean.interval
+            interval = exp(low), exp(high)
+        return cls(exp(mean.value), interval, len(values))
 
     def __format__(self, spec: str) -> str:
         """Returns "1.45 (1.2-1.7)", or "1.45" alone; spec: ".2f", the format of the mean.

@@ -23,7 +23,7 @@ from longgraft.engine.session import Generation, Session
 from longgraft.methods.assembly import Loaded, with_method
 from longgraft.methods.chosen import chosen_method
 from longgraft.methods.find import Method, find
-from longgraft.methods.needs import AUTO
+from longgraft.methods.needs import AUTO, default_method
 from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import place_of
 from longgraft.models.targets import load_target
@@ -95,9 +95,7 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
     method, settings = chosen_method(settings)
     device = device_of(settings.device)
     place = place_of(model)
-    notes: tuple[str, ...] = ()
-    if device.type == "cpu" and drafter == AUTO:
-        method, notes = _without_slow_head(place.name, method)
+    method, notes = _without_slow_head(method, place.name, drafter, device.type == "cpu")
     loaded = with_method(load_target(place, settings), drafter, method, settings)
     loaded = replace(loaded, notes=(*loaded.notes, *notes))
     session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix, settings.corpus,
@@ -107,19 +105,15 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
     return session, loaded
 
 
-def _without_slow_head(name: str, method: Method) -> tuple[Method, tuple[str, ...]]:
-    """Returns the method for a CPU, and notes for people: the default method does without a head that ships.
-
-    The default was no faster with these heads on any CPU that was measured (docs/results/qwen2.5-coder, smollm2).  A
-    drafter that is named is always used.
-
-    name: of the model
-    """
+def _without_slow_head(method: Method, model: str, drafter: str | Path | None, on_cpu: bool
+                       ) -> tuple[Method, tuple[str, ...]]:
+    """Returns the method, without a head that ships where the default does not use it, and notes for people."""
     is_default = method.name == DEFAULT and method.is_usual
-    if not is_default or shipped_head(name) is None:
+    ships = drafter == AUTO and shipped_head(model) is not None
+    if not is_default or not ships or default_method(model, drafter, on_cpu) == DEFAULT:
         return method, ()
-    note = (f"the head of {name} made decoding no faster on any CPU that was measured, so method {HEADLESS} replaces "
-            f"{DEFAULT} (--drafter {name} uses the head)")
+    note = (f"the head of {model} made decoding no faster on any CPU that was measured, so method {HEADLESS} replaces "
+            f"{DEFAULT} (--drafter {model} uses the head)")
     return find(HEADLESS), (note,)
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import longgraft
+from longgraft.budget.cost_model import Costs
 from longgraft.comparison.levels import Check, level, step_of
-from longgraft.eval.reports.cells import acceptance_by_depth, cells
+from longgraft.eval.reports.cells import cells
 from longgraft.eval.reports.compare import lines
 from longgraft.eval.reports.estimates import judged
-from longgraft.eval.reports.field_of_methods import field
+from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.plots import checked_suffix, draw
-from longgraft.eval.reports.report import summary, write
+from longgraft.eval.reports.report import STEP_COLUMNS, summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
+from longgraft.eval.reports.steps import acceptance_by_position, shares_of_time
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Row, as_json
@@ -32,7 +36,9 @@ SAME = Check(8, None)
 def row(method="ar", rate=10.0, accepted=(0, 0), prompt="a", repeat=0, bucket=4096, suite="lcc", mode="replay",
         **more) -> Row:
     steps = len(accepted)
-    about = dict(prompt_tokens=bucket, new_tokens=sum(accepted) + steps, steps=steps, accepted_per_step=list(accepted),
+    kind = "plain" if method == "ar" else "draft"
+    about = dict(kinds={kind: steps}, prompt_tokens=bucket,
+                 new_tokens=sum(accepted) + steps, steps=steps, accepted_per_step=list(accepted),
                  mat=sum(accepted) / max(1, steps), tokens_per_step=1.0, prefill_seconds=2.0, decode_seconds=1.0,
                  decode_tokens_per_second=rate, stages={}, peak_memory_bytes=2 ** 30, token_ids=[1, 2], loop=False,
                  accepted_by_origin={"draft": sum(accepted), "retrieved": 0, "both": 0}, lossless=SAME,
@@ -69,7 +75,7 @@ def written(folder, name="summary.csv", rows=()) -> list[dict[str, str]]:
 def test_speedups_are_paired_by_prompt_and_repeat():
     found = cell(ROWS, "graft", 4096)
     # prompt a: 30 / 10 and 40 / 20, median 2.5; prompt b: 10 / 10
-    assert (found.speedup, found.mat, found.prompts) == (Mean((2.5 + 1) / 2, count=2), Mean((3 + 1) / 2, count=2), 2)
+    assert (found.speedups, found.mat, found.prompts) == ((1.0, 2.5), Mean((3 + 1) / 2, count=2), 2)
     failed = cell(ROWS, "graft", 8192)
     assert (failed.prompts, failed.failures, failed.mat, failed.speedup) == (0, 1, None, None)
     both = [*ROWS, row(suite="qmsum"), row("graft", 50, (0, 0), suite="qmsum")]
@@ -81,24 +87,33 @@ def test_a_prompt_with_a_speed_of_zero_counts():
     rows = [row(prompt=p) for p in "ab"] + [row("graft", 30, (2, 4)),
                                             row("graft", 0, (2, 4), prompt="b", decode_seconds=0.0)]
     found = cell(rows, "graft", 4096)
-    assert found.speedup == Mean(1.5, count=2) and found.speedups == (0.0, 3.0) and found.step_cost == 0.5
+    assert found.speedup == Mean(0.0, count=2) and found.speedups == (0.0, 3.0) and found.step_cost == 0.5
     assert "x 0.500," in lines([rows[2], replace(rows[3], decode_tokens_per_second=30.0)], rows[2:])[-1]
 
 
-def test_every_table_is_shown_with_and_without_answers_that_loop(folder):
+def test_a_mean_speedup_is_geometric_in_every_table_and_has_an_interval_from_five_prompts_on():
+    def rows(factors):
+        return [made for prompt, factor in zip("abcdef", factors, strict=False) for made in (
+            row(prompt=prompt), row("graft", 10 * factor, (2, 4), prompt=prompt))]
+
+    few, many = (cell(rows(factors), "graft", 4096).speedup for factors in ((0.5, 2, 8), (0.5, 2, 8, 2, 2)))
+    assert (few.value, few.interval, many.value) == (pytest.approx(2), None, pytest.approx(2))
+    low, high = many.interval
+    assert 0.5 < low < 2 < high < 8 and low == pytest.approx(4 / high)      # as far below as above, by factor
+    text = summary(run(rows((0.5, 2, 8, 2, 2))))
+    assert f"| **2.00 ({low:.0f}-{high:.0f})** |" in line_of(text, "| 4K | 5 | graft |")
+
+
+def test_the_main_table_is_shown_with_and_without_answers_that_loop(folder):
     """Checks tables of both suites, of lossy methods, and the lines of summary.csv."""
     rows = [made for suite in ("lcc", "qmsum") for made in (
         row(suite=suite), row("graft", 30, (2, 4), suite=suite),
         row("other", 90, (9, 9), suite=suite, promise="lossy"),
         row(prompt="c", suite=suite, loop=True), row("graft", 90, (9, 9), prompt="c", suite=suite, loop=True))]
-    text = summary(run(rows))
-    titles = [line[4:] for line in text.splitlines() if line.startswith("### ")]
-    without = [title for title in titles if "without answers that loop" in title]
-    counted = [title for title in titles if title.split(":")[0].split(",")[0] in (
-        "Speed against plain decoding", "lcc", "qmsum", "all suites") and title not in without]
-    assert [title.replace(", without answers that loop", "") for title in without] == counted and len(counted) == 14
-    assert "| lcc | 4K | graft | 2 | 1 | 6.00 |" in text and "| lcc | 4K | graft | 1 | 0 | 3.00 |" in text
-    assert "| method | 4K (2 prompts, 1 loops) |" in text and "| method | 4K (1 prompt) |" in text
+    first, without = summary(run(rows)).split("### Without answers that loop")
+    assert "| 4K | 4 (2 looping) | graft | **5.20** | 3.00 to 9.00 |" in first
+    assert "| 4K | 2 | graft | **3.00** | 3.00 to 3.00 |" in without and "| 4K | 2 | other (LOSSY) | 9.00 |" in without
+    assert "Without answers that loop" not in summary(run(ROWS))
     lines = [line for line in written(folder, rows=rows) if (line["suite"], line["method"]) == ("lcc", "graft")]
     assert [(line["answers"], line["prompts"], line["loops"], float(line["speedup_median"])) for line in lines] == [
         ("all", "2", "1", 6.0), ("without those that loop", "1", "0", 3.0)]
@@ -133,21 +148,50 @@ def test_summary_names_methods_that_learn_over_the_run():
     assert "`ar` learns" not in text
 
 
-def test_summary_begins_with_speed_ups_by_suite_and_length_and_names_the_slow_prompts():
-    more = {"tokens_per_step": 2.5}
+def test_summary_begins_with_speed_ups_by_length_and_then_by_suite():
     rows = [made for suite, factors in (("lcc", (2.0, 0.5)), ("qmsum", (0.98, 8.0))) for prompt, factor in
             zip("ab", factors, strict=True) for made in (
-        row(rate=10, prompt=prompt, suite=suite), row("pld", 10 * factor, (2, 1), prompt=prompt, suite=suite, **more),
-        row("graft-x-text", 20, (2, 4), prompt=prompt, suite=suite, **more),
+        row(rate=10, prompt=prompt, suite=suite), row("pld", 10 * factor, (2, 1), prompt=prompt, suite=suite),
+        row("graft-x-text", 20, (2, 4), prompt=prompt, suite=suite),
         row("typical", 90, (9, 9), prompt=prompt, suite=suite, promise="lossy"))]
-    lines = summary(run(rows)).split("## Details")[0].splitlines()
-    assert lines[4] == "| suite | length | prompts | ar, tokens/s | pld | graft-x-text | typical (LOSSY) |"
+    lines = summary(run(rows)).split("## How")[0].splitlines()
+    assert lines[4] == (
+        "`graft-x-text`, the default here, decodes 2.00 times at 4K (4 prompts) as fast as plain decoding. From the "
+        "prompt's first token to the answer's last it is 1.20 times at 4K as fast. 4 of 4 answers have plain decoding's "
+        "tokens.")
+    exact = "exact: identical (4/4, all 8 tokens)"
+    assert lines[8:12] == [
+        f"| 4K | 4 | ar | - | - | - | - | 2.00 | 1.00 | - | {exact} |",
+        f"| 4K | 4 | graft-x-text | **2.00** | 2.00 to 2.00 | 0 of 4 | 3.00 | 2.00 | 1.00 | 1.20 | {exact} |",
+        f"| 4K | 4 | pld | 1.67 | 0.50 to 8.00 | 1 of 4 | 1.50 | 2.00 | 1.00 | 1.06 | {exact} |",
+        "| 4K | 4 | typical (LOSSY) | 9.00 | 9.00 to 9.00 | 0 of 4 | 9.00 | 2.00 | 1.00 | 1.42 | lossy: not compared |"]
+    assert "| suite | length | prompts | ar, tokens/s | pld | graft-x-text | typical (LOSSY) |" in lines
     # Geometric means of 2 and 0.5, and of 0.98 and 8; the fastest lossless one is bold.
-    assert "| lcc | 4K | 2 | 10.0 | 1.00 (2.50) | **2.00** (2.50) | 9.00 (1.00) |" in lines
-    assert "| qmsum | 4K | 2 | 10.0 | **2.80** (2.50) | 2.00 (2.50) | 9.00 (1.00) |" in lines
-    assert ("`graft-x-text`, the default, is the fastest in 1 of 2 cells; it is behind in qmsum 4K (pld 2.80, -29%)."
-            in lines)
-    assert line_of("\n".join(lines), "| pld | 4 |").startswith("| pld | 4 | 2 | 1 | 0.50 | 1.49 | 8.00 |")
+    assert "| lcc | 4K | 2 | 10.0 | 1.00 | **2.00** | 9.00 |" in lines
+    assert "| qmsum | 4K | 2 | 10.0 | **2.80** | 2.00 | 9.00 |" in lines
+    assert ("`graft-x-text`, the default here, is the fastest in 1 of 2 suites and lengths; it is behind in qmsum 4K "
+            "(pld 2.80, -29%)." in lines)
+
+
+@pytest.mark.parametrize(("target", "device", "drafter", "default"), [
+    ("qwen2.5-coder-0.5b", "CPU (AMD EPYC)", "auto", "graft-x-text"),      # its head ships and loses on a CPU
+    ("qwen2.5-coder-0.5b", "NVIDIA H100", "auto", "graft-x"), ("embedded", "CPU", "auto", "graft-x"),
+    ("qwen2.5-coder-0.5b", "CPU", "FOLDER", "graft-x"), ("embedded", "CPU", "none", "graft-x-text"),
+    ("unknown", "NVIDIA H100", "auto", "graft-x-text"), ("unknown", "CPU", "FOLDER", "graft-x")])
+def test_a_report_names_the_default_of_its_target_drafter_and_device(target, device, drafter, default):
+    rows = [row(), row("graft-x", 20, (2, 4)), row("graft-x-text", 30, (2, 4))]
+    text = summary(run(rows, config=CONFIG | {"drafter": drafter}, target=target, device=device))
+    assert f"\n`{default}`, the default here, is the fastest in {default.count('text')} of 1 suites" in text
+
+
+def test_end_to_end_seconds_count_the_reading_and_an_answer_of_plain_decodings_length():
+    rows = [row(rate=10, prefill_seconds=3.0, decode_seconds=2.0),
+            # Twice as fast, so plain decoding's answer would take 1 s; this one has other tokens and took 5 s.
+            row("graft", 20, (2, 4), prefill_seconds=4.0, decode_seconds=5.0)]
+    found = cell(rows, "graft", 4096)
+    assert found.end_to_end.value == pytest.approx((3 + 2) / (4 + 1))
+    assert (found.prefill_seconds, found.answer_seconds) == (4.0, 5.0)
+    assert "| 4.00 | 5.00 | 1.00 |" in line_of(summary(run(rows)), "| 4K | 1 | graft |")
 
 
 def test_summary_counts_rows_that_other_programs_or_a_slower_machine_disturbed():
@@ -161,21 +205,22 @@ def test_summary_counts_rows_that_other_programs_or_a_slower_machine_disturbed()
     assert "other programs" not in summary(run(ROWS))       # nothing was recorded
 
 
-def test_the_first_table_of_the_details_shows_speed_against_plain_decoding_and_shares_of_steps():
+def test_the_table_by_suite_shows_the_spread_over_prompts_and_shares_of_steps():
     rows = [row(rate=10, prompt=p, repeat=n) for p in "abc" for n in range(3)]
-    rows += [row("graft", 10 * ratio, accepted, prompt=p, repeat=n, kinds=kinds, tokens_per_step=1 + sum(accepted) / 2)
+    rows += [row("graft", 10 * ratio, accepted, prompt=p, repeat=n, kinds=kinds)
              for p, ratios, accepted, kinds in (("a", (0.5, 0.9, 9), (1, 1), {"plain": 2}),
                                                 ("b", (2, 1.25, 1), (3, 2), {"draft": 2}),
                                                 ("c", (3, 2.5, 1), (0, 0), {"memory": 1, "draft": 1}))
              for n, ratio in enumerate(ratios)]
-    rows[-1] = replace(rows[-1], kinds={"draft": 2}, tokens_per_step=1.9)
-    text = summary(run([*rows, row(bucket=8192), row("graft", 20, bucket=8192)]))
-    first = text.split("### ")[1]
+    rows[-1] = replace(rows[-1], kinds={"draft": 2}, decode_seconds=4.0, forwards={"draft": 18, "own": 9})
+    text = summary(run([*rows, row(bucket=8192), row("graft", 20, bucket=8192, kinds={})]))
+    table = text.split("### By suite")[1].split("###")[0]
     # Medians of three repeats: 0.9, 1.25 and 2.5.
-    assert first.startswith("Speed against plain decoding") and (
-        "| lcc | 4K | graft | 3 | 0 | 1.25 | 0.90 | 2.50 | 2.27 | 33% / 11% / 56% |" in first)
-    assert "| lcc | 8K | graft | 1 | 0 | 2.00 | 2.00 | 2.00 | 1.00 | - |" in first and "| ar |" not in first
-    assert "### Speed against plain decoding" not in summary(run([row("graft", 30, (2, 4))]))
+    assert ("| lcc | 4K | graft | 3 | 0 | 1.25 | 0.90 | 2.50 | 1.17 | 1.17 | 33% / 11% / 56% | 1.00 | 1.00 | 0.50 |"
+            in table)
+    assert "| lcc | 8K | graft | 1 | 0 | 2.00 | 2.00 | 2.00 | 0.00 | 0.00 | - | 1.00 | - | - |" in table
+    assert "| ar |" not in table
+    assert "| lcc | 4K | graft | 1 | 0 | - | - | - | 3.00 |" in summary(run([row("graft", 30, (2, 4))]))
 
 
 @pytest.mark.parametrize(("dtype", "checks", "message"), [
@@ -206,14 +251,6 @@ def line_of(text, start):
     return next(line for line in text.splitlines() if line.startswith(start))
 
 
-def test_a_mean_speedup_is_over_the_same_columns_for_all_methods():
-    text = summary(run([*ROWS, row("pld", 20), row("pld", 40, bucket=8192)])).split("decoding speed")[-1]
-    # ar: 10 at 4K (repeat 0) and 10 at 8K; graft failed at 8K
-    assert line_of(text, "| pld").endswith("| 2.00 | 4.00 | 3.00 |") and line_of(text, "| graft").endswith("| - | - |")
-    without = [r for r in ROWS if r.key.bucket == 4096] + [row("graft", bucket=8192)]
-    assert line_of(summary(run(without)).split("decoding speed")[-1], "| graft").endswith("| 1.75 |")
-
-
 def test_requested_prompts_that_were_not_measured_are_named():
     asked = CONFIG | {"suites": ["lcc", "qmsum"], "lengths": [4096, 8192, 65536], "modes": ["replay", "greedy"]}
     text = summary(run(ROWS, config=asked))
@@ -224,8 +261,65 @@ def test_requested_prompts_that_were_not_measured_are_named():
     assert "At most 8 new tokens" in text
 
 
-def test_acceptance_by_depth_is_conditional():
-    assert acceptance_by_depth([row(accepted=(0, 1, 2, 2))]) == pytest.approx([0.75, 2 / 3, 0.0])
+def test_acceptance_by_position_is_given_of_all_drafts_and_of_those_accepted_so_far():
+    # Five steps, of which one proposed nothing.
+    rows = [row("graft", 1, (0, 1, 2, 2, 0), kinds={"plain": 1, "draft": 3, "memory": 1})]
+    found = acceptance_by_position(rows)
+    assert [position.raw for position in found] == pytest.approx([3 / 4, 2 / 4, 0])
+    assert [position.conditional for position in found] == pytest.approx([3 / 4, 2 / 3, 0])
+    assert len(acceptance_by_position([row("pld", 1, (9,))])) == 8
+    # Lengths apart, suites and repeats together; without plain decoding, and rows that do not say what was proposed.
+    rows += [row("graft", 1, (4,), suite="qmsum", repeat=1), row("graft", 1, (1, 0), bucket=8192),
+             row("old", 1, (2,), kinds={}), row()]
+    table = summary(run(rows)).split("### Acceptance by position")[1].split("\n\n###")[0]
+    assert table.splitlines()[-2:] == [
+        "| 4K | graft | 5 | 0.80 (0.80) | 0.60 (0.75) | 0.20 (0.33) | 0.20 (1.00) | 0.00 (0.00) | - | - | - |",
+        "| 8K | graft | 2 | 0.50 (0.50) | 0.00 (0.00) | - | - | - | - | - | - |"]
+
+
+def test_shares_of_time_are_of_all_parts_that_were_recorded():
+    seconds = {"verify": 5.0, "accept": 1.0, "draft": 2.0, "retrieve": 1.0, "control": 0.5, "new": 0.5}
+    rows = [row("graft", 1, (2, 4), seconds_by_part=seconds, decode_seconds=10.0), row(seconds_by_part={})]
+    assert shares_of_time(rows) == pytest.approx({"verification": 0.6, "drafting": 0.2, "retrieval": 0.1, "rest": 0.1})
+    table = summary(run(rows)).split("### Where the time of decoding went")[1].split("\n\n###")[0]
+    assert table.splitlines()[-1] == "| 4K | graft | 60.0% | 20.0% | 10.0% | 10.0% | 5000.0 |"
+    assert "known of a sweep with `--profile` only" in summary(run(rows, device="NVIDIA H100"))
+
+
+def test_every_part_of_a_step_that_the_clock_times_has_a_column():
+    sources = Path(longgraft.__file__).parent.rglob("*.py")
+    timed = {name for path in sources for name in re.findall(r'\.part\("(\w+)"', path.read_text(encoding="utf-8"))}
+    assert timed and timed <= {column.removesuffix("_ms") for column in STEP_COLUMNS}
+
+
+def test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain():
+    prices = Costs({}, "made up", {4096: {1: 1.0, 5: 2.0}}, {}, {})
+    rows = [row(rate=10, prompt=p, new_tokens=11) for p in "ab"]
+    rows += [row("pld", 10 * speed, (4, 0, 3), prompt=p, repeat=n, new_tokens=11) for p, speed in zip(
+        "ab", (4, 0.5), strict=True) for n in range(2)]
+    rows += [row("graft", 10 * speed, (9,), prompt=p) for p, speed in zip("ab", (2, 0.8), strict=True)]
+    found = dict(bounds(rows, prices))
+    assert found["pld, measured"] == [4.0, 0.5]
+    assert found["hindsight: the fastest method of each prompt"] == [4.0, 1.0]
+    # Passes of 5, 1 and 4 rows take 2, 1 and 1.75 s for ten tokens, which take 10 s one by one.
+    assert found["only accepted nodes of pld"] == pytest.approx([10 / 4.75] * 2)
+    assert without_waste(rows[2], prices) == pytest.approx(10 / 4.75)
+    assert found["no mistake, 5 rows a pass"] == pytest.approx([10 / 4] * 2)      # two passes of 2 s
+    # Passes of 3 rows take 1.5 s: three of them, and one of 1 row.
+    assert fastest_width(rows[:1], prices, 3) == (3, pytest.approx([10 / 5.5]))
+    assert list(dict(bounds(rows, None))) == list(found)[:2] and not bounds(rows[:2], prices)
+
+
+def test_the_oracles_say_why_prices_are_missing_and_leave_lossy_methods_out():
+    rows = [row(), row("graft", 20, (2, 4)), row("typical", 90, (9, 9), promise="lossy")]
+    table = summary(run(rows)).split("### Oracles")[1].split("###")[0]
+    assert table.splitlines()[-2:] == ["| 4K | graft, measured | 1 | 2.00 |",
+                                       "| 4K | hindsight: the fastest method of each prompt | 1 | 2.00 |"]
+    assert "Bounds by the price of passes are missing. Costs are taken from rows of the methods ar and eagle3" in table
+    rows.append(row("eagle3", 20, (3, 3), seconds_by_part={"draft": 0.018, "verify": 0.04, "accept": 0.002}))
+    assert "measured ones\n(1, 60 rows)." in summary(run(rows)).split("### Oracles")[1]
+    assert "Oracles" not in summary(run([row(), failure("graft")]))
+    assert "measured on a GPU without --profile" in summary(run(rows, device="H200")).split("### Oracles")[1]
 
 
 JUDGED = dict(by_probability={"0.1": (100, 15.0, 20), "0.9": (40, 38.0, 30)}, by_match={"2": (8, 2.0, 4)})
@@ -254,7 +348,7 @@ def test_mat_is_given_over_prompts_and_over_steps(folder):
     rows = [row("graft", 1, (8,)), row("graft", 1, (1,) * 9, prompt="b"), row("graft", 1, (8,), repeat=1)]
     found = cell(rows, "graft", 4096)
     assert found.mat == Mean((8 + 1) / 2, count=2) and found.mat_pooled == (8 + 9) / 10
-    assert "| graft | 4.50; 1.70 |" in summary(run(rows))
+    assert "| 4.50 | 1.70 |" in line_of(summary(run(rows)), "| lcc | 4K | graft |")
     line, = written(folder, rows=rows)
     assert (line["mat"], line["mat_low"], line["mat_pooled"]) == ("4.5", "", "1.7")
 
@@ -296,45 +390,23 @@ def test_a_near_tie_is_as_wide_as_a_step_of_half_precision_at_the_logits_size():
     assert level([Check(8, 3, 0.125, at=17.0)], "float32") == "none" and level([Check(8, None)], "float32") == "exact"
 
 
-def test_lossy_methods_are_kept_out_of_lossless_tables():
+def test_lossy_methods_come_last_and_are_marked():
     typical = row("typical", 90, (9, 9), promise="lossy", token_ids=[3, 4], mode="sampled", lossless=Check(2, 0))
-    text = summary(run([row(mode="sampled"), row("graft", 30, (2, 4), mode="sampled"), typical]))
-    assert "| graft | typical (LOSSY) |" in text
-    text = text.split("## Details")[1]
-    lossless, lossy = text.split("### Speed against plain decoding, LOSSY methods: tokens may differ from the target's")
-    assert "### lcc: MAT, LOSSY methods" in lossy and "### lcc: decoding speed, LOSSY methods" in lossy
-    assert "| typical |" not in lossless and "| graft | 3.00; 3.00 |" in lossless
-    assert "| typical | 9.00; 9.00 |" in lossy and "| typical | lossy: not compared |" in lossy
+    text = summary(run([row(mode="sampled"), typical, row("graft", 30, (2, 4), mode="sampled")]))
+    methods = [line.split(" | ")[2] for line in text.split("## How")[0].splitlines() if line.startswith("| 4K |")]
+    assert methods == ["ar", "graft", "typical (LOSSY)"]
+    assert line_of(text, "| 4K | 1 | typical (LOSSY) |").endswith("| lossy: not compared |")
+    assert text.index("| lcc | 4K | graft |") < text.index("| lcc | 4K | typical (LOSSY) |")
     assert "differs from token" not in text and cell([row(mode="sampled"), typical], "typical", 4096).checks == ()
 
 
 def test_a_lossy_method_stays_lossy_where_all_its_rows_are_failures():
-    rows = [row(), row(bucket=8192), row("typical", 90, (9, 9), promise="lossy"), failure("typical", 8192),
-            row(loop=True, prompt="b"), row("graft", loop=True, prompt="b"), row("graft", 30, (2, 4))]
+    rows = [row(), row(bucket=8192), row("typical", 90, (9, 9), promise="lossy"), failure("typical", 8192)]
     assert cell(rows, "typical", 8192).promise == "lossy"
-    text = summary(run(rows)).split("## Details")[1]
-    lossless = text.split("LOSSY methods")[0]
-    assert "| typical |" not in lossless and "| graft |" in lossless
+    assert "| 8K | 0 | typical (LOSSY) | - |" in summary(run(rows))
     failed = [row(), replace(failure("typical"), promise="lossy")]      # all its rows are failures
     assert cell(failed, "typical", 4096).promise == "lossy"
-    assert "| typical | lossy: not compared | 0 | 0 | 1 |" in summary(run(failed))
-    assert "| graft |" in text.split("MAT, without answers that loop")[1].split("###")[0]      # not the lossy one
-
-
-def test_the_field_compares_methods_and_the_costs_of_their_drafts():
-    more = dict(forwards={"draft": 6, "own": 2}, decode_seconds=3.0)
-    rows = [row(), row(prompt="b"), row("slow", 8, (2, 4), **more), row("slow", 4, (2, 4), prompt="b", **more),
-            row("graft", 30, (2, 4), decode_seconds=2.0, promise="distribution"),
-            row("typical", 90, (9, 9), promise="lossy")]
-    tables = field(cells(rows)).split("## ")[1:]
-    assert [table.splitlines()[0] for table in tables] == [
-        "lcc, 4K, replay", "lcc, 4K, replay, LOSSY methods: tokens may differ from the target's"]
-    head, _, *lines = tables[0].splitlines()[2:-1]
-    assert head == "| method | promise | MAT | draft forwards | own passes | step | speed | worst |"
-    assert lines == ["| graft | distribution | 3.00 | - | - | 2.00 | 3.00 | 3.00 |",
-                     "| ar | exact | - | - | - | 1.00 | 1.00 | 1.00 |",
-                     "| slow | exact | 3.00 | 3.00 | 1.00 | 3.00 | 0.60 | 0.40 |"]
-    assert "| typical | lossy | 9.00 |" in tables[1] and "typical" not in tables[0]
+    assert line_of(summary(run(failed)), "| 4K | 0 | typical (LOSSY) |").endswith("| lossy: not compared; 1 failed |")
 
 
 @pytest.mark.parametrize("mode", ["greedy", "replay"])
@@ -343,11 +415,11 @@ def test_a_method_that_promises_the_distribution_must_give_the_same_greedy_token
     other = row("rejection", 30, (2, 4), promise="distribution", token_ids=[3, 4], mode=mode,
                 lossless=Check(2, 0, 0.7))
     text = summary(run([row(mode=mode), other]))
-    assert "| rejection | none: 1/1 differ, margin up to 0.70 |" in text
+    assert line_of(text, "| 4K | 1 | rejection |").endswith("| none: 1/1 differ, margin up to 0.70 |")
     assert f"rejection, {mode}: differs from token 0 on, margin 0.7000" in text
     for drawn in ("replay", "sampled"):
         text = summary(run([row(mode=drawn), replace(other, key=other.key._replace(mode=drawn), lossless=Check(2, 0))]))
-        assert "| rejection | distribution: 1/1 differ, as they may |" in text and "differs from token" not in text
+        assert "| distribution: 1/1 differ, as they may |" in text and "differs from token" not in text
     lossy = replace(other, promise="lossy")
     assert "differs from token" not in summary(run([row(mode=mode), lossy]))
 
@@ -373,11 +445,11 @@ def folder(tmp_path):
 def test_a_folder_gets_its_tables_and_figures(folder):
     write(folder)
     assert len((folder / "summary.csv").read_text().splitlines()) == 1 + 2 * 2
-    assert len((folder / "methods.csv").read_text().splitlines()) == 1 + 3      # one of the four is a failure
-    assert "## lcc, 4K, replay" in (folder / "methods.md").read_text()
     first = {path.name: path.read_bytes() for path in draw(Run.read(folder))}
     assert len(first) == 5 and all(b"<svg" in text for text in first.values())
     assert first == {path.name: path.read_bytes() for path in draw(Run.read(folder))}
+    speeds = first["speedup_by_length.svg"].decode()
+    assert "<!-- Seconds: reading (grey) + answer -->" in speeds and "<!-- 4K graft -->" in speeds
     assert {path.suffix for path in draw(Run.read(folder), suffix="png")} == {".png"} == {checked_suffix(".png")}
     with pytest.raises(ValueError, match=r"cannot be written\. Known: \.svg, \.png, \.pdf"):
         draw(Run.read(folder), suffix=".gif")
@@ -475,7 +547,7 @@ def test_the_costs_of_a_sweep_are_those_of_its_steps():
             row("eagle3+budget=16", 1, (3,), seconds_by_part={"draft": 0.009, "verify": 0.015, "accept": 0.001}),
             row("eagle3@2k", 1, (3,), seconds_by_part={"draft": 1.0, "verify": 1.0}),
             row("graft", 1, (3,), seconds_by_part={"draft": 0.002, "retrieve": 0.001, "merge": 0.002, "host": 0.003}),
-            row(accepted=(0,), bucket=8192)]
+            row(accepted=(0,), bucket=8192), row("not-installed", 1, (3,)), row("llama.cpp", 1, (3,))]
     found = costs_of(rows, ENVIRONMENT, {"draft_top_k": 8})
     assert found.passes.keys() == {4096}
     assert found.passes[4096] == pytest.approx({1: 0.011, 16: 0.016, 60: 0.021})

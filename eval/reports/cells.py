@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 
 import numpy as np
 
@@ -21,23 +21,31 @@ from longgraft.eval.statistics import Mean
 ALL = "all"
 LOSSY = "lossy"
 
+Pair = tuple[Row, Row]      # a row, and plain decoding's of the same prompt and repeat
+
 
 @dataclass(frozen=True)
 class TableCell:
-    """One method on one suite and length in one mode.
+    """One method on one suite and length in one mode; all figures but counts are None if nothing was measured.
 
-    prompts, loops: numbers of measured prompts, and of prompts whose answer loops
-    failures:       failed decodings
-    mat, speedup:   means over prompts; the speedup is paired with plain decoding on the same prompt and repeat
-    mat_pooled:     MAT over all steps, in which long answers count for more
-    rate:           tokens per second: (first quartile, median, third quartile) over prompts
-    checks:         one per prompt; none for a lossy method, which promises nothing
-    lengths:        tokens of each checked answer
-    speedups:       speedup of each prompt, ascending
-    tokens_per_step: over all repeats, which differ if costs are measured while running
-    kinds:          number of steps by the kind of proposal, over all repeats
-    forwards:       forwards per step besides the verification, by network
-    step_cost:      seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts
+    Attributes:
+        prompts: Number of measured prompts.
+        loops: Number of them whose answer loops.
+        failures: Number of failed decodings.
+        checks: One per prompt; none for a lossy method, which promises nothing.
+        lengths: Tokens of each checked answer.
+        mat: Accepted tokens per step, the mean over prompts.
+        mat_pooled: Accepted tokens per step over all steps, in which long answers count for more.
+        rate: Tokens per second: first quartile, median and third quartile over prompts.
+        speedup: Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean over prompts.
+        speedups: The speed-up of each prompt, ascending.
+        end_to_end: The same of prefill and decoding together, for answers of plain decoding's length.
+        prefill_seconds: Seconds of the prefill, the mean over prompts.
+        answer_seconds: Seconds of decoding, the mean over prompts.
+        tokens_per_step: Over all repeats, which differ if costs are measured while running.
+        kinds: Number of steps by the kind of proposal, over all repeats.
+        forwards: Forwards per step besides the verification, by network.
+        step_cost: Seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts.
     """
 
     mode: str
@@ -48,14 +56,16 @@ class TableCell:
     prompts: int
     loops: int
     failures: int
-    mat: Mean | None
-    mat_pooled: float | None
-    rate: tuple[float, float, float] | None
-    speedup: Mean | None
-    prefill_seconds: float | None
     checks: tuple[Check, ...]
     lengths: tuple[int, ...] = ()
+    mat: Mean | None = None
+    mat_pooled: float | None = None
+    rate: tuple[float, float, float] | None = None
+    speedup: Mean | None = None
     speedups: tuple[float, ...] = ()
+    end_to_end: Mean | None = None
+    prefill_seconds: float | None = None
+    answer_seconds: float | None = None
     tokens_per_step: float | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
     forwards: Mapping[str, float] = field(default_factory=dict)
@@ -77,79 +87,134 @@ def first_repeats(rows: Iterable[Row]) -> list[Row]:
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
     """Returns the cells of every mode x suite (and all suites together) x length x method, in the order of the rows."""
+    promises: dict[str, str] = {}
     # Rows override failures, because failures of older versions have no promise.
-    promises = {row.key.method: row.promise for row in sorted(rows, key=lambda row: isinstance(row, Row))}
-    suites = [*dict.fromkeys(row.key.suite for row in rows)]
+    for row in sorted(rows, key=lambda row: isinstance(row, Row)):
+        promises[row.key.method] = row.promise
+    methods = list(dict.fromkeys(row.key.method for row in rows))
+    suites = list(dict.fromkeys(row.key.suite for row in rows))
+    if len(suites) > 1:
+        suites.append(ALL)
     found = []
     for mode in dict.fromkeys(row.key.mode for row in rows):
-        for suite in suites + ([ALL] if len(suites) > 1 else []):
+        for suite in suites:
             here = [row for row in rows if row.key.mode == mode and suite in (row.key.suite, ALL)]
             for bucket in sorted({row.key.bucket for row in rows}):
                 mine = [row for row in here if row.key.bucket == bucket]
-                plain = {row.key: row for row in mine if isinstance(row, Row) and row.key.method == PLAIN}
-                for method in dict.fromkeys(row.key.method for row in rows):
+                plain = plain_rows(mine)
+                for method in methods:
                     own = [row for row in mine if row.key.method == method]
-                    found.append(_cell((mode, suite, bucket, method), own, plain, promises.get(method, "exact"),
-                                       with_loops))
+                    about = mode, suite, bucket, method, promises[method]
+                    found.append(_cell(about, own, plain, with_loops))
     return found
 
 
-def _cell(about: tuple[str, str, int, str], own: Sequence[Result], plain: Mapping[Key, Row], promise: str,
-          with_loops: bool) -> TableCell:
+def plain_rows(rows: Iterable[Result]) -> dict[Key, Row]:
+    """Returns plain decoding's rows by their keys."""
+    return {row.key: row for row in rows if isinstance(row, Row) and row.key.method == PLAIN}
+
+
+def by_prompt(rows: Iterable[Row]) -> list[list[Row]]:
+    """Returns the repeats of each prompt."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row.key.suite, row.key.prompt_id), []).append(row)
+    return list(found.values())
+
+
+def _cell(about: tuple[str, str, int, str, str], own: Sequence[Result], plain: Mapping[Key, Row], with_loops: bool
+          ) -> TableCell:
     failures = sum(isinstance(row, Failure) for row in own)
-    answers = [row for row in own if isinstance(row, Row)]
-    by_prompt: dict[tuple, list[Row]] = {}
-    for row in answers:
-        by_prompt.setdefault((row.key.suite, row.key.prompt_id), []).append(row)
-    looping = {prompt for prompt, mine in by_prompt.items() if mine[0].loop and mine[0].steps}
-    by_prompt = {prompt: mine for prompt, mine in by_prompt.items() if with_loops or prompt not in looping}
-    checked = [] if promise == LOSSY else [(check, len(mine[0].token_ids)) for mine in by_prompt.values()
-                                           if (check := _check_of_prompt(mine, plain)) is not None]
-    kept = [mine for mine in by_prompt.values() if mine[0].steps]
-    found, lengths = tuple(check for check, _ in checked), tuple(length for _, length in checked)
-    loops = len(looping) if with_loops else 0
+    prompts = by_prompt(row for row in own if isinstance(row, Row))
+    loops = sum(repeats[0].loop and repeats[0].steps > 0 for repeats in prompts)
+    if not with_loops:
+        prompts = [repeats for repeats in prompts if not (repeats[0].loop and repeats[0].steps)]
+        loops = 0
+    checks, lengths = _checks(prompts, plain) if about[-1] != LOSSY else ((), ())
+    kept = [repeats for repeats in prompts if repeats[0].steps]
     if not kept:
-        return TableCell(*about, promise, 0, loops, failures, None, None, None, None, None, found, lengths)
-    every = [row for mine in kept for row in mine]
-    firsts = first_repeats(every)
-    speedups = [ratio for mine in kept if (ratio := _ratio(mine, plain, _rate)) is not None]
-    costs = [ratio for mine in kept if (ratio := _ratio(mine, plain, _step)) is not None]
-    forwards, steps = summed(row.forwards for row in every), sum(row.steps for row in every)
-    rates = [median(row.decode_tokens_per_second for row in mine) for mine in kept]
-    q1, middle, q3 = (float(q) for q in np.quantile(rates, [0.25, 0.5, 0.75]))
-    return TableCell(*about, promise, len(kept), loops, failures, Mean.of([row.mat for row in firsts]),
-                pooled(firsts), (q1, middle, q3), Mean.of(speedups) if speedups else None,
-                median(row.prefill_seconds for row in firsts), found, lengths, tuple(sorted(speedups)),
-                sum(row.tokens_per_step for row in every) / len(every), summed(row.kinds for row in every),
-                {network: times / steps for network, times in forwards.items()}, median(costs) if costs else None)
+        return TableCell(*about, 0, loops, failures, checks, lengths)
+    rows = [row for repeats in kept for row in repeats]
+    firsts = first_repeats(rows)
+    steps = sum(row.steps for row in rows)
+    pairs = [paired(repeats, plain) for repeats in kept]
+    speedups = ratios(pairs, speed_ratio)
+    costs = ratios(pairs, _step_ratio)
+    end_to_end = ratios(pairs, _end_to_end_ratio)
+    return TableCell(
+        *about, len(kept), loops, failures, checks, lengths,
+        mat=Mean.of([row.mat for row in firsts]),
+        mat_pooled=sum(sum(row.accepted_per_step) for row in firsts) / sum(row.steps for row in firsts),
+        rate=_quartiles([median(row.decode_tokens_per_second for row in repeats) for repeats in kept]),
+        speedup=Mean.geometric(speedups) if speedups else None,
+        speedups=tuple(sorted(speedups)),
+        end_to_end=Mean.geometric(end_to_end) if end_to_end else None,
+        prefill_seconds=mean(row.prefill_seconds for row in firsts),
+        answer_seconds=mean(median(row.decode_seconds for row in repeats) for repeats in kept),
+        tokens_per_step=mean(row.tokens_per_step for row in rows),
+        kinds=summed(row.kinds for row in rows),
+        forwards={network: times / steps for network, times in summed(row.forwards for row in rows).items()},
+        step_cost=median(costs) if costs else None)
 
 
 def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Adds up several counts by name, in the order in which names occur."""
     total: Counter[str] = Counter()
-    for one in counts:
-        total.update(one)
+    for count in counts:
+        total.update(count)
     return dict(total)
 
 
-def pooled(rows: Sequence[Row]) -> float:
-    """Returns accepted tokens per step, over the steps of all these rows."""
-    return sum(sum(row.accepted_per_step) for row in rows) / sum(row.steps for row in rows)
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    first, middle, third = np.quantile(values, [0.25, 0.5, 0.75])
+    return float(first), float(middle), float(third)
 
 
-def _ratio(repeats: Sequence[Row], plain: Mapping[Key, Row], figure: Callable[[Row], float]) -> float | None:
-    """Returns one prompt's figure relative to plain decoding's: the median over repeats that plain decoding has."""
-    ratios = [figure(row) / figure(theirs) for row in repeats
-              if (theirs := plain.get(row.key._replace(method=PLAIN))) and figure(theirs) > 0]
-    return median(ratios) if ratios else None
+def paired(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> list[Pair]:
+    """Returns the repeats of a prompt that plain decoding has, too, with plain decoding's rows."""
+    found = []
+    for row in repeats:
+        theirs = plain.get(row.key._replace(method=PLAIN))
+        if theirs is not None and row.steps and theirs.decode_tokens_per_second > 0:
+            found.append((row, theirs))
+    return found
 
 
-def _rate(row: Row) -> float:
-    return row.decode_tokens_per_second
+def ratios(pairs: Sequence[Sequence[Pair]], ratio: Callable[[Row, Row], float]) -> list[float]:
+    """Returns the ratio of each prompt that has pairs: the median over its repeats."""
+    return [median(ratio(row, plain) for row, plain in repeats) for repeats in pairs if repeats]
 
 
-def _step(row: Row) -> float:
-    return row.decode_seconds / row.steps if row.steps else 0.0
+def speed_ratio(row: Row, plain: Row) -> float:
+    """Returns the decoding speed over plain decoding's."""
+    return row.decode_tokens_per_second / plain.decode_tokens_per_second
+
+
+def _step_ratio(row: Row, plain: Row) -> float:
+    return (row.decode_seconds / row.steps) / (plain.decode_seconds / plain.steps)
+
+
+def _end_to_end_ratio(row: Row, plain: Row) -> float:
+    """Returns plain decoding's seconds from the prompt to the answer's end over those of the method.
+
+    An answer of other tokens counts as if it were as long as plain decoding's.
+    """
+    speed = speed_ratio(row, plain)
+    if speed == 0:
+        return 0.0
+    return (plain.prefill_seconds + plain.decode_seconds) / (row.prefill_seconds + plain.decode_seconds / speed)
+
+
+def _checks(prompts: Sequence[Sequence[Row]], plain: Mapping[Key, Row]
+            ) -> tuple[tuple[Check, ...], tuple[int, ...]]:
+    """Returns the check of each prompt that has one, and the tokens of these answers."""
+    checks, lengths = [], []
+    for repeats in prompts:
+        check = _check_of_prompt(repeats, plain)
+        if check is not None:
+            checks.append(check)
+            lengths.append(len(repeats[0].token_ids))
+    return tuple(checks), tuple(lengths)
 
 
 def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check | None:
@@ -157,9 +222,14 @@ def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check 
 
     An answer that ended at once counts only if it differs.
     """
-    checks = [check for row in repeats if (check := check_of(row, plain)) is not None]
-    parted = next((check for check in checks if check.first_divergence is not None), None)
-    return parted or (checks[0] if checks and repeats[0].steps else None)
+    first = None
+    for row in repeats:
+        check = check_of(row, plain)
+        if check is not None and check.first_divergence is not None:
+            return check
+        if first is None:
+            first = check
+    return first if repeats[0].steps else None
 
 
 def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
@@ -176,15 +246,3 @@ def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
     if noted is None or noted.first_divergence != at:
         return Check(len(expected), at)
     return Check(len(expected), at, noted.margin, noted.at)
-
-
-def acceptance_by_depth(rows: Sequence[Row], deepest: int = 8) -> list[float]:
-    """Returns, for d = 1, 2, ..., the share of steps accepting a token at depth d among those that accepted d - 1."""
-    counts = Counter(accepted for row in rows for accepted in row.accepted_per_step)
-    shares = []
-    for depth in range(1, deepest + 1):
-        came = sum(n for accepted, n in counts.items() if accepted >= depth - 1)
-        if not came:
-            break
-        shares.append(sum(n for accepted, n in counts.items() if accepted >= depth) / came)
-    return shares

@@ -11,41 +11,54 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import TableCell, acceptance_by_depth, cells, check_of, first_repeats, measured
+from longgraft.eval.reports.cells import TableCell, cells, check_of, first_repeats, measured
 from longgraft.eval.reports.concurrency import concurrency_table
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
-from longgraft.eval.reports.field_of_methods import COLUMNS as FIELD_COLUMNS
-from longgraft.eval.reports.field_of_methods import field
-from longgraft.eval.reports.field_of_methods import lines as lines_of_field
-from longgraft.eval.reports.overview import disturbances, overview
-from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, lossless_table, tables
+from longgraft.eval.reports.oracle import oracle_tables
+from longgraft.eval.reports.overview import disturbances, lead, main_table, suite_overview
+from longgraft.eval.reports.steps import (
+    acceptance_by_position,
+    acceptance_table,
+    drafts,
+    shares_of_time,
+    summed_seconds,
+    time_table,
+)
+from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, suite_table
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
-PARTS = ("draft", "retrieve", "merge", "verify", "accept", "update", "host")
+PARTS = ("draft", "retrieve", "merge", "control", "verify", "accept", "update", "observe", "host")
 ORIGINS = ("draft", "retrieved", "both")
 COLUMNS = ("mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high",
            "mat_pooled", "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low",
-           "speedup_high", "prefill_seconds", "promise", "lossless", "speedup_median", "speedup_worst", "speedup_best",
-           "tokens_per_step", *(f"{kind}_steps" for kind in KINDS), "answers")
-STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS),
-                *(f"accepted_{origin}" for origin in ORIGINS), "acceptance_by_depth", "stages", "first_token_seconds",
+           "speedup_high", "prefill_seconds", "answer_seconds", "end_to_end", "end_to_end_low", "end_to_end_high",
+           "promise", "lossless", "speedup_median", "speedup_worst", "speedup_best", "tokens_per_step",
+           *(f"{kind}_steps" for kind in KINDS), "step_cost", "draft_forwards", "own_passes", "answers")
+STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS), "verification_share", "drafting_share",
+                "retrieval_share", "rest_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
+                "acceptance_by_position", "conditional_by_position", "stages", "first_token_seconds",
                 "peak_memory_mib")
 SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts")
 LISTED = 20     # most divergences, and most failures, that are listed
 
 DEFINITIONS = """
 - Speed-up: tokens per second over plain decoding's of the same prompt and repeat, decoding alone, after one shared
-  prefill; the geometric mean over prompts. In parentheses: tokens per step.
+  prefill; the geometric mean over prompts. All means over prompts have a 95 % bootstrap interval in parentheses, from
+  five prompts on.
+- Slower: prompts on which a method has less than 0.97 of plain decoding's speed.
+- Reading and answer: seconds of the prefill and of decoding, the mean over prompts. End to end: both together, plain
+  decoding's over the method's, for answers of the same length; the geometric mean over prompts.
 - Losslessness: answers whose tokens are plain decoding's, and how many tokens of each were compared.
-- MAT: accepted draft tokens per verification step, without the bonus token: the mean over prompts (with a 95 %
-  bootstrap interval from five prompts on); after the semicolon over all steps, where long answers count for more.
-- Steps: plain ones propose nothing, those from memory draft nothing.
+- MAT: accepted draft tokens per verification step, without the bonus token: the mean over prompts. Over all steps, long
+  answers count for more.
+- Steps: plain ones propose nothing, those from memory draft nothing. Step: its seconds in units of plain decoding's
+  step on the same prompt. Draft forwards are of a drafting network, own passes of the target itself beside the
+  verification; both per step.
 - Answers that ended at once are left out.
-- Beside this file: methods.md (each method's step cost and draft forwards), summary.csv, steps.csv, estimates.csv and
-  scores.csv."""
+- Beside this file: summary.csv, steps.csv, estimates.csv and scores.csv."""
 
 TURNS = """
 - Each turn of a conversation counts as a prompt, measured from a prefill of its own; it follows plain decoding's
@@ -62,16 +75,17 @@ MODE_NOTES = {
 def write(folder: Path) -> None:
     """Writes the report into a sweep's folder."""
     run = Run.read(folder)
-    found, good, dtype = cells(run.rows), measured(run.rows), run.environment["dtype"]
+    good, dtype = measured(run.rows), run.environment["dtype"]
     (folder / "summary.md").write_text(summary(run), encoding="utf-8")
-    _csv(folder / "summary.csv", COLUMNS, [
-        [*_line(cell, dtype), answers] for answers, mine in (
-            ("all", found), ("without those that loop", cells(run.rows, with_loops=False) if any(
-                cell.loops for cell in found) else [])) for cell in mine])
-    (folder / "methods.md").write_text(field(found), encoding="utf-8")
-    _csv(folder / "methods.csv", FIELD_COLUMNS, lines_of_field(found))
-    _csv(folder / "steps.csv", STEP_COLUMNS, _steps(good, run.environment["device"].startswith("CPU")))
-    if estimates := list(lines_of(good)):
+    found = cells(run.rows)
+    lines = [[*_line(cell, dtype), "all"] for cell in found]
+    if any(cell.loops for cell in found):
+        without = cells(run.rows, with_loops=False)
+        lines += [[*_line(cell, dtype), "without those that loop"] for cell in without]
+    _csv(folder / "summary.csv", COLUMNS, lines)
+    _csv(folder / "steps.csv", STEP_COLUMNS, _steps(good, run))
+    estimates = list(lines_of(good))
+    if estimates:
         _csv(folder / "estimates.csv", ESTIMATE_COLUMNS, estimates)
     if any(row.score for row in good):
         _csv(folder / "scores.csv", SCORE_COLUMNS, _scores(good))
@@ -85,30 +99,50 @@ def _csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> 
 
 
 def summary(run: Run) -> str:
-    """Returns the text of summary.md: the tables of speed-ups, how they were measured, and the details."""
-    rows, dtype = run.rows, run.environment["dtype"]
-    out, details = [f"# {run.environment['target']}: speed-up over plain decoding"], list[str]()
-    for mode in dict.fromkeys([*(row.key.mode for row in rows), *run.config.get("modes", ())]):
-        own = [row for row in rows if row.key.mode == mode]
-        out.append(f"\n## Mode: {mode}")
-        if gaps := _gaps(run.config, own):
-            out.append(f"\nNo prompt measured: {gaps}.")
-        if not own:
-            continue
-        found = cells(own)
-        out += overview(found, dtype)
-        details.append(f"\n## Details: {mode}\n\n{MODE_NOTES.get(mode, '')}")
-        details += tables(found)
-        if any(cell.loops for cell in found):
-            details += tables(cells(own, with_loops=False), ", without answers that loop")
-        details += [*match_table(measured(own)), lossless_table(found, dtype), *_divergences(own)]
-        details += concurrency_table([batch for batch in run.batches if batch.key.mode == mode])
-    if failed := [row for row in rows if isinstance(row, Failure)]:
+    """Returns the text of summary.md: how much faster, how sure and exact or not, then how it was measured, then the
+    details."""
+    out = [f"# {run.environment['target']}: speed-up over plain decoding"]
+    details: list[str] = []
+    modes = dict.fromkeys([*(row.key.mode for row in run.rows), *run.config.get("modes", ())])
+    for mode in modes:
+        rows = [row for row in run.rows if row.key.mode == mode]
+        out += _first_tables(run, mode, rows)
+        if rows:
+            details += _details(run, mode, rows)
+    failed = [row for row in run.rows if isinstance(row, Failure)]
+    if failed:
         out += ["\n## Failures\n", *_listed(_by_error(failed))]
-    out += ["\n## How it was measured\n", " ".join([_provenance(run), *disturbances(rows)]), DEFINITIONS]
-    if any(row.turn > 1 for row in rows):
+    out += ["\n## How it was measured\n", " ".join([_provenance(run), *disturbances(run.rows)]), DEFINITIONS]
+    if any(row.turn > 1 for row in run.rows):
         out.append(TURNS)
-    return "\n".join([*out, *_learned(rows), *details]) + "\n"
+    return "\n".join([*out, *_learned(run.rows), *details]) + "\n"
+
+
+def _first_tables(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
+    yield f"\n## Mode: {mode}\n"
+    if rows:
+        found = cells(rows)
+        yield from lead(found, run.default)
+        yield main_table(found, run.environment["dtype"])
+        yield from suite_overview(found, run.default)
+    gaps = _gaps(run.config, rows)
+    if gaps:
+        yield f"\nNo prompt measured: {gaps}."
+
+
+def _details(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
+    found, good = cells(rows), measured(rows)
+    yield f"\n## Details: {mode}\n\n{MODE_NOTES.get(mode, '')}"
+    if any(cell.loops for cell in found):
+        without = cells(rows, with_loops=False)
+        yield f"\n### Without answers that loop\n\n{main_table(without, run.environment['dtype'])}"
+    yield from suite_table(found)
+    yield from acceptance_table(good)
+    yield from time_table(good, run.times_parts)
+    yield from oracle_tables(run, good)
+    yield from match_table(good)
+    yield from _divergences(rows)
+    yield from concurrency_table([batch for batch in run.batches if batch.key.mode == mode])
 
 
 def _provenance(run: Run) -> str:
@@ -134,10 +168,13 @@ def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:
     """Returns the requested lengths and suites without any row, as "64K (lcc, qmsum)"."""
     if "lengths" not in config:
         return ""
-    there = {(row.key.suite, row.key.bucket) for row in rows}
-    gaps = {length: [suite_name(suite) for suite in config["suites"] if (suite, length) not in there]
-            for length in config["lengths"] or (WHOLE,)}
-    return ", ".join(f"{length_name(length)} ({', '.join(suites)})" for length, suites in gaps.items() if suites)
+    measured_at = {(row.key.suite, row.key.bucket) for row in rows}
+    gaps = []
+    for length in config["lengths"] or (WHOLE,):
+        suites = [suite_name(suite) for suite in config["suites"] if (suite, length) not in measured_at]
+        if suites:
+            gaps.append(f"{length_name(length)} ({', '.join(suites)})")
+    return ", ".join(gaps)
 
 
 def _divergences(rows: Sequence[Result]) -> list[str]:
@@ -146,9 +183,12 @@ def _divergences(rows: Sequence[Result]) -> list[str]:
     found = []
     for row in first_repeats(answers.values()):
         check = check_of(row, answers)
-        if check is not None and check.first_divergence is not None and check.held(row.promise, row.key.mode):
-            margin = "" if check.margin is None else f", margin {check.margin:.4f}"
-            found.append(f"{_named(row.key)}: differs from token {check.first_divergence} on{margin}")
+        if check is None or check.first_divergence is None or not check.held(row.promise, row.key.mode):
+            continue
+        line = f"{_named(row.key)}: differs from token {check.first_divergence} on"
+        if check.margin is not None:
+            line += f", margin {check.margin:.4f}"
+        found.append(line)
     return ["", *_listed(found)] if found else []
 
 
@@ -157,8 +197,11 @@ def _by_error(failed: Sequence[Failure]) -> list[str]:
     found: dict[tuple[str, str], list[Key]] = {}
     for row in failed:
         found.setdefault((row.key.method, row.error), []).append(row.key)
-    return [f"{_named(keys[0]) if len(keys) == 1 else f'{method}, {len(keys)} decodings'}: {error}"
-            for (method, error), keys in found.items()]
+    lines = []
+    for (method, error), keys in found.items():
+        where = _named(keys[0]) if len(keys) == 1 else f"{method}, {len(keys)} decodings"
+        lines.append(f"{where}: {error}")
+    return lines
 
 
 def _named(key: Key) -> str:
@@ -172,38 +215,45 @@ def _listed(lines: Sequence[str]) -> list[str]:
 
 def _line(cell: TableCell, dtype: str) -> list[Any]:
     """Returns a row of summary.csv."""
+    speeds: tuple[float | None, ...] = (None,) * 3
+    if cell.speedups:
+        speeds = median(cell.speedups), cell.speedups[0], cell.speedups[-1]
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
-            cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds, cell.promise,
-            lossless_level([cell], dtype),
-            *((median(cell.speedups), cell.speedups[0], cell.speedups[-1]) if cell.speedups else (None,) * 3),
-            cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS)]
+            cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds,
+            cell.answer_seconds, *_ends(cell.end_to_end), cell.promise, lossless_level([cell], dtype), *speeds,
+            cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS), cell.step_cost,
+            cell.forwards.get("draft"), cell.forwards.get("own")]
 
 
 def _ends(mean: Mean | None) -> tuple[float | None, ...]:
     return (None,) * 3 if mean is None else (mean.value, *(mean.interval or (None, None)))
 
 
-def _steps(rows: Sequence[Row], on_cpu: bool) -> Iterator[list[Any]]:
+def _steps(rows: Sequence[Row], run: Run) -> Iterator[list[Any]]:
     """Yields where steps and milliseconds went, per mode, length and method over all suites.
 
-    Times are over all repeats; acceptance is that of one repeat of each prompt, because all repeats are alike.
+    Times and acceptance by position are over all repeats; accepted tokens by origin and stages are those of one repeat
+    of each prompt.
     """
-    groups: dict[tuple, list[Row]] = {}
+    groups: dict[tuple[str, int, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.key.mode, row.key.bucket, row.key.method), []).append(row)
     for about, mine in groups.items():
-        steps, once = sum(row.steps for row in mine), first_repeats(mine)
-        seconds, origins, stages = Counter[str](), Counter[str](), Counter[str]()
-        for row in mine:
-            seconds.update(row.seconds_by_part)
-        for row in once:
+        steps, seconds = sum(row.steps for row in mine), summed_seconds(mine)
+        origins, stages = Counter[str](), Counter[str]()
+        for row in first_repeats(mine):
             origins.update(row.accepted_by_origin)
             stages.update(row.stages)
+        shares: Sequence[float | None] = (None,) * 4
+        if run.times_parts and seconds:
+            shares = [round(share, 4) for share in shares_of_time(mine).values()]
+        positions = acceptance_by_position(mine)
         # On a CPU the peak is the whole process's, which includes what all methods need, so it is left out.
-        peak = None if on_cpu else round(max(row.peak_memory_bytes for row in mine) / 2 ** 20)
-        yield [*about, *(round(1e3 * seconds[part] / steps, 4) for part in PARTS),
-               *(origins[origin] for origin in ORIGINS),
-               " ".join(f"{share:.3f}" for share in acceptance_by_depth(once)),
+        peak = None if run.on_cpu else round(max(row.peak_memory_bytes for row in mine) / 2 ** 20)
+        yield [*about, *(round(1e3 * seconds.get(part, 0.0) / steps, 4) for part in PARTS), *shares,
+               *(origins[origin] for origin in ORIGINS), drafts(mine),
+               " ".join(f"{position.raw:.3f}" for position in positions),
+               " ".join(f"{position.conditional:.3f}" for position in positions),
                " ".join(f"{stage}:{count}" for stage, count in sorted(stages.items())),
                median(row.prefill_seconds for row in mine), peak]
 

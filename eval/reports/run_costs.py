@@ -13,7 +13,7 @@ from longgraft.config.method_roles import DENSE, PAPERS, PLAIN
 from longgraft.eval.reports.cells import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
-from longgraft.eval.runs.variants import PEERS, Variant
+from longgraft.eval.runs.variants import Variant
 from longgraft.methods.find import find
 from longgraft.methods.needs import HEAD
 
@@ -43,7 +43,7 @@ class StepShape:
 
 def costs_of_run(run: Run) -> Costs:
     """Returns the costs of the machine that a sweep ran on."""
-    if not run.environment["device"].startswith("CPU") and not run.config.get("profile"):
+    if not run.times_parts:
         raise ValueError(f"{run.folder} was measured on a GPU without --profile: its seconds by part say when work "
                          "was launched, not what it took. Run the sweep again with --profile.")
     return costs_of(run.rows, run.environment, run.config)
@@ -87,8 +87,14 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
 
 def _variants(rows: Sequence[Row], method: str) -> list[str]:
     """Returns the variants of this method with the run's own head and any settings, in the order of the rows."""
-    names = dict.fromkeys(row.key.method for row in rows if row.key.method not in PEERS)
-    return [name for name in names if (variant := Variant.parse(name)).method == method and not variant.head]
+    found = []
+    for name in dict.fromkeys(row.key.method for row in rows):
+        if not name.startswith(method):     # also methods that are not installed here
+            continue
+        variant = Variant.parse(name)
+        if variant.method == method and not variant.head:
+            found.append(name)
+    return found
 
 
 def _per_step(rows: Sequence[Row]) -> Counter[str]:

@@ -10,6 +10,7 @@ from typing import Any
 from longgraft.config.data_files import read_table
 from longgraft.eval.runs.batches import Batch, read_batches
 from longgraft.eval.runs.rows import Result, read_rows
+from longgraft.eval.runs.variants import COLD
 
 CONFIG: Mapping[str, type | tuple[type, ...]] = {
     "max_new_tokens": int, "repeats": int, "seed": int, "temperature": (int, float)}
@@ -33,6 +34,27 @@ class Run:
         """Reads a folder; a ValueError names the file, and what of it is missing or has another shape."""
         return cls(folder, read_rows(folder), read_table(folder / "config.json", CONFIG),
                    read_table(folder / "environment.json", ENVIRONMENT), read_batches(folder))
+
+    @property
+    def on_cpu(self) -> bool:
+        """True if the run was measured on a CPU."""
+        return self.environment["device"].startswith("CPU")
+
+    @property
+    def times_parts(self) -> bool:
+        """True if the seconds of a step's parts are what they took; on a GPU they are launch times without a
+        profile."""
+        return self.on_cpu or bool(self.config.get("profile"))
+
+    @property
+    def default(self) -> str:
+        """Returns the method that sessions use by default with this target, drafter and device."""
+        from longgraft.methods.needs import AUTO, default_method  # needs torch; runs are read without it
+
+        drafter = self.config.get("drafter", AUTO)
+        if drafter == COLD:
+            drafter = None
+        return default_method(self.environment["target"], drafter, self.on_cpu)
 
     def describe(self) -> str:
         """Describes the run in one line."""
