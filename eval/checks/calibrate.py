@@ -24,7 +24,7 @@ from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session, answer
-from longgraft.eval.prompts.suites import Example
+from longgraft.eval.prompts.example import Example
 from longgraft.methods.assembly import Loaded
 from longgraft.methods.calibration import Calibration, default_path, made_for
 from longgraft.methods.find import as_method, find

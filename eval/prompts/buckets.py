@@ -13,9 +13,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
-from longgraft.eval.prompts.suites import Example
+from longgraft.eval.prompts.example import Example
 
 # The gap between two units; at a cut it is dropped.
 GAPS = {
@@ -35,7 +36,12 @@ WHOLE = 0       # stands for the length of prompts that are not cut
 
 @dataclass(frozen=True)
 class Bucket:
-    """Prompts of more than `low` and at most `high` tokens."""
+    """A range of prompt lengths: more than `low` and at most `high` tokens.
+
+    Attributes:
+        low: Tokens that are too few.
+        high: Most tokens.
+    """
 
     low: int
     high: int
@@ -50,12 +56,26 @@ class Bucket:
         It begins at the next shorter length, `below`, but not under half of its own: a prompt must represent its
         length, and a longer one is cut to the shorter bucket.  Questions have no length to choose and cannot be cut.
         """
-        return cls(max(below, length // 2) if example.body else below, length if most is None else min(length, most))
+        low = below
+        if example.body:
+            low = max(below, length // 2)
+        high = length
+        if most is not None:
+            high = min(length, most)
+        return cls(low, high)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A prompt that represents a length, and how much of it was cut."""
+    """A prompt that represents a length.
+
+    Attributes:
+        example: The uncut prompt.
+        ids: The ids that are fed.
+        bucket: The lengths that it represents.
+        cut_characters: How much of the body was cut.
+        cut_tokens: How many tokens fewer than uncut that makes.
+    """
 
     example: Example
     ids: tuple[int, ...]
@@ -75,18 +95,39 @@ def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
 
     Prompts that fill the longest bucket and can be cut to all others come first, then the others by the longest bucket
     that each reaches, otherwise in the given order.  Reading stops when the first kind suffices, because tokenizing is
-    the cost.  most: most tokens of any prompt
+    the cost.  Prompts of a fixed length are uncut in their bucket, evenly spread over the suite.
+
+    Args:
+        examples: The prompts of a suite.
+        tokenizer: The target's.
+        lengths: Of the buckets, in tokens.
+        prompts: Most prompts of a bucket.
+        most: Most tokens of any prompt; None: any number.
     """
     if not lengths or min(lengths) < 1 or prompts < 1:
         raise ValueError(f"A plan needs lengths and prompts of 1 or more; found {list(lengths)} and {prompts}.")
     ladder = sorted(set(lengths))
+    varying = [example for example in examples if example.fixed_length is None]
+    chosen = _chosen(varying, tokenizer, ladder, prompts, most)
+    for length in ladder:
+        fixed = [example for example in examples if example.fixed_length == length]
+        chosen[length].extend(_of_fixed_length(fixed, tokenizer, prompts - len(chosen[length]), most))
+    return chosen
+
+
+def _chosen(examples: Sequence[Example], tokenizer: Any, ladder: Sequence[int],
+            prompts: int, most: int | None) -> dict[int, list[Fitted]]:
+    """Returns `plan` for prompts that are chosen by their length."""
     pool: list[dict[int, Fitted]] = []
     rest: list[tuple[int, _Measured]] = []
+    longest = min(ladder[-1], most or ladder[-1])
     for example in examples:
         if len(pool) == prompts:
             break
         measured = _Measured(example, tokenizer, most)
-        fits = measured.climb(ladder) if len(measured.ids) >= min(ladder[-1], most or ladder[-1]) else {}
+        fits: dict[int, Fitted] = {}
+        if len(measured.ids) >= longest:
+            fits = measured.climb(ladder)
         if len(fits) == len(ladder):
             pool.append(fits)
         else:
@@ -99,11 +140,21 @@ def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
     return chosen
 
 
+def _of_fixed_length(examples: Sequence[Example], tokenizer: Any, prompts: int, most: int | None) -> list[Fitted]:
+    """Returns at most `prompts` prompts uncut, evenly spread, without those that have more than `most` tokens."""
+    fitted = [as_it_is(example, tokenizer) for example in _spread(examples, prompts)]
+    return [prompt for prompt in fitted if most is None or len(prompt.ids) <= most]
+
+
 def whole(examples: Sequence[Example], tokenizer: Any, prompts: int) -> dict[int, list[Fitted]]:
-    """Returns at most `prompts` prompts uncut, evenly spread, because a suite has its kinds one after the other."""
+    """Returns at most `prompts` prompts uncut, evenly spread."""
+    return {WHOLE: [as_it_is(example, tokenizer) for example in _spread(examples, prompts)]}
+
+
+def _spread(examples: Sequence[Example], prompts: int) -> list[Example]:
+    """Returns at most `prompts` examples, evenly spread, because a suite has its kinds one after the other."""
     count = min(prompts, len(examples))
-    spread = [examples[n * len(examples) // count] for n in range(count)]
-    return {WHOLE: [as_it_is(example, tokenizer) for example in spread]}
+    return [examples[number * len(examples) // count] for number in range(count)]
 
 
 def as_it_is(example: Example, tokenizer: Any) -> Fitted:
@@ -119,28 +170,39 @@ class _Measured:
     """
 
     def __init__(self, example: Example, tokenizer: Any, most: int | None = None) -> None:
-        self.example, self._tokenizer, self._most = example, tokenizer, most
+        self.example = example
+        self._tokenizer = tokenizer
+        self._most = most
         self.ids = array("i", example.encode(tokenizer))     # an array, because books have hundreds of thousands
 
     def reach(self, ladder: Sequence[int]) -> int:
         """Returns how many buckets of an ascending ladder begin below this prompt's length."""
-        return sum(len(self.ids) > self._bucket(length, below).low
-                   for below, length in zip((0, *ladder), ladder, strict=False))
+        reached = 0
+        for below, length in pairwise((0, *ladder)):
+            if len(self.ids) > self._bucket(length, below).low:
+                reached += 1
+        return reached
 
     def climb(self, ladder: Sequence[int], wanted: Sequence[int] | None = None) -> dict[int, Fitted]:
         """Returns length -> this example in its bucket, for the wanted lengths of an ascending ladder that have it."""
         fits = {}
-        for below, length in zip((0, *ladder), ladder, strict=False):
-            if wanted is None or length in wanted:
-                fits[length] = self.fit(self._bucket(length, below))
-        return {length: fitted for length, fitted in fits.items() if fitted is not None}
+        for below, length in pairwise((0, *ladder)):
+            if wanted is not None and length not in wanted:
+                continue
+            fitted = self.fit(self._bucket(length, below))
+            if fitted is not None:
+                fits[length] = fitted
+        return fits
 
     def _bucket(self, length: int, below: int) -> Bucket:
         return Bucket.of(self.example, length, below, self._most)
 
     def fit(self, bucket: Bucket) -> Fitted | None:
-        if len(self.ids) <= bucket.high:
-            return Fitted(self.example, tuple(self.ids), bucket) if len(self.ids) in bucket else None
+        """Returns the example in a bucket, cut if needed; None if it is too short or cannot be cut to it."""
+        if len(self.ids) in bucket:
+            return Fitted(self.example, tuple(self.ids), bucket)
+        if len(self.ids) <= bucket.low:
+            return None
         for unit in FINER[self.example.unit]:
             fitted = self._cut(unit, bucket)
             if fitted is not None and len(fitted.ids) in bucket:
@@ -149,11 +211,8 @@ class _Measured:
 
     def _cut(self, unit: str, bucket: Bucket) -> Fitted | None:
         """Returns the example with the longest part of the body, up to or from a boundary, with which it fits."""
-        body, gaps = self.example.body, GAPS[unit]
-        if self.example.chat:
-            parts = [slice(0, gap.start()) for gap in gaps.finditer(body) if 0 < gap.start() < len(body)]
-        else:
-            parts = [slice(gap.end(), None) for gap in gaps.finditer(body) if 0 < gap.end() < len(body)][::-1]
+        body = self.example.body
+        parts = self._parts(unit)
         encoded: dict[int, tuple[int, ...]] = {}
 
         def tokens(index: int) -> int:
@@ -164,14 +223,26 @@ class _Measured:
         last = _last_within(tokens, len(parts), bucket.high, guess)
         if last is None:
             return None
+        ids = encoded[last]
         kept = len(body[parts[last]])
-        return Fitted(self.example, encoded[last], bucket, len(body) - kept, len(self.ids) - len(encoded[last]))
+        return Fitted(self.example, ids, bucket, len(body) - kept, len(self.ids) - len(ids))
+
+    def _parts(self, unit: str) -> list[slice]:
+        """Returns the parts of the body up to a boundary, or from one if text is continued; shortest first."""
+        body = self.example.body
+        gaps = GAPS[unit].finditer(body)
+        if self.example.chat:
+            return [slice(0, gap.start()) for gap in gaps if 0 < gap.start() < len(body)]
+        parts = [slice(gap.end(), None) for gap in gaps if 0 < gap.end() < len(body)]
+        return parts[::-1]
 
     def _estimate(self, part: slice) -> int:
         """Estimates how many tokens the prompt has with this part of the body."""
         starts = self._starts
-        within = bisect_left(starts, part.stop) if part.stop is not None else len(starts) - bisect_left(
-            starts, part.start)
+        if part.stop is not None:
+            within = bisect_left(starts, part.stop)
+        else:
+            within = len(starts) - bisect_left(starts, part.start)
         return len(self.ids) - len(starts) + within
 
     @cached_property
@@ -190,15 +261,23 @@ def _last_within(tokens: Callable[[int], int], count: int, most: int, guess: int
 
     It gallops from a guess; a guess that is right costs two calls.
     """
-    low, high, index, step = -1, count, min(max(guess, 0), count - 1), 1
+    low = -1
+    high = count
+    index = min(max(guess, 0), count - 1)
+    step = 1
     while high - low > 1:
         if tokens(index) <= most:
             low = index
         else:
             high = index
-        if low >= 0 and high < count and step > 1:
+        bounded = low >= 0 and high < count
+        if bounded and step > 1:
             index = (low + high) // 2
+        elif low >= 0:
+            index = min(low + step, high - 1)
         else:
-            index = min(low + step, high - 1) if low >= 0 else max(high - step, 0)
+            index = max(high - step, 0)
         step *= 2
-    return low if low >= 0 else None
+    if low < 0:
+        return None
+    return low

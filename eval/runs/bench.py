@@ -20,7 +20,7 @@ from longgraft.drafters.pruning import DEFAULT_THRESHOLDS
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.eval.prompts.buckets import Fitted, as_it_is
-from longgraft.eval.prompts.suites import Example
+from longgraft.eval.prompts.example import Example
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, failed_turn, failures, missing
 from longgraft.eval.runs.measure import PromptMeasurement

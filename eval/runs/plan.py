@@ -73,9 +73,25 @@ def planned(config: SweepConfig, suites: Suites, reader: Reader) -> Plan:
         raise ValueError(f"Prompts of {max(config.lengths):,} tokens were asked for, and {reader.name} has "
                          f"{reader.max_positions:,} positions. Give shorter --buckets.")
     most = reader.max_positions - config.max_new_tokens
-    found = {suite: plan(examples, reader.tokenizer, config.lengths, config.prompts, most) if config.lengths
-             else whole(examples, reader.tokenizer, config.prompts) for suite, examples in suites.items()}
-    if not any(prompts for by_length in found.values() for prompts in by_length.values()):
-        raise ValueError(f"No prompt of {', '.join(config.suites)} is long enough for "
-                         f"{', '.join(f'{length:,}' for length in config.lengths)} tokens. Give shorter --buckets.")
-    return found
+    plans = {}
+    for suite, examples in suites.items():
+        if config.lengths:
+            plans[suite] = plan(examples, reader.tokenizer, config.lengths, config.prompts, most)
+        else:
+            plans[suite] = whole(examples, reader.tokenizer, config.prompts)
+    if not any(prompts for by_length in plans.values() for prompts in by_length.values()):
+        raise ValueError(_no_prompt(config, suites))
+    return plans
+
+
+def _no_prompt(config: SweepConfig, suites: Suites) -> str:
+    """Returns what to do if no prompt represents one of the lengths."""
+    wanted = ", ".join(f"{length:,}" for length in config.lengths)
+    fixed = {example.fixed_length for examples in suites.values() for example in examples}
+    lengths = sorted(length for length in fixed if length is not None)
+    if lengths:
+        existing = " and ".join(f"{length:,}" for length in lengths)
+        flag = ",".join(f"{length // 1024}k" for length in lengths)
+        return (f"The prompts of {', '.join(config.suites)} have {existing} tokens, and none fits a bucket of {wanted} "
+                f"tokens and the target's positions. Give --buckets {flag}.")
+    return f"No prompt of {', '.join(config.suites)} is long enough for {wanted} tokens. Give shorter --buckets."
