@@ -13,7 +13,7 @@ from longgraft.config.method_roles import DENSE, PAPERS, PLAIN
 from longgraft.eval.reports.cells import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
-from longgraft.eval.runs.variants import PEERS, Variant
+from longgraft.eval.runs.variants import Variant
 from longgraft.methods.find import find
 from longgraft.methods.needs import HEAD
 
@@ -87,7 +87,7 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
 
 def _variants(rows: Sequence[Row], method: str) -> list[str]:
     """Returns the variants of this method with the run's own head and any settings, in the order of the rows."""
-    names = dict.fromkeys(row.key.method for row in rows if row.key.method not in PEERS)
+    names = dict.fromkeys(row.key.method for row in rows)
     return [name for name in names if (variant := Variant.parse(name)).method == method and not variant.head]
 
 

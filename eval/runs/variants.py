@@ -15,8 +15,6 @@ COLD = "none"                   # value of +warm and +thresholds that stands for
 # value in transformers' documentation of prompt lookup.
 TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {"transformers": {},
                                                  "transformers-lookup": {"prompt_lookup_num_tokens": 10}}
-# Other decoders whose rows a run may hold; those besides TRANSFORMERS are added by benchmarks/peers.
-PEERS = (*TRANSFORMERS, "llama.cpp", "llama.cpp-lookup")
 
 
 @dataclass(frozen=True)
