@@ -1,186 +1,180 @@
-"""Tokens a second of longgraft and of the engines beside it, on one GGUF file and one text, by prompt length.
+"""longgraft and the engines beside it on the same file, the same token ids and the same core.
 
-    python -m benchmarks.engines longgraft FILE.gguf TEXT --out rows.jsonl
-    python benchmarks/engines.py server FILE.gguf TEXT --out rows.jsonl --server "llama-server -fa on"
+    python -m benchmarks.engines prompts PROMPTS.jsonl --run RUN --data ROWS --lengths 4096 --count 3
+    python -m benchmarks.engines measure longgraft FILE.gguf PROMPTS.jsonl --out rows.jsonl
+    python -m benchmarks.engines measure server FILE.gguf PROMPTS.jsonl --out rows.jsonl --server "llama-server -fa on"
+    python -m benchmarks.engines report rows.jsonl
 
-Engines: longgraft (plain and the default method), a `llama-server` of llama.cpp or ik_llama.cpp with the given options,
-and transformers (plain and prompt lookup, on the dequantised weights).  All continue the first tokens of TEXT
-greedily.  Rows are appended to one file of JSON lines; run one engine at a time on a machine that does nothing else.
-Engines are imported where they are used, because each has an environment of its own.
+All engines continue the same prompts greedily by the same number of tokens and ignore end tokens.  The prompts are
+those of a sweep: of a run (`--run`), or of the sweep that `--model`, `--suites` and `--lengths` would make.  Each
+engine has an environment of its own, and only longgraft's needs longgraft's packages.  Rows are appended to one file;
+run one engine at a time on a machine that does nothing else.
+
+`server` measures `llama-server` of llama.cpp, or of ik_llama.cpp (`--name ik_llama.cpp`).  A server is started for
+each prompt, so that its n-grams have seen neither the prompt nor its answer; `--keep` keeps one for all prompts, which
+`--spec-autotune` needs to learn anything.  Servers that were tried, with their options:
+
+    llama-server -fa off                                            llama.cpp
+    llama-server -fa on
+    llama-server -fa on --spec-type ngram-mod                       at least 48 tokens a draft, after a match of 24
+    llama-server -fa on --spec-type ngram-mod --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-min 2
+    llama-server -fa on --spec-type ngram-map-k
+    llama-server -fa on --spec-type ngram-cache                     the lookup cache; it drafts 8 tokens
+    llama-server                                                    ik_llama.cpp
+    llama-server --spec-type suffix
+    llama-server --spec-type suffix --spec-autotune
+
+`openvino` needs the packages openvino-genai and openvino-tokenizers.  Its reader has no Q5_0, of which Qwen's Q4_K_M
+file of the 0.5B has many tensors; `widen FILE.gguf OUT.gguf` writes the same numbers as Q8_0.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
-import socket
-import subprocess
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
-LENGTHS = 100, 1024, 4096, 8192
-NEW = 64            # tokens of an answer
-DRAFTED = 10        # tokens that transformers' prompt lookup proposes
-ROOM = 128          # positions that a server may draft behind the last one
+from benchmarks.peers import llama_server, openvino, ours, transformers_generate
+from benchmarks.peers.answers import Decode, Engine, Prompt, Setup, append, read_prompts
+from benchmarks.peers.prompts import prompts_of
+from benchmarks.peers.table import lines, read_rows
+from longgraft.eval.runs.provenance import processor
 
-Timed = tuple[float, float, list[int]]      # seconds of reading, seconds of decoding, new tokens
-Engine = Iterator[tuple[str, Callable[[int], tuple[int, Timed]]]]       # method, prompt tokens -> (tokens, its times)
-
-
-def with_longgraft(file: str, text: str, threads: int) -> Engine:
-    """Yields plain decoding and the default method."""
-    import torch
-
-    import longgraft
-    from longgraft.engine.session import answer
-
-    torch.set_num_threads(threads)
-    for method in ("ar", "graft-x-text"):
-        session = longgraft.load(file, method=method, tell=False)
-        ids = session.encode(text)
-
-        def run(length: int, session: Any = session, ids: Sequence[int] = ids) -> tuple[int, Timed]:
-            found = answer(session.open(list(ids[:length]), NEW, eos=()), False)
-            return len(ids[:length]), (found.stats.prefill_seconds, found.stats.decode_seconds, found.token_ids)
-
-        yield method, run
+ENGINES: dict[str, Engine] = {"longgraft": ours.methods_of, "server": llama_server.methods_of,
+                              "transformers": transformers_generate.methods_of, "openvino": openvino.methods_of}
 
 
-def with_server(file: str, text: str, threads: int, command: str) -> Engine:
-    """Yields a llama-server of llama.cpp or ik_llama.cpp: started for each prompt, so that none is known before."""
-    name = command.replace(str(Path(shlex.split(command)[0]).parent) + "/", "")
+def prompts(given: argparse.Namespace) -> None:
+    """Writes prompts of a sweep."""
+    from longgraft.eval.runs.config import SweepConfig
+    from longgraft.eval.runs.resume import resume_config
 
-    def run(length: int) -> tuple[int, Timed]:
-        with running(f"{command} -m {file} -t {threads} -tb {threads} -np 1 -c {length + NEW + ROOM}") as ask:
-            ids = ask("/tokenize", {"content": text, "add_special": False})["tokens"][:length]
-            # Pages of the file are read, and buffers allocated, before anything is timed; the server keeps no prompt.
-            ask("/completion", {"prompt": ids[:16], "n_predict": 2, "cache_prompt": False})
-            found = ask("/completion", {"prompt": ids, "n_predict": NEW, "temperature": 0, "ignore_eos": True,
-                                        "cache_prompt": False, "return_tokens": True})
-        times = found["timings"]
-        if times["prompt_n"] != len(ids):
-            raise RuntimeError(f"the server read {times['prompt_n']} of {len(ids)} tokens")
-        return len(ids), (times["prompt_ms"] / 1000, times["predicted_ms"] / 1000, found["tokens"])
-
-    yield name, run
+    suites, lengths = tuple(given.suites), tuple(given.lengths)
+    if given.run:
+        config = resume_config(given.run)
+        config = replace(config, data=given.data or config.data)
+    else:
+        config = SweepConfig(suites=suites, lengths=lengths, model=given.model, data=given.data, modes=("greedy",),
+                             methods=(), prompts=given.count or SweepConfig.prompts)
+    for prompt in prompts_of(config, suites, lengths, given.count):
+        append(given.out, asdict(prompt))
 
 
-@contextmanager
-def running(command: str) -> Iterator[Callable[[str, dict[str, Any]], Any]]:
-    """Runs a server, and gives a function that posts JSON to a path of it and returns the answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-
-    def ask(path: str, body: dict[str, Any]) -> Any:
-        request = Request(address + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urlopen(request, timeout=3600) as reply:
-            return json.load(reply)
-
-    def ready() -> bool:
-        try:
-            with urlopen(address + "/health", timeout=10):
-                return True
-        except OSError:     # it does not listen yet, or still loads its model (503)
-            return False
-
-    arguments = [*shlex.split(command), "--host", "127.0.0.1", "--port", str(port)]
-    with tempfile.TemporaryFile() as log, subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT) as server:
-        try:
-            while not ready():
-                if server.poll() is not None:
-                    log.seek(0)
-                    last = log.read().decode(errors="replace")[-500:]
-                    raise RuntimeError(f"the server ended with status {server.returncode}: {last}")
-                time.sleep(0.2)
-            yield ask
-        finally:
-            server.terminate()
+def measure(given: argparse.Namespace) -> None:
+    """Times one engine and appends its rows."""
+    wanted = [prompt for prompt in read_prompts(given.prompts)
+              if not given.lengths or prompt.length in given.lengths]
+    if not wanted:
+        raise ValueError(f"{given.prompts} has no prompt of {', '.join(map(str, given.lengths)) or 'any length'}.")
+    setup = Setup(given.file, tuple(given.methods), given.new, given.threads,
+                  max(len(prompt.ids) for prompt in wanted), given.server, given.keep)
+    about = {"engine": given.name or given.engine, "version": version_of(given.engine, given.server),
+             "file": Path(given.file).name, "processor": processor(), "threads": given.threads}
+    for method, decode in ENGINES[given.engine](setup):
+        for prompt in wanted:
+            row = about | {"method": method, "suite": prompt.suite, "length": prompt.length, "prompt": prompt.id}
+            row |= answer_or_error(decode, prompt)
+            append(given.out, row)
+            shown = {key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()}
+            print({key: value for key, value in shown.items() if key != "ids"}, flush=True)
 
 
-def with_transformers(file: str, text: str, threads: int) -> Engine:
-    """Yields transformers' generate, plain and by prompt lookup; its first token tells when the prompt was read."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from longgraft.models.places import place_of
-
-    torch.set_num_threads(threads)
-    path = Path(file)
-    tokenizer = AutoTokenizer.from_pretrained(place_of(path).path)      # transformers ignores most split rules
-    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    class FirstToken:
-        """A streamer that notes when the first new token came."""
-
-        def __init__(self) -> None:
-            self.calls, self.at = 0, 0.0
-
-        def put(self, value: Any) -> None:
-            self.calls += 1
-            if self.calls == 2:     # the first call brings the prompt
-                self.at = time.perf_counter()
-
-        def end(self) -> None:
-            """Does nothing: no token is held back."""
-
-    for name, how in (("transformers", {}), ("transformers, prompt lookup", {"prompt_lookup_num_tokens": DRAFTED})):
-        def run(length: int, how: dict[str, int] = how) -> tuple[int, Timed]:
-            prompt, streamer = torch.tensor([ids[:length]]), FirstToken()
-            began = time.perf_counter()
-            out = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=NEW,
-                                 min_new_tokens=NEW, streamer=streamer, **how)
-            ended = time.perf_counter()
-            return prompt.shape[1], (streamer.at - began, ended - streamer.at, out[0, prompt.shape[1]:].tolist())
-
-        yield name, run
+def answer_or_error(decode: Decode, prompt: Prompt) -> dict[str, Any]:
+    """Returns the fields of an answer, or why there is none."""
+    try:
+        return decode(prompt.ids).row(prompt)
+    except (MemoryError, OSError, RuntimeError, ValueError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
-ENGINES: dict[str, Callable[..., Engine]] = {"longgraft": with_longgraft, "server": with_server,
-                                           "transformers": with_transformers}
+def version_of(engine: str, server: str) -> str:
+    """Returns the version of an engine."""
+    if engine == "server":
+        return llama_server.version_of(server)
+    if engine == "longgraft":
+        import longgraft
+
+        return longgraft.__version__
+    return version({"transformers": "transformers", "openvino": "openvino-genai"}[engine])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", choices=ENGINES)
-    parser.add_argument("file", help="GGUF file")
-    parser.add_argument("text", type=Path, help="text file; its first tokens are the prompts")
-    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), help="prompt tokens")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--server", metavar="COMMAND", help="of a llama-server, with its options but for model, port, "
-                        "threads and context")
-    parser.add_argument("--out", type=Path, default=Path("engines.jsonl"))
-    given = parser.parse_args()
-    lengths = [int(length) for length in given.lengths.split(",")]
-    text = given.text.read_text(encoding="utf-8")
-    engine = ENGINES[given.engine]
-    if given.engine == "server":
+def report(given: argparse.Namespace) -> None:
+    """Prints the tables of files of rows."""
+    print("\n".join(lines(read_rows(given.rows), given.by_suite)))
+
+
+def widen(given: argparse.Namespace) -> None:
+    """Writes a copy of a file with Q8_0 in place of Q5_0."""
+    openvino.widened(given.file, given.out)
+
+
+def numbers(text: str) -> list[int]:
+    """Parses numbers with commas between them."""
+    return [int(number) for number in text.split(",")]
+
+
+def names(text: str) -> list[str]:
+    """Parses names with commas between them."""
+    return text.split(",")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the commands."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = made.add_subparsers(required=True)
+    add = commands.add_parser("prompts", help=prompts.__doc__)
+    add.set_defaults(run_command=prompts)
+    add.add_argument("out", type=Path, help="file of JSON lines; prompts are appended")
+    add.add_argument("--run", type=Path, help="folder of a sweep, whose prompts are taken")
+    add.add_argument("--model", help="without --run: the model whose tokenizer makes the ids")
+    add.add_argument("--suites", type=names, default=[], help="of the run; without --run: names or files of suites")
+    add.add_argument("--data", help="folder of the suites' rows")
+    add.add_argument("--lengths", type=numbers, default=[], help="prompt tokens; without --run and lengths, "
+                     "prompts are whole")
+    add.add_argument("--count", type=int, default=0, help="most prompts per suite and length")
+    add = commands.add_parser("measure", help=measure.__doc__)
+    add.set_defaults(run_command=measure)
+    add.add_argument("engine", choices=ENGINES)
+    add.add_argument("file", help="GGUF file")
+    add.add_argument("prompts", type=Path, help="file that the command prompts wrote")
+    add.add_argument("--lengths", type=numbers, default=[], help="only prompts of these lengths")
+    add.add_argument("--methods", type=names, default=[], help="names of methods; default: the engine's usual ones")
+    add.add_argument("--new", type=int, default=64, help="tokens of each answer")
+    add.add_argument("--threads", type=int, default=1)
+    add.add_argument("--server", metavar="COMMAND", default="", help="a llama-server with its options, but for model, "
+                     "port, threads and context")
+    add.add_argument("--keep", action="store_true", help="keep one server for all prompts")
+    add.add_argument("--name", help="the engine's name in rows and tables, such as ik_llama.cpp")
+    add.add_argument("--out", type=Path, default=Path("engines.jsonl"))
+    add = commands.add_parser("report", help=report.__doc__)
+    add.set_defaults(run_command=report)
+    add.add_argument("rows", type=Path, nargs="+", help="files of rows, of one model and one processor")
+    add.add_argument("--by-suite", action="store_true", help="make a table for each suite")
+    add = commands.add_parser("widen", help=widen.__doc__)
+    add.set_defaults(run_command=widen)
+    add.add_argument("file", type=Path)
+    add.add_argument("out", type=Path)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    made = parser()
+    given = made.parse_args(arguments)
+    if given.run_command is measure and given.engine == "server":
         if not given.server:
-            parser.error("server needs --server COMMAND, such as --server 'llama-server -fa on'.")
-        engine = partial(engine, command=given.server)
-    for method, run in engine(given.file, text, given.threads):
-        for length in lengths:
-            row: dict[str, Any] = {"engine": given.engine, "method": method, "threads": given.threads}
-            try:
-                tokens, (reading, decoding, new) = run(length)
-                row |= {"prompt_tokens": tokens, "read_seconds": reading, "decode_seconds": decoding,
-                        "new_tokens": len(new), "ids": new, "read": tokens / reading,
-                        "decode": (len(new) - 1) / decoding}
-            except (MemoryError, ValueError, RuntimeError) as error:
-                row |= {"prompt_tokens": length, "error": str(error)}
-            with open(given.out, "a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
-            print({key: round(value, 1) if isinstance(value, float) else value for key, value in row.items()
-                   if key != "ids"}, flush=True)
+            made.error("server needs --server COMMAND, such as --server 'llama-server -fa on'.")
+        if not shutil.which(program := shlex.split(given.server)[0]):
+            made.error(f"there is no program {program}; give the path of a llama-server in --server.")
+        given.name = given.name or "llama.cpp"
+    try:
+        given.run_command(given)
+    except ValueError as error:
+        made.error(str(error))
 
 
 if __name__ == "__main__":

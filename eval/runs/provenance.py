@@ -9,11 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from longgraft.engine.session import Session
+if TYPE_CHECKING:
+    from longgraft.engine.session import Session
 
 CPUINFO = Path("/proc/cpuinfo")
 VECTORS = "avx512_vnni", "avx_vnni", "avx512f", "avx2"     # flags of the kernel, the fastest first
@@ -21,6 +20,7 @@ VECTORS = "avx512_vnni", "avx_vnni", "avx512f", "avx2"     # flags of the kernel
 
 def environment(session: Session) -> dict[str, Any]:
     """Returns code, versions, device and settings of a result."""
+    import torch  # imported here, because benchmarks name the processor in environments without it
     import transformers
 
     device = session.target.device
