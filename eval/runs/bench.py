@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,15 +35,20 @@ from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import build, find
 from longgraft.methods.load_plan import LoadPlan
 from longgraft.methods.needs import HEAD, Missing, Sources, check_given, head_of
+from longgraft.methods.parts import Parts
 
 FAILURES = (ValueError, RuntimeError, MemoryError)      # errors of one prompt or variant, not of the run
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The loaded objects that a sweep runs on: one target model, its tokenizer, and the engines of its variants.
+    """The loaded objects that a sweep runs on.
 
-    missing: variant -> why it cannot be measured on this target
+    Attributes:
+        loaded: The target model, its tokenizer and parts.
+        session: Decodes without the variants' settings.
+        engines: Makes the engines of the variants.
+        missing: Variant -> why it cannot be measured on this target.
     """
 
     loaded: Loaded
@@ -53,49 +59,84 @@ class Bench:
     @classmethod
     def open(cls, config: SweepConfig) -> Bench:
         """Loads the target once, and every head and calibration."""
-        drafter, calibrated = (None if name == COLD else name for name in (config.drafter, config.calibration))
-        settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=calibrated,
-                          draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
-                          dtype=config.dtype, weights=config.weights, kv_dtype=config.kv_dtype,
-                          attention=config.attention, costs=config.costs)
-        loaded = assemble(LoadPlan.of(config.model, drafter, settings))
-        target = loaded.target
-        needs = {need.name: need for v in config.variants if v.ours for need in find(v.method).needs if need != HEAD}
-        if config.methods:
-            check_given(config.given, needs.values())
-        sources = Sources(target, drafter, given=config.given, tokenizer=loaded.tokenizer)
-        own = {}
-        for name, need in needs.items():
-            with suppress(Missing) if config.allow_missing else nullcontext():
-                own[name] = need.load(sources)
-        parts = replace(loaded.parts, given=own | dict(loaded.parts.given))
-        heads = {"": parts}
-        for name, path in config.heads.items():
-            # Prompts that are longer than a head was made for are measured on purpose here.
-            network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
-            # Thresholds belong to the head that they were calibrated with; the matrix rows to the target.
-            calibration = replace(parts.calibration, thresholds=DEFAULT_THRESHOLDS, split=Calibration.split)
-            heads[name] = replace(parts, given=own | {HEAD.name: network}, calibration=calibration)
-        if any(variant.adaptive(config.budget) for variant in config.variants):
-            text = sample_tokens(loaded.tokenizer)
-            heads = {name: replace(one, costs=costs_for(target, one.head, config.costs, one.regions, text))
-                     for name, one in heads.items()}
-        calibrations = {name: Calibration.load(Path(path), loaded.identity, target.device)
-                        for name, path in config.calibrations.items()}
+        loaded = _loaded(config)
+        sources = Sources(loaded.target, _unless_cold(config.drafter), given=config.given, tokenizer=loaded.tokenizer)
+        heads = _heads(config, loaded, _needs(config, sources))
+        calibrations = {}
+        for name, path in config.calibrations.items():
+            calibrations[name] = Calibration.load(Path(path), loaded.identity, loaded.target.device)
         engines = VariantEngines(loaded, heads, calibrations, config.budget, config.profile, config.modes)
-        missing = {}
-        for variant in (variant for variant in config.variants if variant.ours):
-            try:
-                build(engines.method(variant), engines.parts(variant), variant.adaptive(config.budget))
-            except Missing as error:
-                if not config.allow_missing:        # then it is an error before anything runs
-                    raise
-                missing[variant.name] = str(error).splitlines()[0]
-        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), engines, missing)
+        session = loaded.session(loaded.method.usual_budget(config.budget))
+        return cls(loaded, session, engines, _missing_variants(config, engines))
 
     def able(self, variants: Iterable[Variant]) -> list[Variant]:
         """Returns the variants whose needs are available."""
         return [variant for variant in variants if variant.name not in self.missing]
+
+
+def _unless_cold(name: str | None) -> str | None:
+    if name == COLD:
+        return None
+    return name
+
+
+def _loaded(config: SweepConfig) -> Loaded:
+    """Loads the target with the run's head and calibration."""
+    drafter = _unless_cold(config.drafter)
+    settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=_unless_cold(config.calibration),
+                        draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
+                        dtype=config.dtype, weights=config.weights, kv_dtype=config.kv_dtype,
+                        attention=config.attention, costs=config.costs)
+    return assemble(LoadPlan.of(config.model, drafter, settings))
+
+
+def _needs(config: SweepConfig, sources: Sources) -> dict[str, Any]:
+    """Loads what the methods need besides a head; returns it by the need's name."""
+    needs = {}
+    for variant in config.variants:
+        if variant.ours:
+            needs.update({need.name: need for need in find(variant.method).needs if need != HEAD})
+    if config.methods:
+        check_given(config.given, needs.values())
+    available = {}
+    for name, need in needs.items():
+        with suppress(Missing) if config.allow_missing else nullcontext():
+            available[name] = need.load(sources)
+    return available
+
+
+def _heads(config: SweepConfig, loaded: Loaded, needs: Mapping[str, Any]) -> dict[str, Parts]:
+    """Returns the parts of each head, by name; "": the default head."""
+    target = loaded.target
+    default = replace(loaded.parts, given={**needs, **loaded.parts.given})
+    # Thresholds belong to the head that they were calibrated with; the matrix rows to the target.
+    calibration = replace(default.calibration, thresholds=DEFAULT_THRESHOLDS, split=Calibration.split)
+    heads = {"": default}
+    for name, path in config.heads.items():
+        # Prompts that are longer than a head was made for are measured on purpose here.
+        network = head_of(path, target, HeadOverrides(max_positions=target.max_positions))
+        heads[name] = replace(default, given={**needs, HEAD.name: network}, calibration=calibration)
+    if not any(variant.adaptive(config.budget) for variant in config.variants):
+        return heads
+    text = sample_tokens(loaded.tokenizer)
+    for name, parts in heads.items():
+        heads[name] = replace(parts, costs=costs_for(target, parts.head, config.costs, parts.regions, text))
+    return heads
+
+
+def _missing_variants(config: SweepConfig, engines: VariantEngines) -> dict[str, str]:
+    """Returns variant -> why it cannot be built; raises `Missing` if the run does not allow that."""
+    missing = {}
+    for variant in config.variants:
+        if not variant.ours:
+            continue
+        try:
+            build(engines.method(variant), engines.parts(variant), variant.adaptive(config.budget))
+        except Missing as error:
+            if not config.allow_missing:        # then it is an error before anything runs
+                raise
+            missing[variant.name] = str(error).splitlines()[0]
+    return missing
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
@@ -103,20 +144,29 @@ def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
 
     A later turn follows plain decoding's answer in the same mode, so every method is measured on one conversation.
     """
-    job, session = replace(job, done=dict(job.done)), bench.session
+    job = replace(job, done=dict(job.done))
     yield from _run_turn(config, bench, job, job.fitted)
-    for mode in config.modes if not config.lengths else ():
-        alone, turn = replace(config, modes=(mode,)), job.fitted
-        while turn.example.follow_ups:
-            answered = job.done.get(job.key(turn, mode, PLAIN, 0))
-            if not answered:
-                yield from failures(alone, replace(job, fitted=turn), f"turn {turn.example.turn} has no answer to go "
-                                                                      "on from: its own rows say why")
-                break
-            # The answer is kept as in a chat: without the token that ended it.
-            answer = session.tokenizer.decode([t for t in answered if t not in session.eos], skip_special_tokens=True)
-            turn = as_it_is(turn.example.next_turn(answer), session.tokenizer)
-            yield from _run_turn(alone, bench, job, turn)
+    if config.lengths:
+        return
+    for mode in config.modes:
+        yield from _run_later_turns(replace(config, modes=(mode,)), bench, job, mode)
+
+
+def _run_later_turns(config: SweepConfig, bench: Bench, job: Job, mode: str) -> Iterator[Result]:
+    """Yields all missing rows of a prompt's later turns in one mode."""
+    session = bench.session
+    turn = job.fitted
+    while turn.example.follow_ups:
+        answer = job.done.get(job.key(turn, mode, PLAIN, 0))
+        if not answer:
+            why = f"turn {turn.example.turn} has no answer to go on from: its own rows say why"
+            yield from failures(config, replace(job, fitted=turn), why)
+            return
+        # The answer is kept as in a chat: without the token that ended it.
+        tokens = [token for token in answer if token not in session.eos]
+        text = session.tokenizer.decode(tokens, skip_special_tokens=True)
+        turn = as_it_is(turn.example.next_turn(text), session.tokenizer)
+        yield from _run_turn(config, bench, job, turn)
 
 
 def _run_turn(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted) -> Iterator[Result]:
@@ -139,20 +189,26 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
 
     A variant that fails gets a row with the error, and the others go on.
     """
-    session, example = bench.session, fitted.example
-    limit, most = _limit(config, example), session.target.max_positions
+    session = bench.session
+    example = fitted.example
+    limit = _limit(config, example)
+    most = session.target.max_positions
     if len(fitted.ids) + limit > most:
         raise ValueError(f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
                          f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
                          "shorter length with `longgraft sweep`.")
-    variants = bench.able(v for v in config.variants if any(v.name == key.method for key in wanted))
+    methods = {key.method for key in wanted}
+    variants = bench.able(variant for variant in config.variants if variant.name in methods)
     # Replays are checked against plain decoding, also if a resumed run already has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
     predicted = example.predicted(session.tokenizer)
     with PromptMeasurement(bench.engines, variants, fitted.ids, max(limit, config.check_tokens or 0),
                            prediction=predicted) as state:
         checks = _Checks(config, state)
-        for mode in (mode for mode in config.modes if any(mode == key.mode for key in wanted)):
+        modes = {key.mode for key in wanted}
+        for mode in config.modes:
+            if mode not in modes:
+                continue
             draw = draw_of(config, bench, example, mode)
             checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
             with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
@@ -162,10 +218,11 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                     key = job.key(fitted, mode, variant.name, repeat)
                     if key in wanted:
                         yield _measure(bench, checks, variant, draw, key, fitted)
-    for key in sorted(key for key in wanted if key.method in bench.missing):
-        promise = Variant.parse(key.method).promise
-        yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise,
-                      example.fingerprint(key.mode))
+    for key in sorted(wanted):
+        if key.method in bench.missing:
+            promise = Variant.parse(key.method).promise
+            yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise,
+                          example.fingerprint(key.mode))
 
 
 def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[Variant]:
@@ -177,12 +234,15 @@ def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[V
     plain, *others = variants
     first = zlib.crc32(prompt.encode()) % max(1, len(others))
     order = [plain, *others[first:], *others[:first]]
-    return order if repeat % 2 == 0 else order[::-1]
+    if repeat % 2:
+        return order[::-1]
+    return order
 
 
 def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: Key, fitted: Fitted) -> Result:
     """Measures one row."""
-    state, example, tokenizer = checks.state, fitted.example, bench.session.tokenizer
+    state = checks.state
+    example = fitted.example
     load = OtherLoad()
     try:
         tokens, stats = state.decode(variant, draw.sampling, draw.limit, draw.eos, key.mode)
@@ -195,7 +255,8 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
                        example.fingerprint(key.mode))
     scored = None
     if key.mode != "replay" and key.repeat == 0:
-        scored = score(example.suite, tokenizer.decode(tokens, skip_special_tokens=True), example.answers)
+        text = bench.session.tokenizer.decode(tokens, skip_special_tokens=True)
+        scored = score(example.suite, text, example.answers)
     return Row(key, **stats.as_dict(), token_ids=tokens, loop=loops(tokens), lossless=check,
                promise=variant.promise, score=scored, limit=draw.limit,
                learned_from=state.learned_from(variant, key.mode), turn=example.turn, cut_tokens=fitted.cut_tokens,
@@ -204,7 +265,13 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
 
 @dataclass(frozen=True)
 class Draw:
-    """Decoding settings of a mode: sampling, token limit, and the tokens that end an answer."""
+    """Decoding settings of a mode.
+
+    Attributes:
+        sampling: How tokens are drawn.
+        limit: Most tokens of an answer.
+        eos: Tokens that end an answer.
+    """
 
     sampling: Sampling
     limit: int
@@ -227,12 +294,18 @@ def _limit(config: SweepConfig, example: Example) -> int:
 
 
 class _Checks:
-    """Compares a variant's tokens with plain decoding's on one prompt.  plain: plain decoding's tokens by mode."""
+    """Compares the tokens of variants with plain decoding's on one prompt.
+
+    Attributes:
+        state: The prompt, from which tokens are drawn beside a replay.
+        plain: Mode -> plain decoding's tokens.
+    """
 
     def __init__(self, config: SweepConfig, state: PromptMeasurement) -> None:
-        self._config, self.state = config, state
+        self._config = config
+        self.state = state
         self.plain: dict[str, list[int]] = {}
-        self._drawn: dict[str, Check | None] = {}
+        self._beside_replay: dict[str, Check | None] = {}
 
     def of(self, variant: Variant, mode: str, draw: Draw, tokens: list[int]) -> Check | None:
         """Returns the comparison of a variant's tokens with plain decoding's.
@@ -245,26 +318,32 @@ class _Checks:
             return None
         if mode != "replay":
             return self._compare(self.plain[mode], draw, tokens)
-        if variant.name not in self._drawn:
-            # In half precision only greedy draws have a margin to judge a divergence by.
-            exact = self.state.target.dtype == torch.float32 and variant.promise == "exact"
-            how = "sampled" if exact else "greedy"
-            draw = Draw(self._config.sampling(how), self._config.check_tokens or draw.limit, ())
-            mode = f"{how} beside replay"
-            ours = self.state.decode(variant, draw.sampling, draw.limit)[0]
-            if variant.name == PLAIN:
-                self.plain[mode] = ours
-            elif mode not in self.plain:
-                self.plain[mode] = self.state.decode(Variant.plain(), draw.sampling, draw.limit)[0]
-            self._drawn[variant.name] = self._compare(self.plain[mode], draw, ours)
-        return self._drawn[variant.name]
+        if variant.name not in self._beside_replay:
+            self._beside_replay[variant.name] = self._check_beside_replay(variant, draw)
+        return self._beside_replay[variant.name]
 
-    def _compare(self, theirs: list[int], draw: Draw, ours: list[int]) -> Check | None:
-        if not theirs:
+    def _check_beside_replay(self, variant: Variant, replayed: Draw) -> Check | None:
+        """Draws tokens and compares them."""
+        mode = "greedy"
+        # In half precision only greedy draws have a margin to judge a divergence by.
+        if self.state.target.dtype == torch.float32 and variant.promise == "exact":
+            mode = "sampled"
+        draw = Draw(self._config.sampling(mode), self._config.check_tokens or replayed.limit, ())
+        key = f"{mode} beside replay"
+        tokens, _ = self.state.decode(variant, draw.sampling, draw.limit)
+        if variant.name == PLAIN:
+            self.plain[key] = tokens
+        elif key not in self.plain:
+            self.plain[key], _ = self.state.decode(Variant.plain(), draw.sampling, draw.limit)
+        return self._compare(self.plain[key], draw, tokens)
+
+    def _compare(self, plain: list[int], draw: Draw, tokens: list[int]) -> Check | None:
+        if not plain:
             return None
-        at = first_divergence(ours, theirs)
-        near = at is not None and draw.sampling.temperature == 0
-        return Check(len(theirs), at, *(self.state.margin(theirs[:at]) if near else (None, None)))
+        divergence = first_divergence(tokens, plain)
+        if divergence is None or draw.sampling.temperature > 0:
+            return Check(len(plain), divergence)
+        return Check(len(plain), divergence, *self.state.margin(plain[:divergence]))
 
 
 def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
