@@ -15,9 +15,10 @@ from longgraft.engine.side_by_side import steps_of
 from longgraft.engine.stats import Stats
 from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.batches import Batch, BatchKey
-from longgraft.eval.runs.bench import FAILURES, Bench, Draw, draw_of
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Plan
+from longgraft.eval.runs.prompt_rows import FAILURES, Draw, draw_of
 from longgraft.eval.runs.rows import Done, Key
 from longgraft.eval.runs.variants import Variant
 
