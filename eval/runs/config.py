@@ -30,8 +30,8 @@ class SweepConfig(Checked):
     """
 
     suites: tuple[str, ...] = option(("repobench-p", "lcc", "qmsum", "gov_report"),
-                                     "Names or JSONL files; see `longgraft suites`")
-    data: str | None = option(None, "Folder of local JSONL files", none="the hub")
+                                     "Names, or files (JSONL, Parquet); see `longgraft suites`")
+    data: str | None = option(None, "Folder of local JSONL or Parquet files", none="the hub")
     recorded: tuple[str, ...] = option((), "JSONL of {_id, continuation}, replayed before all others; repeatable; see "
                                            "`longgraft recordings`", many=True, metavar="FILE")
     lengths: tuple[int, ...] = option((4096, 8192, 16384, 32768), "Prompt lengths in tokens, e.g. 4k,8k,16k,32k",
