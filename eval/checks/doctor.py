@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -106,7 +105,7 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     shares = {"target": target}
     head, described = _head(pair, name, shape)
     lines.append(described)
-    layers: Sequence[int] = ()
+    layers: tuple[int, ...] = ()
     if head is not None:
         head_settings, own_embedding = head
         shares["drafter"] = _drafter(head_settings, own_embedding, dtype)
