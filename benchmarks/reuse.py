@@ -32,7 +32,7 @@ NEW = 20            # tokens that an edit adds
 ANSWER = 16         # tokens of an answer; answers are compared
 EDITED = ("longgraft/engine/request.py", "longgraft/runtime/kv_cache.py", "longgraft/serve/worker.py",
           "longgraft/completion/prompt/layout.py",
-          "yarn_drafters/network.py", "eval/runs/bench.py")
+          "yarn_drafters/network.py", "eval/runs/prompt_rows.py")
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
 Model = Annotated[Optional[str], typer.Option(help="Hub id or folder; default: the embedded pair.")]    # noqa: UP045

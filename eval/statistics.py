@@ -30,7 +30,13 @@ def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tu
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean over `count` prompts.  interval: ends of the 95 % bootstrap; None for fewer than FEWEST prompts."""
+    """A mean over prompts.
+
+    Attributes:
+        value: The mean.
+        interval: Ends of the 95 % bootstrap; None for fewer than FEWEST prompts.
+        count: Number of prompts.
+    """
 
     value: float
     interval: tuple[float, float] | None = None
@@ -39,7 +45,9 @@ class Mean:
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
         mean, low, high = bootstrap(values)
-        return cls(mean, (low, high) if len(values) >= FEWEST else None, len(values))
+        if len(values) < FEWEST:
+            return cls(mean, None, len(values))
+        return cls(mean, (low, high), len(values))
 
     @classmethod
     def geometric(cls, values: Sequence[float]) -> Mean:
@@ -62,6 +70,9 @@ class Mean:
         if self.interval is None:
             return format(self.value, spec)
         low, high = self.interval
-        most, digits = int(spec[1:-1]), 1 if self.count < MANY else 2
-        decimals = most if low == high else min(most, max(0, digits - 1 - floor(log10((high - low) / 2))))
+        decimals = int(spec[1:-1])
+        digits = 1 if self.count < MANY else 2
+        if high > low:
+            exponent = floor(log10((high - low) / 2))
+            decimals = min(decimals, max(0, digits - 1 - exponent))
         return f"{self.value:{spec}} ({low:.{decimals}f}-{high:.{decimals}f})"

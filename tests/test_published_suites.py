@@ -1,4 +1,4 @@
-"""SPEED-Bench and LongBench v2 in the forms in which they are published or prepared."""
+"""SPEED-Bench, LongBench v2 and suites of edits in the forms in which they are published or prepared."""
 
 from __future__ import annotations
 
@@ -201,6 +201,28 @@ def test_long_texts_of_longbench_v2_are_cut_at_lines_to_every_bucket(tmp_path):
 def test_the_score_of_longbench_v2_is_whether_the_stated_choice_is_right(text, accuracy):
     assert score("longbench_v2", text, ("B",)) == score("longbench_v2_medium", text, ("B",)) == ("accuracy", accuracy)
 
+
+# Edits --------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("suite", "row", "replayed"), [
+    ("can_it_edit", {"id": 1, "before": "x = 1\n", "after": "x = 2\n", "instruction_descriptive": "Set x to 2.",
+                     "instruction_lazy": "x is 2", "tests": "assert x == 2"}, {"true": "x = 2\n"}),
+    ("instruct_coder", {"instruction": "Set x to 2.", "input": "x = 1\n", "output": "x = 2\n"}, {"true": "x = 2\n"}),
+    ("blazedit_5k", {"code": "x = 1\n", "change_request": "Set x to 2.", "norm_distance": 0.1}, {})])
+def test_rows_of_edit_suites_ask_for_the_whole_file_and_predict_it(tmp_path, suite, row, replayed):
+    as_jsonl(tmp_path / f"{suite}.jsonl", [row])
+    example, = load_suite(suite, tmp_path)
+    assert example.prompt().startswith("x = 1\n\n\nEdit this file: Set x to 2.\nAnswer with the whole file")
+    assert (example.prediction, example.continuations) == ("x = 1\n", replayed)
+
+
+def test_a_missing_column_of_an_edit_suite_is_named(tmp_path):
+    as_jsonl(tmp_path / "instruct_coder.jsonl", [{"instruction": "Set x to 2.", "output": "x = 2\n"}])
+    with pytest.raises(ValueError, match=r"instruct_coder.jsonl, line 1: column input is missing"):
+        load_suite("instruct_coder", tmp_path)
+
+
+# Broken files -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("name", "data", "message"), [
     ("a.parquet", b"PAR", "a.parquet cannot be read as a Parquet table"), ("a.json", b"[]", "a.json has no rows"),

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from longgraft.eval.runs import provenance, quiet
-from longgraft.eval.runs.bench import interleaved
+from longgraft.eval.runs.prompt_rows import interleaved
 from longgraft.eval.runs.quiet import OtherLoad, check_quiet, wait_for_quiet
 from longgraft.eval.runs.variants import Variant
 

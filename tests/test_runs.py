@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from longgraft.eval.prompts.suites import load_suite
-from longgraft.eval.runs.bench import Bench, run_prompt
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import jobs_of
 from longgraft.eval.runs.plan import Reader, check_plan, planned
+from longgraft.eval.runs.prompt_rows import run_prompt
 from longgraft.eval.runs.resume import resume_config, same_run
 from longgraft.eval.runs.rows import RowLog, read_rows
 from longgraft.eval.runs.sweep import sweep

@@ -335,7 +335,7 @@ def test_rows_that_the_hub_withholds_or_lacks_are_refused(monkeypatch):
 
 def test_every_suite_of_the_real_folder_loads(rows):
     found = {name: load_suite(name, rows) for name in SUITES
-             if not name.startswith(("speed", "longbench_v2"))}
+             if not name.startswith(("speed", "longbench_v2", "can_it_edit", "instruct_coder", "blazedit"))}
     assert all(len(examples) >= 36 for examples in found.values())
     assert all(example.continuations for name in ("lcc", "repobench-p") for example in found[name])
     assert {model for example in found["qmsum"] for model in example.continuations} >= {"phi-4", "turbo-16k-0613"}

@@ -36,10 +36,12 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
     Returns:
         For each prompt, how many trees' last logits differ, and by how much at most; and the level that was reached.
     """
-    generator, rows = torch.Generator().manual_seed(seed), []
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
     for ids in prompts:
         capacity = len(ids) + NODES
-        ours, plain = target.cache(capacity), target.cache(capacity)
+        ours = target.cache(capacity)
+        plain = target.cache(capacity)
         for part in torch.tensor(ids).split(chunk):
             _read(target, ours, part)
         cut = int(torch.randint(len(ids), (1,), generator=generator))
@@ -48,18 +50,24 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
                 if len(part):
                     _read(target, plain, part)
         plain.mark()
-        differ, worst = 0, 0.0
+        differ = 0
+        worst = 0.0
         for _ in range(trees):
             tree = _random_tree(target.vocab_size, generator)
             report, = target.run([Segment(tree, ours)], Wants())
             with _one_thread():
                 alone = _along_the_path(target, plain, tree)
             plain.crop(len(ids))
-            if not torch.equal(report.logits[-1], alone):
-                differ, worst = differ + 1, max(worst, float((report.logits[-1].float() - alone.float()).abs().max()))
+            in_tree = report.logits[-1]
+            if not torch.equal(in_tree, alone):
+                differ += 1
+                worst = max(worst, float((in_tree.float() - alone.float()).abs().max()))
         rows.append({"prompt_tokens": len(ids), "trees": trees, "differ": differ, "largest_difference": worst})
-    parted = sum(row["differ"] for row in rows)
-    return {"level": f"none ({parted} of {trees * len(rows)} trees differ)" if parted else "bits", "rows": rows,
+    all_differ = sum(row["differ"] for row in rows)
+    level = "bits"
+    if all_differ:
+        level = f"none ({all_differ} of {trees * len(rows)} trees differ)"
+    return {"level": level, "rows": rows,
             "dtype": str(target.dtype)[6:], "weights": target.weights, "threads": torch.get_num_threads(),
             "by_torch": _by_torch(target)}
 
@@ -67,21 +75,26 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
 def _by_torch(target: Target) -> list[str]:
     """Returns the classes of modules in which torch multiplies, in an order that depends on the other rows of a
     pass."""
-    ours = nn.Embedding if target.kernels is None else (nn.Embedding, nn.Linear)
-    routers = target.kernels is not None
-    return sorted({type(module).__name__ for module in target.model.modules() if not isinstance(module, ours)
-                   and not (routers and is_router(module))
-                   and any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))})
+    return sorted({type(module).__name__ for module in target.model.modules() if _multiplies_by_torch(target, module)})
+
+
+def _multiplies_by_torch(target: Target, module: nn.Module) -> bool:
+    if isinstance(module, nn.Embedding):
+        return False
+    if target.kernels is not None and (isinstance(module, nn.Linear) or is_router(module)):
+        return False
+    return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
 
 
 def lines(report: dict[str, Any]) -> list[str]:
     """Returns the report as lines for people."""
     out = []
     for row in report["rows"]:
-        found = f"{row['differ']} differ, by {row['largest_difference']:.2g} at most"
+        result = "the same bits"
+        if row["differ"]:
+            result = f"{row['differ']} differ, by {row['largest_difference']:.2g} at most"
         trees = "tree" if row["trees"] == 1 else "trees"
-        out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} {trees}: "
-                   + (found if row["differ"] else "the same bits"))
+        out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} {trees}: {result}")
     if report["level"] != "bits" and report["by_torch"]:
         out.append(f"torch multiplies in {', '.join(report['by_torch'])}; its sums depend on the other rows of a pass")
     return [*out, f"level: {report['level']} ({report['dtype']}, {report['weights']} weights, threads: "
@@ -105,10 +118,13 @@ def _random_tree(vocab_size: int, generator: torch.Generator) -> ProposalTree:
 
 def _along_the_path(target: Target, cache: KVCache, tree: ProposalTree) -> Tensor:
     """Returns the logits [V] after the tokens from the root to the last node, read one by one."""
-    parents, path = tree.parents.tolist(), [len(tree) - 1]
+    parents = tree.parents.tolist()
+    path = [len(tree) - 1]
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
-    return [_read(target, cache, tree.tokens[node:node + 1]) for node in path][-1]
+    for node in path:
+        logits = _read(target, cache, tree.tokens[node:node + 1])
+    return logits
 
 
 @contextmanager

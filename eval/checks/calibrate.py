@@ -48,12 +48,13 @@ Prompt = tuple[Sequence[int], Sequence[int]]    # (ids, ids to replay; empty: th
 class _Step:
     """One dense step.
 
-    position:   position of the root
-    confidence: c_d of each level
-    stages:     by gate (UNPRUNED: no gate), the tree that would have been verified
-    splits:     the same by nodes kept of 60
-    accepted, accepted_split: how many tokens of the answer these trees accept; set once the answer is known, and the
-                trees are dropped then
+    Attributes:
+        position: Position of the root.
+        confidence: c_d of each level.
+        stages: By gate (UNPRUNED: no gate), the tree that would have been verified; dropped once the answer is known.
+        splits: The same by nodes kept of 60.
+        accepted: How many tokens of the answer each of `stages` accepts; set once the answer is known.
+        accepted_split: The same of `splits`.
     """
 
     position: int
@@ -89,21 +90,26 @@ class _Warmup:
         self.policy.confidence = []
         dense = on_host(self.drafter.propose(ask))
         if self.policy.confidence:
-            stages = {UNPRUNED: dense} | {d: self._stage(ask, d) for d in KEPT_OF_60}
-            splits = {k: self._graft(ask, dense.top(kept_nodes(ask.budget, k))) for k in SPLITS}
+            stages = {UNPRUNED: dense}
+            for gate in KEPT_OF_60:
+                stages[gate] = self._stage(ask, gate)
+            splits = {}
+            for split in SPLITS:
+                splits[split] = self._graft(ask, dense.top(kept_nodes(ask.budget, split)))
             self.steps.append(_Step(ask.position, self.policy.confidence, stages, splits))
         return dense
 
     def _stage(self, ask: Ask, depth: int) -> ProposalTree:
         """Returns the tree that gate `depth` would have made: the best of its levels, and retrieved nodes."""
-        kept, whole = kept_nodes(ask.budget, KEPT_OF_60[depth]), self.drafter
+        nodes = kept_nodes(ask.budget, KEPT_OF_60[depth])
+        whole = self.drafter
         levels = min(depth + 1, whole.levels)       # the last level of a shallow tree stands for deeper gates
-        short = Eagle3Drafter(whole.memory, lambda level: Verdict(kept - 1), levels, whole.top_k)
+        short = Eagle3Drafter(whole.memory, lambda level: Verdict(nodes - 1), levels, whole.top_k)
         return self._graft(ask, on_host(short.propose(ask)))
 
     def _graft(self, ask: Ask, drafted: ProposalTree) -> ProposalTree:
-        found = on_host(self.retriever.candidates(ask.root, ask.budget - len(drafted)))
-        return drafted.merge(found, at=0, budget=ask.budget)
+        retrieved = on_host(self.retriever.candidates(ask.root, ask.budget - len(drafted)))
+        return drafted.merge(retrieved, at=0, budget=ask.budget)
 
 
 def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = None) -> Prompt:
@@ -116,9 +122,12 @@ def prompt_of(example: Example, session: Session, ids: Sequence[int] | None = No
 class WarmupSettings:
     """Settings of a calibration: how it answers its warm-up prompts and chooses thresholds.
 
-    budget:     nodes per verification; None: as many as a session would use
-    draft_cost: cost of one drafted level, in verifications; None: measured
-    keep:       only choose thresholds that accept at least as much as the dense tree does
+    Attributes:
+        max_new_tokens: Most tokens of an answer.
+        temperature: Temperature of the answers that are not replayed.
+        budget: Nodes per verification; None: as many as a session would use.
+        draft_cost: Cost of one drafted level, in verifications; None: measured.
+        keep: True to only choose thresholds that accept at least as much as the dense tree does.
     """
 
     max_new_tokens: int
@@ -134,7 +143,8 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
 
     # Matrix rows are kept after each answer, because the warm-up must fill them.  Regions are eager, because the host
     # reads the drafts.
-    parts, bounds = loaded.parts, find(PAPERS, loaded.settings.flags).choices
+    parts = loaded.parts
+    bounds = find(PAPERS, loaded.settings.flags).choices
     warmup = _Warmup(replace(parts, choices=bounds, persist=True, kept={}, regions=EAGER,
                              calibration=replace(parts.calibration, snapshot=None)))
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(how.budget)
@@ -144,8 +154,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
         replay = recorded[:how.max_new_tokens]
-        sampling = (Sampling(replay=replay) if replay else
-                    Sampling(how.temperature, seed=index if how.temperature else 0))
+        sampling = _sampling(replay, how.temperature, index)
         decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
         _replay(warmup.steps, [*ids, *decoded])
         # In a loop every guess is right, and every gate looks useless, so such answers only fill the matrix.
@@ -153,7 +162,9 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
         looping += looped
         if not looped:
             halves[index % 2].extend(warmup.steps)
-    chosen, unseen = halves if all(halves) else (halves[0] + halves[1],) * 2
+    chosen, unseen = halves
+    if not (chosen and unseen):     # one half has all steps: nothing is left to report on but itself
+        chosen = unseen = halves[0] + halves[1]
     if not chosen:
         raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
                          "themselves, the others ended at once. Give other prompts, or --temperature 1.")
@@ -175,6 +186,15 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     return path
 
 
+def _sampling(replay: Sequence[int], temperature: float, index: int) -> Sampling:
+    """Returns how the answer to a prompt is drawn; every prompt has another seed."""
+    if replay:
+        return Sampling(replay=replay)
+    if temperature:
+        return Sampling(temperature, seed=index)
+    return Sampling(temperature)
+
+
 def choose(steps: Sequence[_Step], costs: tuple[float, float],
            keep: bool = False) -> tuple[dict[int, float], float]:
     """Returns the thresholds with the most tokens per second over the logged steps, and their gain.
@@ -182,8 +202,10 @@ def choose(steps: Sequence[_Step], costs: tuple[float, float],
     Every combination of quantiles is tried.  keep: only combinations whose tokens per step are at least the dense
     tree's; pruning nothing is one of them
     """
-    grid = {d: [0.0, *np.quantile([s.confidence[d] for s in steps if d < len(s.confidence)],
-                                  np.linspace(0.05, 0.95, QUANTILES)).tolist()] for d in KEPT_OF_60}
+    grid = {}
+    for gate in KEPT_OF_60:
+        confidence = [step.confidence[gate] for step in steps if gate < len(step.confidence)]
+        grid[gate] = [0.0, *np.quantile(confidence, np.linspace(0.05, 0.95, QUANTILES)).tolist()]
     every = [dict(zip(grid, taus, strict=True)) for taus in itertools.product(*grid.values())]
     if keep:
         every = [taus for taus in every if _gain(steps, taus, (0.0, 1.0)) >= 1]
@@ -214,10 +236,12 @@ def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[
 
 def accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
     """Returns how many tokens of `rest` lie on a path of the tree from its root."""
-    node, depth = 0, 0
-    while depth < len(rest) and (node, rest[depth]) in tree.children:
-        node, depth = tree.children[node, rest[depth]], depth + 1
-    return depth
+    node = 0
+    for depth, token in enumerate(rest):
+        if (node, token) not in tree.children:
+            return depth
+        node = tree.children[node, token]
+    return len(rest)
 
 
 def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
@@ -226,7 +250,8 @@ def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
         rest = text[step.position + 1:]
         step.accepted = {stage: accepted(tree, rest) for stage, tree in step.stages.items()}
         step.accepted_split = {kept: accepted(tree, rest) for kept, tree in step.splits.items()}
-        step.stages, step.splits = {}, {}
+        step.stages = {}
+        step.splits = {}
 
 
 def _costs(loaded: Loaded, warmup: _Warmup, budget: int) -> tuple[float, float]:
@@ -237,8 +262,8 @@ def _costs(loaded: Loaded, warmup: _Warmup, budget: int) -> tuple[float, float]:
     cache = target.cache(budget * 2)
     for memory in warmup.memories:
         memory.reset(budget)
-    seen = Verifier(target, cache, Greedy(), Clock()).read(tree.tokens[:1], wants)
-    warmup.drafter.memory.observe(seen)
+    observation = Verifier(target, cache, Greedy(), Clock()).read(tree.tokens[:1], wants)
+    warmup.drafter.memory.observe(observation)
 
     def median(action: Callable[[], object], times: int = 7) -> float:
         seconds = []

@@ -47,17 +47,27 @@ from longgraft.zoo.longspec.network import LongSpecNetwork, SharedParts
 Right = dict[str, Tensor]
 """condition -> [S, D] bool: True if the first choice was right, at each depth of each start"""
 
-OWN, ROWS, TARGET = "own", "rows", "target"
+# The conditions, as above.
+OWN = "own"
+ROWS = "rows"
+TARGET = "target"
 
 
 @dataclass(frozen=True)
 class Depth:
     """Results of the starts of one drafter, suite and length, at one depth.
 
-    starts:   number of starts
-    agreed:   starts whose choice was right
-    reached:  starts that were right at all depths before
-    accepted: starts that are also right at this depth; the acceptance rate alpha is accepted / reached
+    Attributes:
+        drafter: Its name.
+        suite: The suite.
+        bucket: Prompt tokens.
+        condition: OWN, ROWS or TARGET.
+        depth: Tokens ahead, from 1.
+        prompts: Number of prompts.
+        starts: Number of starts.
+        agreed: Starts whose choice was right.
+        reached: Starts that were right at all depths before.
+        accepted: Starts that are also right at this depth; the acceptance rate alpha is accepted / reached.
     """
 
     drafter: str
@@ -72,54 +82,78 @@ class Depth:
     accepted: int
 
 
-def summed(found: Sequence[Right], drafter: str, suite: str, bucket: int) -> Iterator[Depth]:
+def summed(of_prompts: Sequence[Right], drafter: str, suite: str, bucket: int) -> Iterator[Depth]:
     """Yields the depths of all prompts of a suite and length together, own before target."""
-    for condition in found[0] if found else ():
-        right = torch.cat([one[condition] for one in found])
+    if not of_prompts:
+        return
+    for condition in of_prompts[0]:
+        right = torch.cat([of_prompt[condition] for of_prompt in of_prompts])
         so_far = torch.cat([torch.ones_like(right[:, :1]), right.cumprod(1).bool()], dim=1)     # [S, 1 + D]
-        for d in range(right.shape[1]):
-            yield Depth(drafter, suite, bucket, condition, d + 1, len(found), len(right), int(right[:, d].sum()),
-                        int(so_far[:, d].sum()), int(so_far[:, d + 1].sum()))
+        for index in range(right.shape[1]):
+            yield Depth(drafter, suite, bucket, condition, index + 1, len(of_prompts), len(right),
+                        int(right[:, index].sum()), int(so_far[:, index].sum()), int(so_far[:, index + 1].sum()))
 
 
 @torch.inference_mode()
 def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], start: int, depth: int) -> Right:
     """Drafts from each start that has `depth` tokens of `ids` [T] after it; the first start is `start`, 2 or more."""
-    memory, text = Eagle3Cache(network), torch.tensor(ids)
+    memory = Eagle3Cache(network)
+    text = torch.tensor(ids)
     memory.reset(len(ids))
     report, _ = _read(target, text, start - 1, memory.wants, memory.observe)
     hidden = torch.cat([report.hidden[layer] for layer in network.config.feature_layers], dim=-1)
-    text, n, first = text.to(target.device), len(hidden), start - 1             # slots first .. T - 2
-    slots = torch.arange(first, first + n, device=target.device)
-    layout = Layout(first, torch.arange(n), None, target.device)
+    text = text.to(target.device)
+    first = start - 1
+    end = first + len(hidden)       # slots first .. T - 2
+    slots = torch.arange(first, end, device=target.device)
+    layout = Layout(first, torch.arange(len(hidden)), None, target.device)
     fused = memory.passes.run(HeadRows(hidden.to(network.fc.weight.dtype)), Part.FUSE)
     states = memory.passes.run(HeadRows(fused, text[start:], slots, memory.cache, layout), Part.FEED)
-    known = [(layer.keys[:, :, :first + n], layer.values[:, :, :first + n]) for layer in memory.cache.layers]
+    target_rows = [(layer.keys[:, :, :end], layer.values[:, :, :end]) for layer in memory.cache.layers]
     starts = torch.arange(start, len(ids) - depth, device=target.device)        # [S]
 
-    def right(states: Tensor, d: int) -> Tensor:
-        return network.target_ids(network.logits(states).argmax(-1)) == text[starts + d]
+    def is_right(states: Tensor, at_depth: int) -> Tensor:
+        return network.target_ids(network.logits(states).argmax(-1)) == text[starts + at_depth]
 
-    here = states[:len(starts)]
-    found = {condition: [right(here, 1)] for condition in (OWN, ROWS, TARGET)}
+    first_states = states[:len(starts)]
+    columns = {condition: [is_right(first_states, 1)] for condition in (OWN, ROWS, TARGET)}
     for condition in (OWN, ROWS):
-        chain, state = _Chain(known, starts, memory.window, condition == OWN), here
-        for d in range(2, depth + 1):
-            state = network(state[None], text[starts + d - 1][None], chain.step(d)[None], chain.attend)[0]
-            found[condition].append(right(state, d))
-    found[TARGET] += [right(states[d - 1:][:len(starts)], d) for d in range(2, depth + 1)]
-    return {condition: torch.stack(columns, dim=1).cpu() for condition, columns in found.items()}
+        chain = _Chain(target_rows, starts, memory.window, keeps_rows=condition == OWN)
+        state = first_states
+        for at_depth in range(2, depth + 1):
+            tokens = text[starts + at_depth - 1]
+            state = network(state[None], tokens[None], chain.step(at_depth)[None], chain.attend)[0]
+            columns[condition].append(is_right(state, at_depth))
+    for at_depth in range(2, depth + 1):
+        later_states = states[at_depth - 1:][:len(starts)]
+        columns[TARGET].append(is_right(later_states, at_depth))
+    return _stacked(columns)
+
+
+def _stacked(columns: Mapping[str, Sequence[Tensor]]) -> Right:
+    """Joins the [S] columns of the depths, on the host."""
+    return {condition: torch.stack(list(by_depth), dim=1).cpu() for condition, by_depth in columns.items()}
 
 
 class _Chain:
     """The keys and values of S chains, by layer: target-made ones [1, Hkv, C, D], and rows that a chain made itself.
 
-    A chain sees all rows that it made if it keeps its `own`, else only the one it is at.
+    Attributes:
+        target_rows: Keys and values that are made from the target's states, by layer.
+        starts: Slot of each chain's root.
+        window: Slots that are attended to, with the own one; None: all.
+        keeps_rows: True if a chain sees all rows that it made, False if only the one it is at.
+        chain_rows: Rows that the chains made, by layer and depth.
+        at: Slot of each chain.
     """
 
-    def __init__(self, known: Sequence[tuple[Tensor, Tensor]], starts: Tensor, window: int | None, own: bool) -> None:
-        self.known, self.starts, self.window, self.own = known, starts, window, own
-        self.made: list[list[tuple[Tensor, Tensor]]] = [[] for _ in known]
+    def __init__(self, target_rows: Sequence[tuple[Tensor, Tensor]], starts: Tensor, window: int | None,
+                 keeps_rows: bool) -> None:
+        self.target_rows = target_rows
+        self.starts = starts
+        self.window = window
+        self.keeps_rows = keeps_rows
+        self.chain_rows: list[list[tuple[Tensor, Tensor]]] = [[] for _ in target_rows]
         self.at = starts
 
     def step(self, depth: int) -> Tensor:
@@ -129,27 +163,41 @@ class _Chain:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attends for q, k, v [1, .., S, D] of the slots; returns [1, H, S, D]."""
-        made = self.made[layer] = [*(self.made[layer] if self.own else ()), (k, v)]
-        columns = torch.arange(self.known[layer][0].shape[2], device=q.device)
-        seen = columns < (self.starts if self.own else self.at)[:, None]
-        itself = torch.eye(len(seen), dtype=torch.bool, device=q.device)
-        own = [itself] * len(made)
-        if self.window is not None:
-            seen = seen & (columns > self.at[:, None] - self.window)
-            own = [itself & (age < self.window) for age in range(len(made) - 1, -1, -1)]
-        keys, values = (torch.cat([rows, *column], dim=2)
-                        for rows, column in zip(self.known[layer], zip(*made, strict=True), strict=True))
-        return _masked(q, keys, values, torch.cat([seen, *own], dim=1))
+        chain_rows = self.chain_rows[layer]
+        if not self.keeps_rows:
+            chain_rows.clear()
+        chain_rows.append((k, v))
+        target_keys, target_values = self.target_rows[layer]
+        keys = torch.cat([target_keys, *(made_keys for made_keys, _ in chain_rows)], dim=2)
+        values = torch.cat([target_values, *(made_values for _, made_values in chain_rows)], dim=2)
+        return _masked(q, keys, values, self._mask(target_keys.shape[2], len(chain_rows), q.device))
+
+    def _mask(self, target_columns: int, made: int, device: torch.device) -> Tensor:
+        """Returns the mask [S, C + made x S]: which rows each chain sees."""
+        columns = torch.arange(target_columns, device=device)
+        ends = self.at
+        if self.keeps_rows:
+            ends = self.starts
+        visible = columns < ends[:, None]
+        itself = torch.eye(len(visible), dtype=torch.bool, device=device)
+        if self.window is None:
+            return torch.cat([visible, *[itself] * made], dim=1)
+        visible = visible & (columns > self.at[:, None] - self.window)
+        ages = range(made - 1, -1, -1)
+        return torch.cat([visible, *(itself & (age < self.window) for age in ages)], dim=1)
 
 
 @torch.inference_mode()
 def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int], start: int, depth: int) -> Right:
     """Does what `eagle3_chains` does, for a LongSpec drafter."""
-    text, config, shared = torch.tensor(ids), network.config, SharedParts(target)
-    _, cache = _read(target, text, start - 1, Wants(), lambda seen: None)
+    text = torch.tensor(ids)
+    config = network.config
+    shared = SharedParts(target)
+    _, cache = _read(target, text, start - 1, Wants(), lambda observation: None)
     keys, values = (numbers_of(rows[:, :, :len(ids) - 1], target.dtype) for rows in cache.last)
     text = text.to(target.device)
-    weight, first = network.mlp.up_proj.weight, max(0, start - config.window)
+    weight = network.mlp.up_proj.weight
+    first = max(0, start - config.window)
     at = torch.arange(start, len(ids) - 1, device=target.device)                # [n]: queries
     behind = torch.arange(first, start, device=target.device)
     near = network.rows(shared.embed(text[behind][None], weight), shared.angles(behind[None], config.head_dim))
@@ -157,33 +205,36 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
     window = (back >= 0) & (back <= config.window)
     starts = torch.arange(start, len(ids) - depth, device=target.device)
 
-    def own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_own(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _masked(q, torch.cat([near[0], k], dim=2), torch.cat([near[1], v], dim=2), window)
 
     best = []
     for gap in range(1, depth + 1):
         far = at[:, None] - torch.arange(len(ids) - 1, device=target.device) >= gap
-        states = network(shared.embed(text[at][None], weight), shared.angles(at[None], config.head_dim), own,
+        states = network(shared.embed(text[at][None], weight), shared.angles(at[None], config.head_dim), attend_own,
                          lambda q, far=far: _masked(q, keys, values, far))
         best.append(target.logits(states[0]).argmax(-1) == text[at + 1])
-    found = {OWN: [best[d][d:][:len(starts)] for d in range(depth)],
-             TARGET: [best[0][d:][:len(starts)] for d in range(depth)]}
-    return {condition: torch.stack(columns, dim=1).cpu() for condition, columns in found.items()}
+    columns: dict[str, list[Tensor]] = {OWN: [], TARGET: []}
+    for index in range(depth):
+        columns[OWN].append(best[index][index:][:len(starts)])
+        columns[TARGET].append(best[0][index:][:len(starts)])
+    return _stacked(columns)
 
 
 def _read(target: Target, text: Tensor, end: int, wants: Wants, observe: Callable[[Observation], None]
           ) -> tuple[Report, KVCache]:
     """Returns what the target reports of tokens end .. T - 2, and its cache; `observe` gets those before."""
     cache = target.cache(len(text))
-    for seen in read_prompt(Verifier(target, cache, Greedy(), Clock()), text[:end], wants, following=int(text[end])):
-        observe(seen)
+    verifier = Verifier(target, cache, Greedy(), Clock())
+    for observation in read_prompt(verifier, text[:end], wants, following=int(text[end])):
+        observe(observation)
     report, = target.run([Segment(ProposalTree.chain(text[end:-1], origin=ROOT), cache, logits="none")], wants)
     return report, cache
 
 
-def _masked(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attends with a mask: q [1, H, n, D], k and v [1, Hkv, C, D], seen [n, C] -> [1, H, n, D]."""
-    mask = seen.repeat(q.shape[1] // k.shape[1], 1)
+def _masked(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """Attends with a mask: q [1, H, n, D], k and v [1, Hkv, C, D], visible [n, C] -> [1, H, n, D]."""
+    mask = visible.repeat(q.shape[1] // k.shape[1], 1)
     return scaled_dot_product_attention(packed(q, k.shape[1]), k, v, attn_mask=mask).reshape(q.shape)
 
 

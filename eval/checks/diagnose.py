@@ -11,7 +11,8 @@ from longgraft.config.settings import Pair, Settings
 from longgraft.engine.session import Session
 from longgraft.eval.checks.chains import Depth, chains, summed
 from longgraft.eval.prompts.buckets import Fitted, plan
-from longgraft.eval.prompts.suites import Example, load_suite
+from longgraft.eval.prompts.example import Example
+from longgraft.eval.prompts.suites import load_suite
 from longgraft.eval.runs.config import Diagnosis
 from longgraft.loading import assemble
 from longgraft.methods.assembly import Loaded
@@ -21,54 +22,64 @@ from longgraft.zoo.longspec.methods import LONGSPEC
 KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # kinds of drafters that `chains` can follow
 
 
-def diagnose(pair: Pair, asked: Diagnosis) -> tuple[Session, list[Depth]]:
+def diagnose(pair: Pair, options: Diagnosis) -> tuple[Session, list[Depth]]:
     """Returns the target's session, and the depths by drafter, suite, length and condition.
 
     Raises:
         ValueError: a suite is unknown or has nothing to follow, or no prompt is long enough.
     """
-    suites = {suite: _examples(suite, asked) for suite in asked.suites}     # errors come before a load
-    loaded = assemble(pair.model, None, Settings(method=PLAIN, device=asked.device, dtype=asked.dtype))
-    session, drafters = loaded.session(), _drafters(loaded, pair, asked)
-    found = list[Depth]()
+    suites = {suite: _examples(suite, options) for suite in options.suites}     # errors come before a load
+    settings = Settings(method=PLAIN, device=options.device, dtype=options.dtype)
+    loaded = assemble(pair.model, None, settings)
+    session = loaded.session()
+    drafters = _drafters(loaded, pair, options)
+    depths = list[Depth]()
     for suite, examples in suites.items():
-        for length, prompts in plan(examples, loaded.tokenizer, asked.lengths, asked.prompts).items():
-            texts = [(fitted.ids, _text_ids(session, fitted, asked)) for fitted in prompts]
-            texts = [(ids, text) for ids, text in texts if len(text) > asked.depth]
+        for length, prompts in plan(examples, loaded.tokenizer, options.lengths, options.prompts).items():
+            texts = []
+            for fitted in prompts:
+                text = _text_ids(session, fitted, options)
+                if len(text) > options.depth:
+                    texts.append((len(fitted.ids), [*fitted.ids, *text]))
             for name, network in drafters.items():
-                right = [chains(loaded.target, network, [*ids, *text], len(ids), asked.depth) for ids, text in texts]
-                found += summed(right, name, suite, length)
-    if not found:
-        raise ValueError(f"No prompt of {', '.join(asked.suites)} is long enough for the shortest length, with more "
-                         f"than {asked.depth} tokens to follow. Give shorter --buckets, or a smaller --depth.")
-    return session, found
+                right = [chains(loaded.target, network, ids, start, options.depth) for start, ids in texts]
+                depths += summed(right, name, suite, length)
+    if not depths:
+        raise ValueError(f"No prompt of {', '.join(options.suites)} is long enough for the shortest length, with more "
+                         f"than {options.depth} tokens to follow. Give shorter --buckets, or a smaller --depth.")
+    return session, depths
 
 
-def _examples(suite: str, asked: Diagnosis) -> Sequence[Example]:
-    data = None if asked.data is None else Path(asked.data)
-    examples = load_suite(suite, data, [Path(path) for path in asked.recorded])
-    if asked.text == "recorded" and not (examples := [example for example in examples if example.recording]):
+def _examples(suite: str, options: Diagnosis) -> Sequence[Example]:
+    data = None
+    if options.data is not None:
+        data = Path(options.data)
+    examples = load_suite(suite, data, [Path(path) for path in options.recorded])
+    if options.text == "greedy":
+        return examples
+    recorded = [example for example in examples if example.recording]
+    if not recorded:
         raise ValueError(f"No row of {suite} has a recorded continuation. Give --recorded FILE, or --text greedy.")
-    return examples
+    return recorded
 
 
-def _text_ids(session: Session, fitted: Fitted, asked: Diagnosis) -> Sequence[int]:
+def _text_ids(session: Session, fitted: Fitted, options: Diagnosis) -> Sequence[int]:
     """Returns the ids that follow a prompt."""
-    if asked.text == "greedy":
-        return session.generate(list(fitted.ids), asked.max_new_tokens, progress=False).token_ids
+    if options.text == "greedy":
+        return session.generate(list(fitted.ids), options.max_new_tokens, progress=False).token_ids
     recorded = session.tokenizer(fitted.example.recording, add_special_tokens=False)["input_ids"]
-    return recorded[:asked.max_new_tokens]
+    return recorded[:options.max_new_tokens]
 
 
-def _drafters(loaded: Loaded, pair: Pair, asked: Diagnosis) -> Mapping[str, object]:
+def _drafters(loaded: Loaded, pair: Pair, options: Diagnosis) -> Mapping[str, object]:
     """Returns the networks by name: the pair's head, further heads, and other drafters that were given."""
-    sources = Sources(loaded.target, pair.drafter, given=asked.given)
-    found: dict[str, object] = dict(_given(sources))
-    for name, path in asked.heads.items():
-        found[name] = HEAD.load(replace(sources, drafter=path))
-    if not found:
+    sources = Sources(loaded.target, pair.drafter, given=options.given)
+    drafters: dict[str, object] = dict(_given(sources))
+    for name, path in options.heads.items():
+        drafters[name] = HEAD.load(replace(sources, drafter=path))
+    if not drafters:
         raise ValueError(f"No drafter was given. Give --drafter, --head NAME=PATH or --with {LONGSPEC.name}=PATH.")
-    return found
+    return drafters
 
 
 def _given(sources: Sources) -> Iterator[tuple[str, object]]:

@@ -40,7 +40,12 @@ GIB = 2 ** 30
 
 @dataclass(frozen=True)
 class FitReport:
-    """Lines for people; fits: True if everything fits."""
+    """The answer to whether a target and a head fit on this machine.
+
+    Attributes:
+        lines: What was looked at, for people.
+        fits: True if everything fits.
+    """
 
     lines: list[str]
     fits: bool
@@ -48,17 +53,28 @@ class FitReport:
 
 @dataclass(frozen=True)
 class Footprint:
-    """The memory that a target model or a head takes, in bytes."""
+    """The memory that a target model or a head takes, in bytes.
+
+    Attributes:
+        weights: Of the weights.
+        per_token: Of the keys and values of one token.
+    """
 
     weights: int
-    per_token: int      # keys and values of one token
+    per_token: int
 
 
 def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "auto",
             cache: torch.dtype | None = None) -> FitReport:
     """Checks if a target and a head fit together and into memory.
 
-    weights, cache: a session's `--weights` and `--kv-dtype`
+    Args:
+        pair: The target and the head.
+        context: Prompt tokens.
+        device: The device.
+        dtype: Number format of activations; None: the usual one.
+        weights: A session's `--weights`.
+        cache: A session's `--kv-dtype`.
 
     Raises:
         ValueError: the target cannot be decoded here, or the head belongs to another target.
@@ -69,44 +85,66 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         check_packages(entry.name)
         return before_download(entry, context, device, programs)
     place = place_of(pair.model)
-    name, config = place.name, cast(Any, read_config(place.path, place.name))
-    dtype = dtype or (torch.float32 if device.type == "cpu" else config.dtype or torch.bfloat16)
-    text, shape = config.get_text_config(decoder=True), TargetShape.of(config)
+    name = place.name
+    config = cast(Any, read_config(place.path, place.name))
+    dtype = dtype or _usual_dtype(config, device)
+    text = config.get_text_config(decoder=True)
+    shape = TargetShape.of(config)
     positions = most_positions(config) or UNBOUNDED
     lines = [*machine(device),
              f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
              f"{shape.vocab:,}, {positions:,} positions, {str(dtype)[6:]} on {device}"]
     in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
-    table = TensorTable.read(Path(place.path)) if in_blocks else None
-    blocks = table.packed_bytes if table and table.in_blocks else None
+    blocks = None
+    if in_blocks:
+        table = TensorTable.read(Path(place.path))
+        if table.in_blocks:
+            blocks = table.packed_bytes
     usual = usual_cache_dtype(config, dtype, blocks is not None or weights == "int8")
     target, packed = _target(config, dtype, weights == "int8", cache or usual or dtype, blocks)
     shares = {"target": target}
     head, described = _head(pair, name, shape)
     lines.append(described)
+    layers: tuple[int, ...] = ()
     if head is not None:
-        shares["drafter"] = _drafter(*head, dtype)
-        positions = min(positions, positions if head[0].window else head[0].max_positions)
+        head_settings, own_embedding = head
+        shares["drafter"] = _drafter(head_settings, own_embedding, dtype)
+        layers = head_settings.feature_layers
+        if not head_settings.window:
+            positions = min(positions, head_settings.max_positions)
     fits = context <= positions
     if not fits:
         lines.append(f"context {context:,}: too long, {positions:,} positions are allowed")
-    wants = Wants(layers=head[0].feature_layers if head else (), topk=WIDTH)
+    wants = Wants(layers=layers, topk=WIDTH)
     rows = min(context, largest_chunk(text, dtype, device, wants))
     fixed = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
               f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
     left = free_bytes(device)
     needed, enough = memory(shares, fixed, context, left, programs)
     if packed and device.type == "cpu" and dtype in DTYPES and enough:
-        name = "packed int8 weights" if weights == "int8" else "packed weights"
-        both, room = memory(shares, fixed | {name: packed}, context, left, programs)
-        needed = both if room else [*needed, "memory: none for packed weights, so torch multiplies, at half the speed"]
+        copies = "packed int8 weights" if weights == "int8" else "packed weights"
+        with_copies, enough_for_copies = memory(shares, fixed | {copies: packed}, context, left, programs)
+        if enough_for_copies:
+            needed = with_copies
+        else:
+            needed.append("memory: none for packed weights, so torch multiplies, at half the speed")
     return FitReport([*lines, *needed], fits and enough)
+
+
+def _usual_dtype(config: Any, device: torch.device) -> torch.dtype:
+    if device.type == "cpu":
+        return torch.float32
+    return config.dtype or torch.bfloat16
 
 
 def before_download(entry: Entry, context: int, device: torch.device, programs: int) -> FitReport:
     """Tells if a model of the catalogue that is not on this machine would fit, from what the catalogue says of it.
 
-    programs: bytes that lie in memory already
+    Args:
+        entry: The model's entry.
+        context: Prompt tokens.
+        device: The device.
+        programs: Bytes of this process's programs, which lie in memory already.
     """
     lines = [*machine(device),
              f"model {entry.name}: {entry.title}, {entry.licence}, {entry.positions:,} positions; not on this machine: "
@@ -119,8 +157,8 @@ def before_download(entry: Entry, context: int, device: torch.device, programs: 
     folder = next(path for path in (models_folder(), *models_folder().parents) if path.exists())
     room = shutil.disk_usage(folder).free
     enough_disk = room >= ROOM * entry.size
-    lines.append(f"disk: {entry.size / GIB:,.2f} of {room / GIB:,.2f} GiB free: "
-                 f"{'fits' if enough_disk else 'does not fit'}")
+    verdict = "fits" if enough_disk else "does not fit"
+    lines.append(f"disk: {entry.size / GIB:,.2f} of {room / GIB:,.2f} GiB free: {verdict}")
     if device.type != "cpu":
         return FitReport([*lines, "memory: known for a CPU only, before the download"], fits and enough_disk)
     target = Footprint(entry.weights, entry.cache)
@@ -147,11 +185,18 @@ def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, le
            process: int = 0) -> tuple[list[str], bool]:
     """Computes the most memory that a prompt of `context` tokens takes, in words, and if `left` bytes hold it.
 
-    fixed: name -> bytes that do not grow with the prompt; process: bytes of the programs, which lie in a CPU's memory
-    already; a GPU's peak excludes them
+    Args:
+        shares: The footprints of the target and the head.
+        fixed: Name -> bytes that do not grow with the prompt.
+        context: Prompt tokens.
+        left: Free bytes.
+        process: Bytes of the programs, which lie in a CPU's memory already; a GPU's peak excludes them.
     """
-    parts = {f"{who} {what}": size for who, share in shares.items()
-             for what, size in (("weights", share.weights), ("cache", context * share.per_token))} | fixed
+    parts = {}
+    for owner, share in shares.items():
+        parts[f"{owner} weights"] = share.weights
+        parts[f"{owner} cache"] = context * share.per_token
+    parts.update(fixed)
     total = sum(parts.values())
     shown = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in parts.items())
     lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown})"]
@@ -165,7 +210,9 @@ def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, le
                         "smaller dtype"], True
     per_token = sum(share.per_token for share in shares.values())
     most = int((TIGHT * left - (total - context * per_token)) / per_token)
-    advice = f"up to {most:,} tokens would" if most > 0 else "not even its weights do"
+    advice = "not even its weights do"
+    if most > 0:
+        advice = f"up to {most:,} tokens would"
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 
@@ -193,19 +240,22 @@ def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, 
         return None, f"drafter {path}: on the hub and not downloaded yet, so not looked at; fetch it to be sure"
     shapes = {plain_name(key): size for key, size in header(folder).items()}
     config = files.read_config(folder)
-    c = head_config(config, shapes, shape, HeadOverrides())
-    notice = norm_notice(config, c)
-    own = any(our_name(key, c.layout) == "embed_tokens.weight" for key in shapes)
-    return (c, own), (
-        f"drafter: layout {c.layout}, hidden {c.hidden_size:,}, draft vocabulary {c.draft_vocab_size:,} of "
-        f"{c.vocab_size:,}, features from the inputs of layers {c.feature_layers}, rope {c.rope.kind} (base "
-        f"{c.rope.base:,.0f}, factor {c.rope.factor:g}), {c.max_positions:,} positions: fits"
-        f"{f'; {notice}' if notice else ''}")
+    settings = head_config(config, shapes, shape, HeadOverrides())
+    own_embedding = any(our_name(key, settings.layout) == "embed_tokens.weight" for key in shapes)
+    rope = settings.rope
+    line = (f"drafter: layout {settings.layout}, hidden {settings.hidden_size:,}, draft vocabulary "
+            f"{settings.draft_vocab_size:,} of {settings.vocab_size:,}, features from the inputs of layers "
+            f"{settings.feature_layers}, rope {rope.kind} (base {rope.base:,.0f}, factor {rope.factor:g}), "
+            f"{settings.max_positions:,} positions: fits")
+    notice = norm_notice(config, settings)
+    if notice:
+        line += f"; {notice}"
+    return (settings, own_embedding), line
 
 
-def _drafter(config: HeadConfig, own: bool, dtype: torch.dtype) -> Footprint:
+def _drafter(config: HeadConfig, own_embedding: bool, dtype: torch.dtype) -> Footprint:
     with torch.device("meta"):
-        network = Eagle3Network(config, own).to(dtype)
+        network = Eagle3Network(config, own_embedding).to(dtype)
     return Footprint(_bytes(network), 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize)
 
 
@@ -229,15 +279,16 @@ def header(folder: Path) -> dict[str, tuple[int, ...]]:
     """Returns names and shapes of a folder's tensors; raises ValueError if none can be read."""
     from safetensors import SafetensorError, safe_open
 
-    files, binary = sorted(folder.glob("*.safetensors")), folder / "pytorch_model.bin"
+    files = sorted(folder.glob("*.safetensors"))
     shapes: dict[str, tuple[int, ...]] = {}
     try:
         for file in files:
             with safe_open(file, framework="pt") as tensors:
-                shapes |= {key: tuple(tensors.get_slice(key).get_shape()) for key in tensors.keys()}  # noqa: SIM118
+                for key in tensors.keys():      # noqa: SIM118 - it is no mapping
+                    shapes[key] = tuple(tensors.get_slice(key).get_shape())
         if not files:
-            found = torch.load(binary, map_location="meta", weights_only=True)
-            shapes = {key: tuple(tensor.shape) for key, tensor in found.items()}
+            weights = torch.load(folder / "pytorch_model.bin", map_location="meta", weights_only=True)
+            shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
     except (SafetensorError, OSError, RuntimeError, EOFError, AttributeError) as error:
         raise ValueError(f"Drafter {folder}: the weights cannot be read ({str(error).splitlines()[0]}). Download them "
                          "again.") from error
@@ -245,7 +296,8 @@ def header(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _bytes(module: torch.nn.Module) -> int:
-    return sum(p.numel() * p.element_size() for p in {id(p): p for p in module.parameters()}.values())
+    parameters = {id(parameter): parameter for parameter in module.parameters()}      # shared ones once
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 
 def _version(name: str) -> str:

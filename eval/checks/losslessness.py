@@ -27,7 +27,8 @@ from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 # What `assert_lossless` uses; its prompt of 75 tokens is read in three chunks.
-BUDGETS, CHUNK = (1, 2, 8, 60), 32
+BUDGETS = (1, 2, 8, 60)
+CHUNK = 32
 DRAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
@@ -42,25 +43,31 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
     plain = plain_session(session)
     rows = [_compared(session, plain, list(ids), sampling, max_new_tokens) for ids in prompts]
     dtype = str(session.target.dtype)[6:]
-    parted, why = sum(row["first_divergence"] is not None for row in rows), may_differ(session.promise, sampled)
-    reached = f"{session.promise} ({why}; {parted} of {len(rows)} diverge)" if why else _level(rows, dtype)
+    why = may_differ(session.promise, sampled)
+    if why:
+        diverge = sum(row["first_divergence"] is not None for row in rows)
+        reached = f"{session.promise} ({why}; {diverge} of {len(rows)} diverge)"
+    else:
+        reached = _level(rows, dtype)
     return {"level": reached, "promise": session.promise, "dtype": dtype, "rows": rows, "epsilon": EPSILON,
             "weights": session.target.weights, "temperature": sampling.temperature}
 
 
 def _compared(session: Session, plain: Session, ids: list[int], sampling: Sampling, limit: int) -> dict[str, Any]:
     """Compares the answers to one prompt, which is read once if the session reads it as a whole."""
-    sessions = session, plain
     with ExitStack() as stack:
         if session.engine.prefixes is None and session.default_corpus is None:
             session.engine.check(len(ids), limit)
-            stack.enter_context(Fork([one.engine for one in sessions], ids, limit))
-        ours, theirs = (answer(one.open(ids, limit, sampling)).token_ids for one in sessions)
-    at = first_divergence(ours, theirs)
-    near = at is not None and sampling.temperature == 0     # of draws a margin says nothing
-    text, target = [*ids, *theirs[:at]], session.target
-    gap, largest = margin(target, target.cache(len(text)), text) if near else (None, None)
-    return {"prompt_tokens": len(ids), "new_tokens": len(theirs), "first_divergence": at, "margin": gap, "at": largest}
+            stack.enter_context(Fork([session.engine, plain.engine], ids, limit))
+        tokens = answer(session.open(ids, limit, sampling)).token_ids
+        plain_tokens = answer(plain.open(ids, limit, sampling)).token_ids
+    divergence = first_divergence(tokens, plain_tokens)
+    row: dict[str, Any] = {"prompt_tokens": len(ids), "new_tokens": len(plain_tokens),
+                           "first_divergence": divergence, "margin": None, "at": None}
+    if divergence is not None and sampling.temperature == 0:        # of draws a margin says nothing
+        text = [*ids, *plain_tokens[:divergence]]
+        row["margin"], row["at"] = margin(session.target, session.target.cache(len(text)), text)
+    return row
 
 
 def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,
@@ -122,18 +129,25 @@ def lines(report: dict[str, Any]) -> list[str]:
     """Returns the report as lines for people."""
     out = []
     for row in report["rows"]:
-        at = row["first_divergence"]
-        near = "" if row["margin"] is None else f", top-2 margin there {row['margin']:.4f}"
-        what = "identical" if at is None else f"differs from token {at}{near}"
+        what = "identical"
+        if row["first_divergence"] is not None:
+            what = f"differs from token {row['first_divergence']}"
+        if row["margin"] is not None:
+            what += f", top-2 margin there {row['margin']:.4f}"
         out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['new_tokens']:>5} new: {what}")
-    weights = "" if report["weights"] == "float" else f", {report['weights']} weights"
-    return [*out, f"level: {report['level']} ({report['dtype']}{weights}, temperature {report['temperature']:g})"]
+    numbers = report["dtype"]
+    if report["weights"] != "float":
+        numbers += f", {report['weights']} weights"
+    return [*out, f"level: {report['level']} ({numbers}, temperature {report['temperature']:g})"]
 
 
 def _level(rows: Sequence[dict[str, Any]], dtype: str) -> str:
     checks = [Check(row["new_tokens"], row["first_divergence"], row["margin"], row["at"]) for row in rows]
-    parted, reached = sum(check.first_divergence is not None for check in checks), level(checks, dtype)
-    if not parted:
-        return reached if reached == "exact" else f"{reached} (no divergence)"
-    near = "" if reached == "none" else ", all at near ties"
-    return f"{reached} ({parted} of {len(rows)} diverge{near})"
+    reached = level(checks, dtype)
+    diverge = sum(check.first_divergence is not None for check in checks)
+    if diverge:
+        near = "" if reached == "none" else ", all at near ties"
+        return f"{reached} ({diverge} of {len(rows)} diverge{near})"
+    if reached == "exact":
+        return reached
+    return f"{reached} (no divergence)"

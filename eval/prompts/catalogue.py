@@ -48,6 +48,8 @@ class Suite:
         column: The column with the text, if rows have none of the usual names.
         lead: Text before that of `column`.
         files: Names or patterns in a local folder, besides <name>.jsonl, eagle_<name>.jsonl and <name>.parquet.
+        edit: Columns of the file before an edit, of the instruction, and of the file after it ("" if rows have none);
+            empty for suites of other kinds, and if rows have the usual names.
         kinds: Values of `kind_column`; only rows with one of them belong to the suite. Empty: all rows.
         kind_column: The column that `kinds` are values of.
         fixed_length: As in Example.
@@ -64,6 +66,7 @@ class Suite:
     column: str = ""
     lead: str = ""
     files: tuple[str, ...] = ()
+    edit: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     kind_column: str = "category"
     fixed_length: int | None = None
@@ -103,6 +106,15 @@ def _questions(clause: str, *hub: str, source: str = "", column: str = "", lead:
                files: tuple[str, ...] = (), kinds: tuple[str, ...] = ()) -> Suite:
     return Suite(clause, max_new_tokens=QUESTION_TOKENS, hub=hub, source=source, column=column, lead=lead, files=files,
                  kinds=kinds)
+
+
+def _blazedit(thousand: int) -> Suite:
+    """Returns a suite of BlazEdit (github.com/ise-uiuc/blazedit), whose rows have no file after the edit.
+
+    4,000 tokens are vLLM's limit of an answer, in `vllm bench`.
+    """
+    return Suite(f"BlazEdit: edit a Python file of about {thousand},000 characters", max_new_tokens=4000,
+                 hub=(f"vdaita/edit_{thousand}k_char", "", "train"), edit=("code", "change_request", ""))
 
 
 def _speed_bench(clause: str, split: str, name: str, kinds: tuple[str, ...] = (),
@@ -153,6 +165,11 @@ SUITES: dict[str, Suite] = {
                          column="article", lead="Summarize: ", files=("eagle_sum.jsonl", "sum.jsonl")),
     "qa": _questions("Natural Questions, without a text", "google-research-datasets/nq_open", "", "validation"),
     "mt_bench": _questions("MT-Bench: open questions, two turns", "HuggingFaceH4/mt_bench_prompts", "", "train"),
+    "can_it_edit": Suite("CanItEdit: edit a Python file as described", hub=("nuprl/CanItEdit", "", "test")),
+    "instruct_coder": Suite("InstructCoder: edit a piece of code", hub=("likaixin/InstructCoder", "", "train"),
+                            edit=("input", "instruction", "output")),
+    "blazedit_5k": _blazedit(5),
+    "blazedit_10k": _blazedit(10),
     **_speed_bench_suites(),
     **{f"longbench_v2_{length}": _longbench_v2(f"LongBench v2: its texts of the length {length} alone", length)
        for length in LONGBENCH_V2_LENGTHS},

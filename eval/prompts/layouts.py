@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,8 @@ from longgraft.eval.prompts.catalogue import Suite
 from longgraft.eval.prompts.sources import Row, text_of
 
 QUESTIONS = ("prompt", "question", "instruction")
-# Columns of an edit: CanItEdit's names first, then CommitPack's.  InstructCoder's input and output are also those of
-# ordinary instructions, so they must be renamed.
+# Columns of an edit: CanItEdit's names first, then CommitPack's.  Those of InstructCoder are also those of ordinary
+# instructions, so they count in its suite only.
 FILE_BEFORE = ("before", "old_contents")
 FILE_AFTER = ("after", "new_contents")
 EDIT_INSTRUCTION = ("instruction", "instruction_descriptive", "instruction_lazy", "message")
@@ -40,9 +39,34 @@ class Parts:
     prediction: str = ""
 
 
-def is_edit(row: Row) -> bool:
-    """Returns whether a row has a file before and after an edit, and the instruction for it."""
-    return all(any(row.get(column) for column in columns) for columns in (FILE_BEFORE, FILE_AFTER, EDIT_INSTRUCTION))
+@dataclass(frozen=True)
+class EditColumns:
+    """The columns of a row that asks for an edit.
+
+    Attributes:
+        before: The file before it.
+        instruction: What is to be changed.
+        after: The file after it; "" if rows have none.
+    """
+
+    before: str
+    instruction: str
+    after: str
+
+
+def edit_columns(row: Row, suite: Suite) -> EditColumns | None:
+    """Returns the columns of an edit; None if the row asks for something else."""
+    if suite.template:
+        return None
+    if suite.edit:
+        return EditColumns(*suite.edit)
+    columns = []
+    for names in (FILE_BEFORE, EDIT_INSTRUCTION, FILE_AFTER):
+        filled = [name for name in names if row.get(name)]
+        if not filled:
+            return None
+        columns.append(filled[0])
+    return EditColumns(*columns)
 
 
 def is_choice(row: Row) -> bool:
@@ -54,16 +78,12 @@ def parts_of(where: str, row: Row, suite: Suite) -> Parts:
     """Returns the parts of a row's prompt; raises ValueError, with the row's place, if a column is missing."""
     if suite.template:
         return _context_parts(where, row, suite)
-    if is_edit(row):
-        return _edit_parts(where, row)
+    edit = edit_columns(row, suite)
+    if edit is not None:
+        return _edit_parts(where, row, edit)
     if row.get("messages"):
         return _turn_parts(where, _user_turns(where, row["messages"]))
     return _free_parts(where, row, suite)
-
-
-def filled_column(where: str, row: Row, columns: Sequence[str]) -> str:
-    """Returns the text of the first of these columns that is not empty."""
-    return text_of(where, row, [column for column in columns if row.get(column)])
 
 
 def _context_parts(where: str, row: Row, suite: Suite) -> Parts:
@@ -83,10 +103,10 @@ def _context_parts(where: str, row: Row, suite: Suite) -> Parts:
     return Parts(PLACES.sub(text_at, before), context, PLACES.sub(text_at, after), chat=suite.chat, unit=suite.unit)
 
 
-def _edit_parts(where: str, row: Row) -> Parts:
+def _edit_parts(where: str, row: Row, columns: EditColumns) -> Parts:
     """Returns the parts of an instruction to edit a file, which is not cut; the answer may repeat the file."""
-    file = filled_column(where, row, FILE_BEFORE)
-    instruction = filled_column(where, row, EDIT_INSTRUCTION)
+    file = text_of(where, row, (columns.before,))
+    instruction = text_of(where, row, (columns.instruction,))
     return Parts(file + EDIT.format(instruction), prediction=file)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from longgraft.config.data_files import parse_object, read_text
 from longgraft.eval.prompts.catalogue import SUITES, WHOLE_SUITES, Suite
 from longgraft.eval.prompts.example import Example, turn_id
-from longgraft.eval.prompts.layouts import FILE_AFTER, Parts, filled_column, is_choice, is_edit, parts_of
+from longgraft.eval.prompts.layouts import Parts, edit_columns, is_choice, parts_of
 from longgraft.eval.prompts.recordings import Recorded
 from longgraft.eval.prompts.sources import (
     PlacedRow,
@@ -126,8 +126,9 @@ def _check_fetched(where: str, parts: Parts) -> None:
 def _texts_in(where: str, row: Row, suite: Suite) -> dict[str, str]:
     """Returns source -> text to replay that the row itself holds; after an edit, this is the file."""
     texts = {}
-    if not suite.template and is_edit(row):
-        texts["true"] = filled_column(where, row, FILE_AFTER)
+    edit = edit_columns(row, suite)
+    if edit is not None and edit.after:
+        texts["true"] = text_of(where, row, (edit.after,))
     if row.get("continuation"):
         texts[str(row.get("model") or "true")] = text_of(where, row, ("continuation",))
     return texts

@@ -14,7 +14,8 @@ from longgraft.config.method_roles import GROUPS, PAPERS
 from longgraft.config.method_syntax import joined
 from longgraft.eval.checks.calibrate import Prompt, WarmupSettings, calibrate, prompt_of
 from longgraft.eval.prompts.buckets import fit
-from longgraft.eval.prompts.suites import Example, read_prompts, suite_name
+from longgraft.eval.prompts.example import Example
+from longgraft.eval.prompts.suites import read_prompts, suite_name
 from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.plan import Reader, check_plan, planned
@@ -31,20 +32,29 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
             dry: bool = False) -> SweepConfig:
     """Returns the sweep of an ablation; calibrations that it needs are made in `out`, once.
 
-    Methods that the configuration names are measured, too.  dry: calibrations are left out
+    Methods that the configuration names are measured, too.
+
+    Args:
+        name: One of GROUPS, or FIELD.
+        config: The sweep without the ablation's variants.
+        out: Folder of the calibrations.
+        warmup: Prompts of the ablation `warmup`.
+        dry: True to leave out calibrations.
     """
     if name not in (*GROUPS, FIELD):
         raise ValueError(f"Ablation {name!r} is unknown. Known: {', '.join((*GROUPS, FIELD))}.")
-    made: dict[str, str] = {}
+    calibrations: dict[str, str] = {}
     methods = tuple(_field(config)) if name == FIELD else GROUPS[name]
     if name in CALIBRATED and not dry:
         setting, calibrated = CALIBRATED[name]
         check_plan(config)      # errors of its suites come before a model is loaded
-        prompts = _warmup_prompts(warmup) if name == "warmup" else ()
-        made = calibrated(config, Bench.open(config), out, prompts)
-        methods += tuple(f"{PAPERS}+{setting}={key}" for key in made)
+        prompts: Sequence[Example] = ()
+        if name == "warmup":
+            prompts = _warmup_prompts(warmup)
+        calibrations = calibrated(config, Bench.open(config), out, prompts)
+        methods += tuple(f"{PAPERS}+{setting}={key}" for key in calibrations)
     return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),
-                   calibrations=config.calibrations | made)
+                   calibrations=config.calibrations | calibrations)
 
 
 def _field(config: SweepConfig) -> Iterator[str]:
@@ -54,23 +64,27 @@ def _field(config: SweepConfig) -> Iterator[str]:
     something are named on stderr and left out.
     """
     loaded = Bench.open(replace(config, methods=())).loaded
-    sources = Sources(loaded.target, None if config.drafter == COLD else config.drafter, given=config.given,
-                      tokenizer=loaded.tokenizer)
+    drafter = config.drafter
+    if drafter == COLD:
+        drafter = None
+    sources = Sources(loaded.target, drafter, given=config.given, tokenizer=loaded.tokenizer)
     methods = [*CORE.values(), *zoo().values()]
+    needs = {need.name: need for method in methods for need in method.needs}
     lacking: dict[str, str] = {}
-    for need in {need.name: need for method in methods for need in method.needs}.values():
+    for need in needs.values():
         try:
             need.load(sources)
         except Missing as error:
             lacking[need.name] = f"needs {need.clause}: {error}"
     for method in methods:
-        if reasons := [lacking[need.name] for need in method.needs if need.name in lacking]:
+        reasons = [lacking[need.name] for need in method.needs if need.name in lacking]
+        if reasons:
             print(f"longgraft: {method.name} is left out: it {reasons[0]}", file=sys.stderr)
             continue
-        also = method.adaptive is not None or (method.looks_up and method.budget != BUDGET)
-        if also or method.budget <= BUDGET:
+        both_budgets = method.adaptive is not None or (method.looks_up and method.budget != BUDGET)
+        if both_budgets or method.budget <= BUDGET:
             yield method.name
-        if "budget" in method.takes and (also or method.budget > BUDGET):
+        if "budget" in method.takes and (both_budgets or method.budget > BUDGET):
             yield joined(method.name, {"budget": str(BUDGET)})
 
 
@@ -84,30 +98,43 @@ def _warmup_prompts(path: Path | None) -> Sequence[Example]:
 def _warmed(config: SweepConfig, bench: Bench, out: Path, examples: Sequence[Example]) -> dict[str, str]:
     """Makes matrix rows after 1, 3, 5, ... warm-up prompts (Table 4)."""
     prompts = [prompt_of(example, bench.session) for example in examples]
-    rounds = [count for count in ROUNDS if count <= len(prompts)]
-    return {str(n): _calibrated(config, bench, prompts[:n], out, f"warm-{n}") for n in rounds}
+    calibrations = {}
+    for count in ROUNDS:
+        if count <= len(prompts):
+            calibrations[str(count)] = _calibrated(config, bench, prompts[:count], out, f"warm-{count}")
+    return calibrations
 
 
 def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Sequence[Example]) -> dict[str, str]:
     """Makes thresholds chosen on rows of each suite that are not measured (Tables 11 and 12)."""
-    suites, made = check_plan(config), {}
-    measured = planned(config, suites, Reader.of(bench.session))
+    suites = check_plan(config)
+    plans = planned(config, suites, Reader.of(bench.session))
+    calibrations = {}
     for suite, examples in suites.items():
-        taken = {fitted.example.id for prompts in measured[suite].values() for fitted in prompts}
-        prompts: list[Prompt] = []
-        for example in examples:
-            if example.id in taken or len(prompts) == config.prompts:
-                continue
-            if not config.lengths:
-                prompts.append(prompt_of(example, bench.session))
-            elif cut := fit(example, bench.session.tokenizer, min(config.lengths)):
-                prompts.append(prompt_of(example, bench.session, cut.ids))
+        measured = {fitted.example.id for prompts in plans[suite].values() for fitted in prompts}
+        rest = [example for example in examples if example.id not in measured]
+        prompts = _prompts_of(rest, config, bench)
         if not prompts:
             raise ValueError(f"All rows of {suite} are measured, and none is left to choose thresholds on. Lower "
                              "--prompts.")
         name = suite_name(suite)
-        made[name] = _calibrated(config, bench, prompts, out, f"thresholds-{name}")
-    return made
+        calibrations[name] = _calibrated(config, bench, prompts, out, f"thresholds-{name}")
+    return calibrations
+
+
+def _prompts_of(examples: Sequence[Example], config: SweepConfig, bench: Bench) -> list[Prompt]:
+    """Returns as many prompts as a sweep has of a suite, cut to its shortest length if it has lengths."""
+    prompts: list[Prompt] = []
+    for example in examples:
+        if len(prompts) == config.prompts:
+            break
+        if not config.lengths:
+            prompts.append(prompt_of(example, bench.session))
+            continue
+        fitted = fit(example, bench.session.tokenizer, min(config.lengths))
+        if fitted is not None:
+            prompts.append(prompt_of(example, bench.session, fitted.ids))
+    return prompts
 
 
 def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], out: Path, name: str) -> str:
@@ -115,11 +142,12 @@ def _calibrated(config: SweepConfig, bench: Bench, prompts: Sequence[Prompt], ou
     path = out / f"{name}-budget-{budget}.safetensors"
     if not path.exists():
         calibrate(bench.loaded, prompts, WarmupSettings(config.max_new_tokens, config.temperature, budget), path)
-    found = Calibration.load(path, bench.loaded.identity, bench.loaded.target.device)
-    assert found.snapshot is not None
-    rows = int((found.snapshot >= 0).any(1).sum())
-    size = rows * found.snapshot.shape[1] * 4 / 1e6
-    print(f"longgraft: {found.describe()}; {rows:,} tokens with a row, {size:.2f} MB", file=sys.stderr)
+    calibration = Calibration.load(path, bench.loaded.identity, bench.loaded.target.device)
+    snapshot = calibration.snapshot
+    assert snapshot is not None
+    rows = int((snapshot >= 0).any(1).sum())
+    size = rows * snapshot.shape[1] * 4 / 1e6
+    print(f"longgraft: {calibration.describe()}; {rows:,} tokens with a row, {size:.2f} MB", file=sys.stderr)
     return str(path)
 
 

@@ -18,7 +18,16 @@ BATCHES = "concurrency.jsonl"
 
 
 class BatchKey(NamedTuple):
-    """Identifies a batch of a run.  running: requests at once, as long as so many prompts are left."""
+    """Identifies a batch of a run.
+
+    Attributes:
+        suite: The suite.
+        bucket: Prompt tokens; 0 for uncut prompts.
+        mode: How tokens were drawn.
+        method: The variant's name.
+        running: Requests at once, as long as so many prompts are left.
+        repeat: From 0.
+    """
 
     suite: str
     bucket: Whole
@@ -32,15 +41,20 @@ class BatchKey(NamedTuple):
 class Batch:
     """All prompts of a suite and length, so many at once; each that ends makes room for the next.
 
-    seconds:    from the first request's beginning to the last one's end, including the prefills
-    first_token_seconds, tokens_per_second: of each request, from its beginning, and after its first token
-    mat:        pooled over all steps
-    different:  answers that differ from those of the request alone
-    compared:   answers that could be compared
-    passes:     passes that verified something; 0: not counted
-    nodes:      nodes of all verified trees, roots included
-    drafts:     forwards of draft networks, counted for each request by itself
-    error:      why there is no figure
+    Attributes:
+        key: Its key.
+        prompts: Number of prompts.
+        new_tokens: Of all answers.
+        seconds: From the first request's beginning to the last one's end, including the prefills.
+        first_token_seconds: Of each request, from its beginning.
+        tokens_per_second: Of each request, after its first token.
+        mat: Accepted tokens per step, pooled over all steps.
+        different: Answers that differ from those of the request alone.
+        compared: Answers that could be compared.
+        passes: Passes that verified something; 0: not counted.
+        nodes: Nodes of all verified trees, roots included.
+        drafts: Forwards of draft networks, counted for each request by itself.
+        error: Why there is no figure.
     """
 
     key: BatchKey
@@ -64,21 +78,25 @@ def read_batches(folder: Path) -> list[Batch]:
     A last line without its end is left out.  A ValueError names a line that is broken.
     """
     path = folder / BATCHES
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    found = []
-    for number, line in enumerate(lines, 1):
+    if not path.exists():
+        return []
+    batches = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         where = f"{path}, line {number}"
-        found.append(record(Batch, parse_object(line, where), where))
-    return found
+        batches.append(record(Batch, parse_object(line, where), where))
+    return batches
 
 
 def write_batches(folder: Path, batches: list[Batch]) -> None:
     """Writes the file, whole or not at all."""
-    lines = [json.dumps(batch.key._asdict() | {name: value for name, value in asdict(batch).items() if name != "key"})
-             for batch in batches]
+    lines = []
+    for batch in batches:
+        columns = asdict(batch)
+        del columns["key"]
+        lines.append(json.dumps(batch.key._asdict() | columns) + "\n")
     partial = folder / f"{BATCHES}.part"
     with open(partial, "w", encoding="utf-8") as file:
-        file.write("".join(f"{line}\n" for line in lines))
+        file.write("".join(lines))
         file.flush()
         os.fsync(file.fileno())
     partial.replace(folder / BATCHES)

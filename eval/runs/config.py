@@ -30,8 +30,8 @@ class SweepConfig(Checked):
     """
 
     suites: tuple[str, ...] = option(("repobench-p", "lcc", "qmsum", "gov_report"),
-                                     "Names or JSONL files; see `longgraft suites`")
-    data: str | None = option(None, "Folder of local JSONL files", none="the hub")
+                                     "Names, or files (JSONL, Parquet); see `longgraft suites`")
+    data: str | None = option(None, "Folder of local JSONL or Parquet files", none="the hub")
     recorded: tuple[str, ...] = option((), "JSONL of {_id, continuation}, replayed before all others; repeatable; see "
                                            "`longgraft recordings`", many=True, metavar="FILE")
     lengths: tuple[int, ...] = option((4096, 8192, 16384, 32768), "Prompt lengths in tokens, e.g. 4k,8k,16k,32k",
@@ -89,19 +89,20 @@ class SweepConfig(Checked):
             raise ValueError(f"concurrency is {max(self.concurrency)}, and of each suite and length {self.prompts} "
                              "prompts are taken. Give --prompts of as many or more.")
         for variant in self.variants:
-            for what, switch, wanted, given in (
-                    ("head", "head", [variant.head] if variant.head else [], self.heads),
-                    ("calibration", "calibrated", [c for c in variant.calibrations.values() if c != COLD],
-                     self.calibrations)):
-                if missing := [name for name in wanted if name not in given]:
-                    raise ValueError(f"{variant.name} names the {what} {missing[0]!r}, which was not given. "
-                                     f"Add --{switch} {missing[0]}=PATH.")
+            if variant.head:
+                _check_given(variant, "head", variant.head, self.heads, "head")
+            for name in variant.calibrations.values():
+                if name != COLD:
+                    _check_given(variant, "calibration", name, self.calibrations, "calibrated")
 
     @classmethod
     def load(cls, path: Path | None, base: Mapping[str, Any] | None = None, **changes: Any) -> SweepConfig:
         """Makes a configuration from JSON or TOML; changes win, unless None; base: values where neither has one."""
-        given = {} if path is None else read_table(path)
-        return made(cls, {**(base or {}), **given, **{k: v for k, v in changes.items() if v is not None}}, str(path))
+        values = dict(base or {})
+        if path is not None:
+            values.update(read_table(path))
+        values.update({name: value for name, value in changes.items() if value is not None})
+        return made(cls, values, str(path))
 
     @property
     def variants(self) -> tuple[Variant, ...]:
@@ -115,7 +116,15 @@ class SweepConfig(Checked):
 
         if mode == "replay":
             return Sampling(replay=tuple(recording))
-        return Sampling(temperature=self.temperature, seed=self.seed) if mode == "sampled" else Sampling()
+        if mode == "sampled":
+            return Sampling(temperature=self.temperature, seed=self.seed)
+        return Sampling()
+
+
+def _check_given(variant: Variant, what: str, name: str, by_name: Mapping[str, str], switch: str) -> None:
+    """Raises ValueError if a variant names a head or calibration that was not given."""
+    if name not in by_name:
+        raise ValueError(f"{variant.name} names the {what} {name!r}, which was not given. Add --{switch} {name}=PATH.")
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,15 @@ ENVIRONMENT: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its rows, its configuration, the environment that it ended in, and the batches of `--concurrency`."""
+    """A run that was measured.
+
+    Attributes:
+        folder: Its folder.
+        rows: One decoding each.
+        config: The options.
+        environment: Code, versions and device that it ended with.
+        batches: The rows of `--concurrency`.
+    """
 
     folder: Path
     rows: list[Result]
@@ -58,13 +66,17 @@ class Run:
 
     def describe(self) -> str:
         """Describes the run in one line."""
-        e = self.environment
-        changed = " with uncommitted changes" if e.get("changed") else ""
-        return (f"{self.folder}: {e['target']} in {numbers(e)} on {e['device']}, {e['threads']} threads, git "
-                f"{e['git'][:12]}{changed}, {e.get('time', 'at an unknown time')}")
+        about = self.environment
+        git = about["git"][:12]
+        if about.get("changed"):
+            git += " with uncommitted changes"
+        return (f"{self.folder}: {about['target']} in {numbers(about)} on {about['device']}, {about['threads']} "
+                f"threads, git {git}, {about.get('time', 'at an unknown time')}")
 
 
 def numbers(environment: Mapping[str, Any]) -> str:
     """Returns the number formats in which a run computed, for people."""
     weights = environment.get("weights", "float")
-    return f"{environment['dtype']}" + ("" if weights == "float" else f", {weights} weights")
+    if weights == "float":
+        return str(environment["dtype"])
+    return f"{environment['dtype']}, {weights} weights"

@@ -14,7 +14,15 @@ Plan = Mapping[str, Mapping[int, list[Fitted]]]     # suite -> length -> prompts
 
 @dataclass
 class Job:
-    """One prompt of a suite and length, with its later turns.  attempts: number of workers that it has killed."""
+    """One prompt of a suite and length, with its later turns.
+
+    Attributes:
+        suite: The suite.
+        length: The bucket, in tokens; 0 for uncut prompts.
+        fitted: The prompt.
+        done: Rows that exist already.
+        attempts: Workers that it has killed.
+    """
 
     suite: str
     length: int
@@ -33,24 +41,44 @@ def jobs_of(config: SweepConfig, plan: Plan, done: Done) -> list[Job]:
     Every suite and length gets its first prompt, then its second, and so on, so that a run that is cut short is
     balanced.
     """
-    made = [Job(suite, length, prompts[index], {key: ids for key, ids in done.items() if key[:2] == (suite, length)
-                                                and key.prompt_id in prompts[index].example.turn_ids})
-            for index in range(config.prompts) for suite, by_length in plan.items()
-            for length, prompts in by_length.items() if index < len(prompts)]
-    return [job for job in made if count_missing(config, job)]
+    jobs = []
+    for index in range(config.prompts):
+        for suite, by_length in plan.items():
+            for length, prompts in by_length.items():
+                if index < len(prompts):
+                    job = _job(suite, length, prompts[index], done)
+                    if count_missing(config, job):
+                        jobs.append(job)
+    return jobs
+
+
+def _job(suite: str, length: int, fitted: Fitted, done: Done) -> Job:
+    turn_ids = fitted.example.turn_ids
+    job = Job(suite, length, fitted)
+    for key, ids in done.items():
+        if (key.suite, key.bucket) == (suite, length) and key.prompt_id in turn_ids:
+            job.done[key] = ids
+    return job
 
 
 def turns_of(config: SweepConfig, fitted: Fitted) -> list[Fitted]:
     """Returns a prompt and, if prompts are uncut, its later turns, whose earlier answers are not known yet."""
-    return [fitted] if config.lengths else [replace(fitted, example=turn) for turn in fitted.example.turns()]
+    if config.lengths:
+        return [fitted]
+    return [replace(fitted, example=turn) for turn in fitted.example.turns()]
 
 
 def missing(config: SweepConfig, job: Job, fitted: Fitted) -> set[Key]:
     """Returns the rows of a job, in this turn, that do not exist yet."""
-    wanted = {job.key(fitted, mode, variant.name, repeat)
-              for mode in config.modes for variant in config.variants for repeat in range(config.repeats)
-              if (mode != "replay" or fitted.example.continuations)
-              and (mode != "sampled" or variant.ours)}      # transformers draws other random numbers
+    wanted = set()
+    for mode in config.modes:
+        if mode == "replay" and not fitted.example.continuations:
+            continue
+        for variant in config.variants:
+            if mode == "sampled" and not variant.ours:      # transformers draws other random numbers
+                continue
+            for repeat in range(config.repeats):
+                wanted.add(job.key(fitted, mode, variant.name, repeat))
     return wanted - job.done.keys()
 
 

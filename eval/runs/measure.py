@@ -19,21 +19,23 @@ from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 class PromptMeasurement:
     """One prompt, from which `decode` starts any number of times, by any of the variants."""
 
-    def __init__(self, made: VariantEngines, variants: Iterable[Variant], ids: Sequence[int], limit: int,
+    def __init__(self, factory: VariantEngines, variants: Iterable[Variant], ids: Sequence[int], limit: int,
                  learning: bool = True, prediction: Sequence[int] = ()) -> None:
         """Reads the prompt.
 
         Args:
-            made: Makes the variants' engines.
+            factory: Makes the variants' engines.
             variants: The variants.
             ids: The prompt.
             limit: Most tokens of an answer.
             learning: False: lasting memories begin empty, and nothing is kept of what they learn.
             prediction: Token ids of a text that the answers may repeat.
         """
-        self.target, self.ids, self._made = made.target, list(ids), made
-        self._engines = made.of([variant for variant in variants if variant.ours], learning)
-        self._before = {key: made.prompts[key] for key in self._engines}
+        self.target = factory.target
+        self.ids = list(ids)
+        self._factory = factory
+        self._engines = factory.of([variant for variant in variants if variant.ours], learning)
+        self._before = {key: factory.prompts[key] for key in self._engines}
         self._fork = Fork(list(self._engines.values()), self.ids, limit, prediction)
 
     @property
@@ -43,7 +45,9 @@ class PromptMeasurement:
 
     def learned_from(self, variant: Variant, run: str) -> int | None:
         """Returns how many prompts the variant's lasting memories had learnt from before this one; None without any."""
-        return self._before.get((variant.name, run)) if run else None
+        if not run:
+            return None
+        return self._before.get((variant.name, run))
 
     def decode(self, variant: Variant, sampling: Sampling, limit: int, eos: Sequence[int] = (),
                run: str = "") -> tuple[list[int], Stats]:
@@ -58,22 +62,25 @@ class PromptMeasurement:
             eos: Tokens that end the answer.
             run: The run whose lasting memories are used, and learn; "": none.
         """
-        made = self._made
+        factory = self._factory
         if not variant.ours:
-            return generate(self.target, self._fork, made.clock, limit, eos, TRANSFORMERS[variant.method])
-        key = variant.name, run if (variant.name, run) in self._engines else ""
-        recorded = made.regions.recorded
-        tokens, stats = self._answer(self._engines[key], GenerationRequest(
-            self.ids, limit, sampling, eos=frozenset(eos)))
-        if made.regions.recorded != recorded:       # recordings were made, whose time is not this answer's cost
+            return generate(self.target, self._fork, factory.clock, limit, eos, TRANSFORMERS[variant.method])
+        key = variant.name, run
+        if key not in self._engines:
+            key = variant.name, ""
+        recordings = factory.regions.recorded
+        request = GenerationRequest(self.ids, limit, sampling, eos=frozenset(eos))
+        tokens, stats = self._answer(self._engines[key], request)
+        if factory.regions.recorded != recordings:      # recordings were made, whose time is not this answer's cost
             return self.decode(variant, sampling, limit, eos, run)
         if key[1]:
-            made.prompts[key] = self._before[key] + 1
+            factory.prompts[key] = self._before[key] + 1
         return tokens, stats
 
-    def _answer(self, engine: Engine, asked: GenerationRequest) -> tuple[list[int], Stats]:
+    def _answer(self, engine: Engine, generation: GenerationRequest) -> tuple[list[int], Stats]:
         """Answers a request; its prefill has the time of this method's own memories."""
-        request, clock = engine.open(asked), engine.clock
+        request = engine.open(generation)
+        clock = engine.clock
         clock.counted()
         with clock.part("host"):        # the outermost part alone waits for a GPU
             tokens = [token for step in request for token in step.tokens]

@@ -33,7 +33,8 @@ class Reader:
     def open(cls, model: str | None) -> Reader:
         """Opens a hub id or folder, None for the embedded model; raises ValueError if it cannot be read or decoded."""
         place = place_of(model)
-        config, tokenizer = read_config(place.path, place.name), read_tokenizer(place.path, place.name)
+        config = read_config(place.path, place.name)
+        tokenizer = read_tokenizer(place.path, place.name)
         return cls(place.name, tokenizer, most_positions(config) or UNBOUNDED)
 
     @classmethod
@@ -48,7 +49,9 @@ def check_plan(config: SweepConfig) -> Suites:
         ValueError: a suite is unknown, broken or has nothing to replay.
         ImportError: a package for its scores is missing.
     """
-    data = None if config.data is None else Path(config.data)
+    data = None
+    if config.data is not None:
+        data = Path(config.data)
     read = {}
     for suite in config.suites:
         examples = load_suite(suite, data, [Path(path) for path in config.recorded])

@@ -7,7 +7,9 @@ import time
 from typing import Any
 
 # Time between two lines without a terminal: SECONDS, or FEWEST if this SHARE of the whole was done since the last one.
-SECONDS, FEWEST, SHARE = 30.0, 5.0, 0.05
+SECONDS = 30.0
+FEWEST = 5.0
+SHARE = 0.05
 
 
 class Progress:
@@ -16,9 +18,14 @@ class Progress:
     def __init__(self, total: int) -> None:
         from tqdm import tqdm
 
-        self._bar: Any = tqdm(total=total, unit="row") if sys.stderr.isatty() else None
-        self._total, self._count, self._began = total, 0, time.monotonic()
-        self._printed, self._when = 0, self._began
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            self._bar = tqdm(total=total, unit="row")
+        self._total = total
+        self._count = 0
+        self._began = time.monotonic()
+        self._printed = 0
+        self._when = self._began
 
     def add(self) -> None:
         """Counts one more row."""
@@ -27,8 +34,12 @@ class Progress:
             self._bar.update()
             return
         now = time.monotonic()
-        if now - self._when >= (FEWEST if self._count - self._printed >= SHARE * self._total else SECONDS):
-            self._printed, self._when = self._count, now
+        pause = SECONDS
+        if self._count - self._printed >= SHARE * self._total:
+            pause = FEWEST
+        if now - self._when >= pause:
+            self._printed = self._count
+            self._when = now
             print(f"longgraft: {self._count:,} of {self._total:,} rows, {self._count / self._total:.0%}, "
                   f"{(now - self._began) / 60:.1f} minutes", file=sys.stderr, flush=True)
 

@@ -23,11 +23,13 @@ class OtherLoad:
 
     def begin(self) -> None:
         """Counts from now on."""
-        self._began, self._others = time.perf_counter(), _others()
+        self._began = time.perf_counter()
+        self._others = _others()
 
     def cores(self) -> float | None:
         """Returns how many cores were busy for others, as a mean since `begin`."""
-        others, seconds = _others(), time.perf_counter() - self._began
+        others = _others()
+        seconds = time.perf_counter() - self._began
         if others is None or self._others is None or seconds <= 0:
             return None
         return max(0.0, (others - self._others) / seconds)
@@ -46,7 +48,8 @@ def _others() -> float | None:
 
 def check_quiet(seconds: float = SECONDS) -> None:
     """Watches the machine for some seconds; raises ValueError if other programs keep more than `BUSY` cores busy."""
-    if (cores := busy_cores(seconds)) > BUSY:
+    cores = busy_cores(seconds)
+    if cores > BUSY:
         raise ValueError(f"Other programs keep {cores:.1f} of {os.cpu_count()} cores busy (load average "
                          f"{os.getloadavg()[0]:.1f}). Stop them, or leave out --quiet: rows then say how busy the "
                          "machine was.")

@@ -27,7 +27,8 @@ def resume_config(folder: Path) -> SweepConfig:
     """Returns the configuration of the run in this folder; raises ValueError if it is missing or broken."""
     path = folder / CONFIG
     if not path.exists():
-        if rows := rows_file(folder):
+        rows = rows_file(folder)
+        if rows is not None:
             raise ValueError(f"{folder} has {rows.name} and no {CONFIG}: nothing says with which options its rows were "
                              f"measured. Put its {CONFIG} back, or give another --out.")
         raise ValueError(f"{folder} holds no run: it has no {CONFIG}. Give the --out folder of a sweep.")
@@ -37,7 +38,9 @@ def resume_config(folder: Path) -> SweepConfig:
 def check_same(folder: Path, config: SweepConfig) -> None:
     """Raises ValueError, naming every option, if this configuration cannot go on with the folder's run."""
     saved = json.loads(json.dumps(asdict(resume_config(folder))))
-    if different := same_run(saved, json.loads(json.dumps(asdict(config)))):
+    wanted = json.loads(json.dumps(asdict(config)))
+    different = same_run(saved, wanted)
+    if different:
         raise ValueError(f"{folder} was measured with other options: {'; '.join(different)}.\nLeave them out to go on "
                          "with the run as it is, or give another --out.")
 
@@ -47,8 +50,10 @@ def check_prompts(folder: Path, suites: Suites) -> None:
 
     Rows of versions that kept no fingerprints are taken as they are.
     """
-    turns = {(suite, turn.id): turn for suite, examples in suites.items() for example in examples
-             for turn in example.turns()}
+    turns = {}
+    for suite, examples in suites.items():
+        for example in examples:
+            turns.update({(suite, turn.id): turn for turn in example.turns()})
     changed: dict[tuple[str, str], str] = {}
     for row in rows_so_far(folder):
         turn = turns.get((row.key.suite, row.key.prompt_id))
@@ -57,22 +62,25 @@ def check_prompts(folder: Path, suites: Suites) -> None:
     if changed:
         (suite, identity), mode = next(iter(changed.items()))
         what = "text or recording" if mode == "replay" else "text"
-        others = f" ({len(changed)} prompts have)" if len(changed) > 1 else ""
-        raise ValueError(f"Prompt {identity!r} of {suite} has another {what} than when {folder} was measured{others}. "
+        count = f" ({len(changed)} prompts have)" if len(changed) > 1 else ""
+        raise ValueError(f"Prompt {identity!r} of {suite} has another {what} than when {folder} was measured{count}. "
                          "Put the suite's old file back, or give another --out.")
 
 
-def same_run(saved: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+def same_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Returns the options by which the rows of both cannot be in one run, as "seed was 0 and is 1".
 
     A run may get more prompts, repeats, suites, lengths, methods, modes, heads and calibrations.
     """
     different = []
-    for name in dict.fromkeys((*saved, *given)):
-        before, now = saved.get(name), given.get(name)
+    for name in dict.fromkeys((*saved, *wanted)):
+        before = saved.get(name)
+        now = wanted.get(name)
         if name in MORE and isinstance(before, int) and isinstance(now, int) and now >= before:
             continue
-        lost = _lost(before, now) if name in ADDED else None
+        lost = None
+        if name in ADDED:
+            lost = _lost(before, now)
         if lost:
             different.append(f"{name} had {', '.join(lost)}, and now {_shown(now)}")
         # Uncut prompts have no lengths, and lengths may not be added to them.

@@ -27,7 +27,16 @@ COMPRESSED = f"{ROWS}.gz"       # written by `gzip -9n`
 
 
 class Key(NamedTuple):
-    """Identifies a row of a run.  bucket: prompt tokens, 0 for uncut prompts."""
+    """Identifies a row of a run.
+
+    Attributes:
+        suite: The suite.
+        bucket: Prompt tokens; 0 for uncut prompts.
+        prompt_id: The turn's id.
+        mode: How tokens were drawn.
+        method: The variant's name.
+        repeat: From 0.
+    """
 
     suite: str
     bucket: Whole
@@ -44,7 +53,13 @@ Judged = tuple[Whole, Number, Whole]     # proposed nodes, the sum of their esti
 class Failure:
     """A decoding that failed; it holds no numbers.
 
-    turn: of a conversation; cut_tokens: tokens cut off its prompt; promise: the method's; fingerprint: as in `Row`
+    Attributes:
+        key: Its key.
+        error: What went wrong.
+        turn: Of a conversation, from 1.
+        cut_tokens: Tokens that were cut off its prompt.
+        promise: The method's promise.
+        fingerprint: As in `Row`.
     """
 
     key: Key
@@ -59,14 +74,15 @@ class Failure:
 class Row:
     """A decoding and its cost: the fields of `Stats`, and its tokens.
 
-    limit:        tokens that were asked for
-    loop:         True if the answer repeats itself
-    lossless:     comparison with plain decoding, for a replay by drawing beside it; None if that was not possible
-    promise:      the method's promise: exact, distribution or lossy
-    score:        (metric, 0..1) of the answer, in the first repeat of the target's own draws
-    learned_from: earlier prompts from which the method had learnt; None if it does not learn over a run
-    other_load:   cores that other programs kept busy meanwhile; None if unknown
-    fingerprint:  of the prompt (`Example.fingerprint`); "" in rows of versions that kept none
+    Attributes:
+        limit: Tokens that were asked for.
+        loop: True if the answer repeats itself.
+        lossless: Comparison with plain decoding, for a replay by drawing beside it; None if that was not possible.
+        promise: The method's promise: exact, distribution or lossy.
+        score: (metric, 0..1) of the answer, in the first repeat of the target's own draws.
+        learned_from: Earlier prompts from which the method had learnt; None if it does not learn over a run.
+        other_load: Cores that other programs kept busy meanwhile; None if unknown.
+        fingerprint: Of the prompt (`Example.fingerprint`); "" in rows of versions that kept none.
     """
 
     key: Key
@@ -107,12 +123,19 @@ Done = dict[Key, list[int]]     # rows that exist already: their tokens, none of
 
 def done(rows: Sequence[Result]) -> Done:
     """Returns the existing rows, including failures."""
-    return {row.key: row.token_ids if isinstance(row, Row) else [] for row in rows}
+    tokens: Done = {}
+    for row in rows:
+        tokens[row.key] = []
+        if isinstance(row, Row):
+            tokens[row.key] = row.token_ids
+    return tokens
 
 
 def as_json(row: Result) -> str:
     """Returns one flat line without its line end."""
-    return json.dumps(row.key._asdict() | {name: value for name, value in asdict(row).items() if name != "key"})
+    columns = asdict(row)
+    del columns["key"]
+    return json.dumps(row.key._asdict() | columns)
 
 
 def parse_row(text: str | bytes, where: str) -> Result:
@@ -120,27 +143,41 @@ def parse_row(text: str | bytes, where: str) -> Result:
 
     A ValueError names the field that is missing or of the wrong kind.
     """
-    given = parse_object(text, where)
-    return record(Failure if "error" in given else Row, given, where)
+    columns = parse_object(text, where)
+    kind = Failure if "error" in columns else Row
+    return record(kind, columns, where)
 
 
-def record(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+def record(kind: Any, columns: Mapping[str, Any], where: str) -> Any:
     """Returns a row of a file, whose key's fields stand beside its own; a ValueError names what is missing or wrong."""
-    key = get_type_hints(kind)["key"]
-    own = {name: given[name] for name in key._fields if name in given}
+    key_fields = get_type_hints(kind)["key"]._fields
+    key = {name: columns[name] for name in key_fields if name in columns}
     try:
-        return _reader(kind).validate_json(json.dumps({**given, "key": own}), strict=True)
+        return _reader(kind).validate_json(json.dumps({**columns, "key": key}), strict=True)
     except ValidationError as error:
-        wrong = [one["loc"] for one in error.errors()]
-        if not wrong[0]:
-            raise ValueError(f"{where}: no row of a sweep: {error.errors()[0]['msg']}.") from error
-        absent = [place for place in wrong if place[0] not in given and place[-1] not in own]
-        if missing := [str(place[-1]) for place in absent if len(place) == len(absent[0])]:   # of the key first
-            raise ValueError(f"{where}: no row of a sweep: {', '.join(missing)} is missing. Found: "
-                             f"{', '.join(given) or 'nothing'}.") from error
-        name = str(wrong[0][1 if wrong[0][0] == "key" else 0])
-        wanted = in_words((get_type_hints(kind) | get_type_hints(key))[name])
-        raise ValueError(f"{where}: {name} must be {wanted}; it is {json.dumps(given[name])[:60]}.") from error
+        raise ValueError(f"{where}: {_what_is_wrong(kind, columns, error)}") from error
+
+
+def _what_is_wrong(kind: Any, columns: Mapping[str, Any], error: ValidationError) -> str:
+    """Returns what is missing in a row, else the first value of the wrong kind."""
+    key = get_type_hints(kind)["key"]
+    places = [problem["loc"] for problem in error.errors()]
+    if not places[0]:
+        return f"no row of a sweep: {error.errors()[0]['msg']}."
+    absent = []
+    for place in places:
+        in_key = place[-1] in key._fields and place[-1] in columns
+        if place[0] not in columns and not in_key:
+            absent.append(place)
+    missing = [str(place[-1]) for place in absent if len(place) == len(absent[0])]      # of the key first
+    if missing:
+        present = ", ".join(columns) or "nothing"
+        return f"no row of a sweep: {', '.join(missing)} is missing. Found: {present}."
+    name = str(places[0][0])
+    if name == "key":
+        name = str(places[0][1])
+    wanted = in_words((get_type_hints(kind) | get_type_hints(key))[name])
+    return f"{name} must be {wanted}; it is {json.dumps(columns[name])[:60]}."
 
 
 @cache
@@ -150,10 +187,10 @@ def _reader(kind: Any) -> TypeAdapter:
 
 def rows_file(folder: Path) -> Path | None:
     """Returns a run's file of rows, compressed or not; None if it has none; raises ValueError if it has both."""
-    found = [path for path in (folder / ROWS, folder / COMPRESSED) if path.exists()]
-    if len(found) > 1:
+    paths = [path for path in (folder / ROWS, folder / COMPRESSED) if path.exists()]
+    if len(paths) > 1:
         raise ValueError(f"{folder} has {ROWS} and {COMPRESSED}, and a run has one of them. Remove the older one.")
-    return found[0] if found else None
+    return next(iter(paths), None)
 
 
 def read_rows(folder: Path) -> list[Result]:
@@ -173,22 +210,24 @@ def read_rows(folder: Path) -> list[Result]:
 def rows_so_far(folder: Path) -> list[Result]:
     """Returns the rows of a run that may not have any yet."""
     path = rows_file(folder)
-    return [] if path is None else [row for row, _ in _read(path)]
+    if path is None:
+        return []
+    return [row for row, _ in _read(path)]
 
 
 def _read(path: Path) -> list[tuple[Result, bytes]]:
     """Returns every row with its line."""
-    found: dict[Key, tuple[Result, bytes]] = {}
+    lines: dict[Key, tuple[Result, bytes]] = {}
     for number, line in enumerate(_text(path).split(b"\n")[:-1], 1):
         try:
             row = parse_row(line, f"{path}, line {number}")
         except ValueError as error:
             raise ValueError(f"{error}\nRemove the line and resume the sweep, which measures it again.") from error
-        if row.key in found:
+        if row.key in lines:
             raise ValueError(f"{path}, line {number}: {' '.join(map(str, row.key))} is there already. Two sweeps wrote "
                              "here at once: remove one of the lines.")
-        found[row.key] = row, line
-    return list(found.values())
+        lines[row.key] = row, line
+    return list(lines.values())
 
 
 def _text(path: Path) -> bytes:
@@ -209,18 +248,27 @@ class RowLog:
 
     def __init__(self, folder: Path, retry: bool = False) -> None:
         """retry: failures are removed from the file, so that they are measured again"""
-        path, found = folder / ROWS, rows_file(folder)
+        path = folder / ROWS
         self.rows: list[Result] = []
-        if found is not None:
-            kept = [(row, line) for row, line in _read(found) if not (retry and isinstance(row, Failure))]
-            self.rows = [row for row, _ in kept]
-            if (whole_lines := b"".join(line + b"\n" for _, line in kept)) != found.read_bytes():
-                partial = path.with_suffix(".part")
-                partial.write_bytes(whole_lines)
-                partial.replace(path)
-            if found != path:
-                found.unlink()
+        existing = rows_file(folder)
+        if existing is not None:
+            self._take_over(existing, path, retry)
         self._file = open(path, "a", encoding="utf-8")      # noqa: SIM115 - held for the sweep's life
+
+    def _take_over(self, existing: Path, path: Path, retry: bool) -> None:
+        """Reads the rows, and writes the file again if lines are left out or it is compressed."""
+        lines = []
+        for row, line in _read(existing):
+            if not (retry and isinstance(row, Failure)):
+                self.rows.append(row)
+                lines.append(line + b"\n")
+        whole_lines = b"".join(lines)
+        if whole_lines != existing.read_bytes():
+            partial = path.with_suffix(".part")
+            partial.write_bytes(whole_lines)
+            partial.replace(path)
+        if existing != path:
+            existing.unlink()
 
     def append(self, row: Result) -> None:
         """Appends a row, which is on disk when this returns."""

@@ -11,14 +11,15 @@ from typing import Any
 
 from longgraft.config.data_files import read_table
 from longgraft.eval.prompts.buckets import Fitted
-from longgraft.eval.runs.batches import read_batches, write_batches
-from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
+from longgraft.eval.runs.batches import BatchKey, read_batches, write_batches
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.concurrency import batch, missing_batches
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, count_missing, jobs_of, turns_of
 from longgraft.eval.runs.measure import PromptMeasurement
 from longgraft.eval.runs.plan import Reader, Suites, check_plan, planned
 from longgraft.eval.runs.progress import Progress
+from longgraft.eval.runs.prompt_rows import run_prompt, warm_up
 from longgraft.eval.runs.provenance import argv, environment
 from longgraft.eval.runs.quiet import check_quiet, wait_for_quiet
 from longgraft.eval.runs.ray_workers import actors
@@ -26,7 +27,8 @@ from longgraft.eval.runs.resume import check_prompts, check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 
-TRIED = 512, 2048      # prompt tokens from which the time of a sweep is estimated
+TRIED = (512, 2048)     # prompt tokens from which the time of a sweep is estimated
+TRIED_ANSWER = 16       # tokens that are decoded after them
 INTERRUPTED = 130       # a shell's exit status for a command that Ctrl-C ended
 
 
@@ -34,8 +36,13 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
           ray: str | None = None, retry: bool = False) -> list[Result]:
     """Runs what is missing of the plan and returns all rows.  Writes config.json, environment.json and the rows.
 
-    workers: None: one, in this process; on a cluster as many as it holds.  ray: a cluster's address
-    resume: go on with what is in `out`; retry: also measure its failures again
+    Args:
+        config: What is measured.
+        out: Folder of the run.
+        resume: True to go on with what is in `out`.
+        workers: Number of processes, or actors; None: one, in this process; on a cluster as many as it holds.
+        ray: A cluster's address.
+        retry: True to also measure its failures again.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers is {workers}; it must be 1 or more.")
@@ -53,8 +60,9 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
             if ray is not None:
                 with actors(ray, config, workers) as crew:
                     return _sweep(config, suites, out, retry, crew)
-            processes = Processes(config, workers) if workers and workers > 1 else None
-            return _sweep(config, suites, out, retry, processes)
+            if workers is not None and workers > 1:
+                return _sweep(config, suites, out, retry, Processes(config, workers))
+            return _sweep(config, suites, out, retry, None)
         except KeyboardInterrupt:
             if rows_file(out):
                 print(f"\nlonggraft: interrupted: go on with `longgraft sweep --resume {out}`", file=sys.stderr)
@@ -74,27 +82,33 @@ def check_folder(out: Path, config: SweepConfig, resume: bool) -> None:
 
 
 def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Crew | None) -> list[Result]:
-    # If workers measure, this process only cuts prompts, for which it needs no weights.
-    bench = None if crew else Bench.open(config)
-    plan = planned(config, suites, Reader.of(bench.session) if bench else Reader.open(config.model))
+    bench = None
+    if crew is None:
+        bench = Bench.open(config)
+        reader = Reader.of(bench.session)
+    else:       # workers measure, and this process only cuts prompts, for which it needs no weights
+        reader = Reader.open(config.model)
+    plan = planned(config, suites, reader)
     with closing(RowLog(out, retry)) as log:
         save_config(out, config)
         jobs = jobs_of(config, plan, done(log.rows))
-        found = [one for one in read_batches(out) if not (retry and one.error)]
-        wanted = missing_batches(config, bench, plan, {one.key for one in found}) if bench else []
-        if not (jobs or wanted):
+        batches = [old for old in read_batches(out) if not (retry and old.error)]
+        batch_keys: list[BatchKey] = []
+        if bench is not None:
+            batch_keys = missing_batches(config, bench, plan, {old.key for old in batches})
+        if not (jobs or batch_keys):
             return log.rows
         opened = _opened(out, crew)
-        if bench:
+        if bench is not None:
             opened(environment(bench.session))
-        progress = Progress(sum(count_missing(config, job) for job in jobs) + len(wanted))
+        progress = Progress(sum(count_missing(config, job) for job in jobs) + len(batch_keys))
         for row in _rows(config, bench, jobs, crew, opened):
             log.append(row)
             progress.add()
-        for key in wanted:
+        for key in batch_keys:
             assert bench is not None
-            found.append(batch(config, bench, plan, key, done(log.rows)))
-            write_batches(out, found)
+            batches.append(batch(config, bench, plan, key, done(log.rows)))
+            write_batches(out, batches)
             progress.add()
         progress.close()
         return log.rows
@@ -102,15 +116,21 @@ def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Cr
 
 def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
     """Returns the function that writes environment.json when this process or a worker has opened a target."""
-    path, devices = out / "environment.json", set[str]()
-    before = read_table(path) if path.exists() else None
-    earlier = [] if before is None else [*before.pop("earlier", []), before]
+    path = out / "environment.json"
+    devices = set[str]()
+    earlier = []        # environments before a resume
+    if path.exists():
+        before = read_table(path)
+        earlier = [*before.pop("earlier", []), before]
 
     def opened(about: dict[str, Any]) -> None:
         devices.add(about["device"])
         about = about | {"argv": argv(), "device": ", ".join(sorted(devices))}
-        about |= crew.about() if crew else {"workers": 1}
-        about["earlier"] = earlier      # environments before a resume
+        if crew is None:
+            about["workers"] = 1
+        else:
+            about.update(crew.about())
+        about["earlier"] = earlier
         path.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
     return opened
@@ -133,23 +153,30 @@ def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: C
 def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str]:
     """Returns lines for people, before anything long is run: prompts per bucket, memory at the longest, a rough
     time."""
-    session, plans = bench.session, planned(config, suites, Reader.of(bench.session))
-    out = [f"{session.target.name} on {session.target.device} in {str(session.target.dtype)[6:]}; methods "
-           f"{', '.join(v.name for v in config.variants)}; modes {', '.join(config.modes)}; {config.repeats} repeats"]
+    target = bench.session.target
+    plans = planned(config, suites, Reader.of(bench.session))
+    names = ", ".join(variant.name for variant in config.variants)
+    lines = [f"{target.name} on {target.device} in {str(target.dtype)[6:]}; methods {names}; modes "
+             f"{', '.join(config.modes)}; {config.repeats} repeats"]
+    turns: list[Fitted] = []
     for suite, by_length in plans.items():
-        counts = ", ".join(f"{f'{length:,}' if length else 'whole'}: {len(prompts) or 'none'}"
-                           for length, prompts in by_length.items())
-        out.append(f"  {suite}: prompts by length {counts}")
-    fitted = [turn for by_length in plans.values() for prompts in by_length.values() for prompt in prompts
-              for turn in turns_of(config, prompt)]
-    longest = max(len(f.ids) + f.example.turn * config.max_new_tokens for f in fitted) + max(
-        variant.budget(config.budget) for variant in config.variants if variant.ours)
-    size = longest * session.target.cache_bytes_per_token() / 2 ** 20
+        counts = []
+        for length, prompts in by_length.items():
+            name = f"{length:,}" if length else "whole"
+            counts.append(f"{name}: {len(prompts) or 'none'}")
+            for prompt in prompts:
+                turns.extend(turns_of(config, prompt))
+        lines.append(f"  {suite}: prompts by length {', '.join(counts)}")
+    longest = max(len(turn.ids) + turn.example.turn * config.max_new_tokens for turn in turns)
+    nodes = max(variant.budget(config.budget) for variant in config.variants if variant.ours)
+    size = (longest + nodes) * target.cache_bytes_per_token() / 2 ** 20
     decodings = len(config.variants) * len(config.modes) * config.repeats
-    seconds = sum(_seconds_of(config, bench, fitted, decodings))
-    return [*out, f"{len(fitted)} prefills, {len(fitted) * decodings} decodings; the target's cache takes up to "
-                  f"{size:,.0f} MiB",
-            f"about {seconds / 3600:.1f} hours, judging by prompts of {' and '.join(f'{n:,}' for n in TRIED)} tokens"]
+    seconds = sum(_seconds_of(config, bench, turns, decodings))
+    lengths = " and ".join(f"{tokens:,}" for tokens in TRIED)
+    return [*lines,
+            f"{len(turns)} prefills, {len(turns) * decodings} decodings; the target's cache takes up to {size:,.0f} "
+            "MiB",
+            f"about {seconds / 3600:.1f} hours, judging by prompts of {lengths} tokens"]
 
 
 def _seconds_of(config: SweepConfig, bench: Bench, fitted: Sequence[Fitted], decodings: int) -> Iterator[float]:
@@ -158,15 +185,22 @@ def _seconds_of(config: SweepConfig, bench: Bench, fitted: Sequence[Fitted], dec
     The ends of the longest prompt are read, and tokens decoded after them; seconds a token grow linearly with the
     tokens before it, because attention reads them all.
     """
-    ids, variants = max(fitted, key=lambda f: len(f.ids)).ids, bench.able(config.variants)
+    longest = max(fitted, key=lambda prompt: len(prompt.ids))
+    ids = longest.ids
+    variants = bench.able(config.variants)
     warm_up(config, bench, fitted[0])
-    at, reading, decoding = [], [], []
+    at = []
+    reading = []
+    decoding = []
     for tokens in sorted({min(tokens, len(ids)) for tokens in TRIED}):
-        with PromptMeasurement(bench.engines, variants, ids[-tokens:], 16, learning=False) as state:
-            spent = sum(state.decode(v, config.sampling("sampled"), 16)[1].decode_seconds for v in variants)
+        with PromptMeasurement(bench.engines, variants, ids[-tokens:], TRIED_ANSWER, learning=False) as state:
+            spent = 0.0
+            for variant in variants:
+                _, stats = state.decode(variant, config.sampling("sampled"), TRIED_ANSWER)
+                spent += stats.decode_seconds
             reading.append(state.prefill_seconds / tokens)
         at.append(tokens)
-        decoding.append(spent / (16 * len(variants)))
+        decoding.append(spent / (TRIED_ANSWER * len(variants)))
     for prompt in fitted:
         count = len(prompt.ids)
         yield (count * _line(at, reading, count)

@@ -25,7 +25,9 @@ def generate(target: Target, fork: Fork, clock: Clock, limit: int, eos: Sequence
     """
     from transformers import GenerationConfig
 
-    model, prompt, steps = target.model, list(fork.snapshot.ids), _Steps()
+    model = target.model
+    prompt = list(fork.snapshot.ids)
+    steps = _Steps()
     ids = torch.tensor([prompt], device=target.device)
     cache = _copied(target, fork.rewound(), ids)
     settings = GenerationConfig(do_sample=False, max_new_tokens=limit, pad_token_id=0, eos_token_id=list(eos) or None,
@@ -34,7 +36,8 @@ def generate(target: Target, fork: Fork, clock: Clock, limit: int, eos: Sequence
     with _set_aside(model, settings, len(prompt)), torch.no_grad(), clock.part("host"):
         out: Any = model.generate(ids, attention_mask=torch.ones_like(ids), streamer=steps,
                                   **{target.cache_name: cache})
-    tokens, seconds = out[0, len(prompt):].tolist(), clock.lap()
+    tokens = out[0, len(prompt):].tolist()
+    seconds = clock.lap()
     # The pass over the last prompt token is timed here and not for our methods, so it counts as one more token.
     return tokens, Stats(
         prompt_tokens=len(prompt), new_tokens=len(tokens) + 1,
@@ -59,18 +62,20 @@ def _copied(target: Target, cache: KVCache, ids: torch.Tensor) -> Any:
 @contextmanager
 def _set_aside(model: Any, settings: Any, prompt_tokens: int) -> Iterator[None]:
     """Gives the model these generation settings for a while, and lets its first assisted pass use the cache."""
-    own, prepare = model.generation_config, model.prepare_inputs_for_generation
+    usual_settings = model.generation_config
+    prepare = model.prepare_inputs_for_generation
 
     @wraps(prepare)     # generate reads its signature
     def prepared(ids: torch.Tensor, next_sequence_length: int | None = None, **more: Any) -> Any:
         # Its first assisted pass would otherwise read the whole prompt again, although the cache has it.
         return prepare(ids, next_sequence_length=next_sequence_length or ids.shape[1] - prompt_tokens + 1, **more)
 
-    model.generation_config, model.prepare_inputs_for_generation = settings, prepared
+    model.generation_config = settings
+    model.prepare_inputs_for_generation = prepared
     try:
         yield
     finally:
-        model.generation_config = own
+        model.generation_config = usual_settings
         del model.prepare_inputs_for_generation         # the class's method is visible again
 
 

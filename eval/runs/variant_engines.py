@@ -75,17 +75,19 @@ class VariantEngines:
         Raises:
             ValueError: a head or calibration was not given, or runs cannot have memories of their own.
         """
-        kept: dict[tuple, Memory] = {}
+        memories: dict[tuple, Memory] = {}
         shared: dict[tuple, Any] = {}       # a prompt knows nothing of the prompts before it
         # Each prompt begins with the costs that were measured at load.
         costs = {head: parts.costs and parts.costs.copy() for head, parts in self.heads.items()}
-        made = {}
+        engines = {}
         for variant in variants:
-            parts = replace(self._joined(variant, costs), kept=kept, shared=shared)
-            engine = made[variant.name, ""] = self._engine(variant, parts)
+            parts = replace(self._joined(variant, costs), kept=memories, shared=shared)
+            engine = self._engine(variant, parts)
+            engines[variant.name, ""] = engine
             if learning and any(memory.lasting for memory in engine.proposer.memories):
-                made |= {(variant.name, run): self._learning(variant, parts, run, engine) for run in self.runs}
-        return made
+                for run in self.runs:
+                    engines[variant.name, run] = self._learning(variant, parts, run, engine)
+        return engines
 
     def _joined(self, variant: Variant, costs: Mapping[str, LiveCosts | None]) -> Parts:
         return replace(self.parts(variant), clock=self.clock, regions=self.regions, costs=costs[variant.head])
@@ -94,38 +96,42 @@ class VariantEngines:
         loaded = replace(self.loaded, method=self.method(variant), parts=parts)
         return loaded.joined_engine(variant.wanted(self.budget))
 
-    def _learning(self, variant: Variant, parts: Parts, run: str, other: Engine) -> Engine:
+    def _learning(self, variant: Variant, parts: Parts, run: str, without_run: Engine) -> Engine:
         """Returns the engine of a run, whose lasting memories are those of the prompt before."""
-        key = variant.name, run
-        own = {key: memory for key, memory in parts.kept.items() if not memory.lasting} | self._lasting.get(key, {})
-        engine = self._engine(variant, replace(parts, kept=own))
-        if engine.proposer is other.proposer:
+        memories = {key: memory for key, memory in parts.kept.items() if not memory.lasting}
+        memories.update(self._lasting.get((variant.name, run), {}))
+        engine = self._engine(variant, replace(parts, kept=memories))
+        if engine.proposer is without_run.proposer:
             raise ValueError(f"{variant.name} is one object whose memory lasts, and every run needs one of its own. "
                              "Give a longgraft.methods.Method whose build makes it.")
-        self._lasting[key] = {key: memory for key, memory in own.items() if memory.lasting}
+        self._lasting[variant.name, run] = {key: memory for key, memory in memories.items() if memory.lasting}
         return engine
 
     def parts(self, variant: Variant) -> Parts:
         """Returns a variant's parts; raises ValueError if a head or calibration was not given."""
         parts = self._find(variant, variant.head, self.heads, "head", "head")
-        taken = {key: self._find(variant, name, self.calibrations, "calibration", "calibrated")
-                 for key, name in variant.calibrations.items() if name != COLD}
-        calibration, none = parts.calibration, Calibration()        # what COLD stands for
+        calibration = parts.calibration
         if "thresholds" in variant.calibrations:
-            made = taken.get("thresholds", none)
-            calibration = replace(calibration, thresholds=made.thresholds, split=made.split)
+            source = self._calibration(variant, "thresholds")
+            calibration = replace(calibration, thresholds=source.thresholds, split=source.split)
         if "warm" in variant.calibrations:
-            calibration = replace(calibration, snapshot=taken.get("warm", none).snapshot)
+            calibration = replace(calibration, snapshot=self._calibration(variant, "warm").snapshot)
         return replace(parts, calibration=calibration)
+
+    def _calibration(self, variant: Variant, setting: str) -> Calibration:
+        name = variant.calibrations[setting]
+        if name == COLD:
+            return Calibration()
+        return self._find(variant, name, self.calibrations, "calibration", "calibrated")
 
     def method(self, variant: Variant) -> Method:
         """Returns a variant's method, whose bounds of drafts are those of the run if its name sets none."""
         return find(variant.method, self.loaded.settings.flags)
 
     @staticmethod
-    def _find(variant: Variant, name: str, given: Mapping[str, Any], what: str, option: str) -> Any:
-        if name not in given:
-            known = ", ".join(key for key in given if key) or "none"
-            raise ValueError(f"{variant.name} names the {what} {name!r}, which was not given. Given: {known}. "
+    def _find(variant: Variant, name: str, by_name: Mapping[str, Any], what: str, option: str) -> Any:
+        if name not in by_name:
+            names = ", ".join(filter(None, by_name)) or "none"
+            raise ValueError(f"{variant.name} names the {what} {name!r}, which was not given. Given: {names}. "
                              f"Add --{option} NAME=PATH.")
-        return given[name]
+        return by_name[name]

@@ -21,8 +21,14 @@ TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {"transformers": {},
 class Variant:
     """`method[@head][+setting=value ...]`: the settings are those of `MethodSettings` and the method's own choices.
 
-    Names in TRANSFORMERS are not methods of ours.  method: with its own choices; own_budget: nodes per verification
-    that its name sets; calibrations: by setting, the name that the calibration was given under
+    Names in TRANSFORMERS are not methods of ours.
+
+    Attributes:
+        name: The whole name.
+        method: The method with its own choices.
+        head: Name of its head; "": the default head.
+        own_budget: Nodes per verification that its name sets; None: those of the run.
+        calibrations: Setting -> the name that the calibration was given under.
     """
 
     name: str
@@ -36,14 +42,14 @@ class Variant:
         """Parses a name; a ValueError names a setting that is unknown, out of range, or not read by this method."""
         from longgraft.methods.chosen import own_settings  # needs torch; names are read without it
 
-        given, settings = split(name)
-        place = PLACE.match(given)[0]       # type: ignore[index]
-        who, _, head = given[len(place):].partition("@")
-        if who in TRANSFORMERS:
+        without_settings, settings = split(name)
+        place = PLACE.match(without_settings)[0]        # type: ignore[index]
+        bare_name, _, head = without_settings[len(place):].partition("@")
+        if bare_name in TRANSFORMERS:
             if settings:
-                raise ValueError(f"{name!r}: {who} does not read {', '.join(settings)}. Leave it out.")
-            return cls(name, who, head)
-        method, values = own_settings(joined(place + who, settings))
+                raise ValueError(f"{name!r}: {bare_name} does not read {', '.join(settings)}. Leave it out.")
+            return cls(name, bare_name, head)
+        method, values = own_settings(joined(place + bare_name, settings))
         budget = values.pop("budget", None)
         return cls(name, method, head, budget, values)
 
@@ -62,11 +68,15 @@ class Variant:
         """The promise of its method; transformers' own greedy answers are plain decoding's."""
         from longgraft.methods.find import find
 
-        return find(self.method).promise if self.ours else "exact"
+        if not self.ours:
+            return "exact"
+        return find(self.method).promise
 
     def wanted(self, budget: Budget) -> Budget:
         """Returns its own budget, or else that of the run."""
-        return budget if self.own_budget is None else self.own_budget
+        if self.own_budget is None:
+            return budget
+        return self.own_budget
 
     def budget(self, wanted: Budget) -> int:
         """Returns the nodes per verification: its setting, the wanted, the method's own, or one if nothing is

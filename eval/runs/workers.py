@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
-from longgraft.eval.runs.bench import Bench, run_prompt, warm_up
+from longgraft.eval.runs.bench import Bench
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.jobs import Job, failures
+from longgraft.eval.runs.prompt_rows import run_prompt, warm_up
 from longgraft.eval.runs.provenance import environment
 from longgraft.eval.runs.rows import Result, done
 
@@ -54,13 +55,15 @@ class Crew(Protocol):
 def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
            opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[Result]:
     """Yields the rows of all jobs as they come; opened: called with the environment of each worker."""
-    waiting, idle = deque(jobs), list[Any]()
+    waiting = deque(jobs)
+    idle = list[Any]()
     busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
     spare = ATTEMPTS        # workers that may die while they open the target and still be replaced
     try:
         while waiting or any(busy.values()):
             while waiting and idle:
-                worker, next_job = idle.pop(), waiting.popleft()
+                worker = idle.pop()
+                next_job = waiting.popleft()
                 busy[worker] = next_job
                 crew.give(worker, next_job)
             for worker, kind, value in crew.events(list(busy)):
@@ -105,7 +108,9 @@ class Replica:
     """A worker's state: the target, opened once, and `threads` threads."""
 
     def __init__(self, config: SweepConfig, threads: int) -> None:
-        self._config, self._threads, self._warm = config, threads, False
+        self._config = config
+        self._threads = threads
+        self._warm = False
         self._bench: Bench | None = None
 
     def open(self) -> dict[str, Any]:
