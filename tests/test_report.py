@@ -155,10 +155,8 @@ def test_summary_begins_with_speed_ups_by_length_and_then_by_suite():
         row("graft-x-text", 20, (2, 4), prompt=prompt, suite=suite),
         row("typical", 90, (9, 9), prompt=prompt, suite=suite, promise="lossy"))]
     lines = summary(run(rows)).split("## How")[0].splitlines()
-    assert lines[4] == (
-        "`graft-x-text`, the default here, decodes 2.00 times at 4K (4 prompts) as fast as plain decoding. From the "
-        "prompt's first token to the answer's last it is 1.20 times at 4K as fast. 4 of 4 answers have plain decoding's "
-        "tokens.")
+    assert lines[4] == ("Speed-up of `graft-x-text`, the default here: 2.00 at 4K (4 prompts). With the reading of the "
+                        "prompt: 1.20 at 4K. 4 of 4 answers have plain decoding's tokens.")
     exact = "exact: identical (4/4, all 8 tokens)"
     assert lines[8:12] == [
         f"| 4K | 4 | ar | - | - | - | - | 2.00 | 1.00 | - | {exact} |",
