@@ -19,9 +19,9 @@ from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.plots import checked_suffix, draw
-from longgraft.eval.reports.report import STEP_COLUMNS, summary, write
+from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
-from longgraft.eval.reports.steps import acceptance_by_position, shares_of_time
+from longgraft.eval.reports.steps import STEP_COLUMNS, acceptance_by_position, shares_of_time
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Row, as_json

@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation("rows that do not say what was proposed count", "steps:drafts", "!= row.steps", "> row.steps", "test_report.py::test_acceptance_by_position_is_given_of_all_drafts_and_of_those_accepted_so_far"),
     Mutation("the rest is without unknown parts", "shares_of_time", "total = sum(seconds.values())", "total = sum(seconds.get(part, 0.0) for parts in SHARES.values() for part in parts)", "test_report.py::test_shares_of_time_are_of_all_parts_that_were_recorded"),
     Mutation("launch times on a GPU are shares of time", "Run.times_parts", 'return self.on_cpu or bool(self.config.get("profile"))', "return True", "test_report.py::test_shares_of_time_are_of_all_parts_that_were_recorded"),
-    Mutation("a part of a step has no column", "report:PARTS", '"control", ', "", "test_report.py::test_every_part_of_a_step_that_the_clock_times_has_a_column"),
+    Mutation("a part of a step has no column", "steps:PARTS", '"control", ', "", "test_report.py::test_every_part_of_a_step_that_the_clock_times_has_a_column"),
     Mutation("hindsight is without plain decoding", "oracle:hindsight", "best.get(prompt, 1.0)", "best.get(prompt, 0.0)", "test_report.py::test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain"),
     Mutation("a step without waste verifies no root", "without_waste", "accepted + 1", "accepted", "test_report.py::test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain"),
     Mutation("the last pass without mistakes is free", "_without_mistake", "if rest:", "if not rest:", "test_report.py::test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain"),
