@@ -308,6 +308,15 @@ def test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain():
     assert list(dict(bounds(rows, None))) == list(found)[:2] and not bounds(rows[:2], prices)
 
 
+def test_the_oracles_take_prices_from_the_file_of_costs_that_a_run_was_given(tmp_path):
+    Costs({}, "made up", {4096: {1: 1.0, 3: 1.5, 5: 2.0}}, {}, {}).save(tmp_path / "costs.json")
+    rows = [row(new_tokens=11), row("pld", 20, (4, 0, 3), new_tokens=11)]
+    given = summary(run(rows, config=CONFIG | {"costs": str(tmp_path / "costs.json")})).split("### Oracles")[1]
+    assert "(1, 3, 5 rows)" in given and "| 4K | no mistake, 5 rows a pass | 1 | 2.50 |" in given
+    moved = summary(run(rows, config=CONFIG | {"costs": str(tmp_path / "moved.json")}))
+    assert "Bounds by the price of passes are missing." in moved
+
+
 def test_the_oracles_say_why_prices_are_missing_and_leave_lossy_methods_out():
     rows = [row(), row("graft", 20, (2, 4)), row("typical", 90, (9, 9), promise="lossy")]
     table = summary(run(rows)).split("### Oracles")[1].split("###")[0]
