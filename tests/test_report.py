@@ -19,9 +19,9 @@ from longgraft.eval.reports.estimates import judged
 from longgraft.eval.reports.oracle import bounds, fastest_width, without_waste
 from longgraft.eval.reports.overview import drifts
 from longgraft.eval.reports.plots import checked_suffix, draw
-from longgraft.eval.reports.report import STEP_COLUMNS, summary, write
+from longgraft.eval.reports.report import summary, write
 from longgraft.eval.reports.run_costs import costs_of, costs_of_run
-from longgraft.eval.reports.steps import acceptance_by_position, shares_of_time
+from longgraft.eval.reports.steps import STEP_COLUMNS, acceptance_by_position, shares_of_time
 from longgraft.eval.reports.tables import lossless_level
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Failure, Key, Row, as_json
@@ -155,10 +155,8 @@ def test_summary_begins_with_speed_ups_by_length_and_then_by_suite():
         row("graft-x-text", 20, (2, 4), prompt=prompt, suite=suite),
         row("typical", 90, (9, 9), prompt=prompt, suite=suite, promise="lossy"))]
     lines = summary(run(rows)).split("## How")[0].splitlines()
-    assert lines[4] == (
-        "`graft-x-text`, the default here, decodes 2.00 times as fast as plain decoding at 4K (4 prompts). From the "
-        "prompt's first token to the answer's last it is 1.20 times as fast at 4K. 4 of 4 answers have plain "
-        "decoding's tokens.")
+    assert lines[4] == ("Speed-up of `graft-x-text`, the default here: 2.00 at 4K (4 prompts). With the reading of the "
+                        "prompt: 1.20 at 4K. 4 of 4 answers have plain decoding's tokens.")
     exact = "exact: identical (4/4, all 8 tokens)"
     assert lines[8:12] == [
         f"| 4K | 4 | ar | - | - | - | - | 2.00 | 1.00 | - | {exact} |",
@@ -308,6 +306,15 @@ def test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain():
     # Passes of 3 rows take 1.5 s: three of them, and one of 1 row.
     assert fastest_width(rows[:1], prices, 3) == (3, pytest.approx([10 / 5.5]))
     assert list(dict(bounds(rows, None))) == list(found)[:2] and not bounds(rows[:2], prices)
+
+
+def test_the_oracles_take_prices_from_the_file_of_costs_that_a_run_was_given(tmp_path):
+    Costs({}, "made up", {4096: {1: 1.0, 3: 1.5, 5: 2.0}}, {}, {}).save(tmp_path / "costs.json")
+    rows = [row(new_tokens=11), row("pld", 20, (4, 0, 3), new_tokens=11)]
+    given = summary(run(rows, config=CONFIG | {"costs": str(tmp_path / "costs.json")})).split("### Oracles")[1]
+    assert "(1, 3, 5 rows)" in given and "| 4K | no mistake, 5 rows a pass | 1 | 2.50 |" in given
+    moved = summary(run(rows, config=CONFIG | {"costs": str(tmp_path / "moved.json")}))
+    assert "Bounds by the price of passes are missing." in moved
 
 
 def test_the_oracles_say_why_prices_are_missing_and_leave_lossy_methods_out():

@@ -28,7 +28,7 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     Raises:
         ValueError: the runs have no measured row in common.
     """
-    ours, theirs = ({row.key: row for row in rows if isinstance(row, Row)} for rows in (first, second))
+    ours, theirs = _answers(first), _answers(second)
     shared = [key for key in ours if key in theirs]
     common = [key for key in shared if _same_prompt(ours[key], theirs[key])]
     if shared and not common:
@@ -37,18 +37,31 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     if not common:
         raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method and "
                          f"repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
-    keys = [{row.key for row in rows} for rows in (first, second)]
-    failed = [sum(isinstance(row, Failure) for row in rows) for rows in (first, second)]
-    differ = [key for key in common if any(getattr(ours[key], name) != getattr(theirs[key], name) for name in COUNTS)]
-    out = [f"{len(common)} rows in common; only in the first {len(keys[0] - keys[1])}, only in the second "
-           f"{len(keys[1] - keys[0])}; failed in the first {failed[0]}, in the second {failed[1]}."]
-    if others := len(shared) - len(common):
+    first_keys, second_keys = {row.key for row in first}, {row.key for row in second}
+    out = [f"{len(common)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
+           f"{len(second_keys - first_keys)}; failed in the first {_failures(first)}, in the second "
+           f"{_failures(second)}."]
+    others = len(shared) - len(common)
+    if others:
         out.append(f"{others} more were measured on prompts of the same id and another text, and are left out.")
+    differ = [key for key in common if _differ(ours[key], theirs[key])]
     out.append(f"Tokens or counts differ in {len(differ)} of them" + (":" if differ else "."))
     out += [f"  {' '.join(map(str, key))}" for key in differ[:LISTED]]
     if len(differ) > LISTED:
         out.append(f"  and {len(differ) - LISTED} more")
     return [*out, *_ratios([(ours[key], theirs[key]) for key in common])]
+
+
+def _answers(rows: Sequence[Result]) -> dict[Key, Row]:
+    return {row.key: row for row in rows if isinstance(row, Row)}
+
+
+def _failures(rows: Sequence[Result]) -> int:
+    return sum(isinstance(row, Failure) for row in rows)
+
+
+def _differ(row: Row, other: Row) -> bool:
+    return any(getattr(row, name) != getattr(other, name) for name in COUNTS)
 
 
 def _same_prompt(one: Row, other: Row) -> bool:
@@ -72,18 +85,22 @@ def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:
 
 def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str) -> str:
     """Returns second over first, paired by prompt; prompts where the first has none are left out."""
-    pairs = [[median(getattr(row, name) for row in side) for side in zip(*pairs, strict=True)] for pairs in prompts]
-    ratios = [b / a for a, b in pairs if a > 0]
+    ratios = []
+    for pairs in prompts:
+        before = median(getattr(row, name) for row, _ in pairs)
+        after = median(getattr(row, name) for _, row in pairs)
+        if before > 0:
+            ratios.append(after / before)
     if not ratios:
         return "-"
-    of = "" if len(ratios) == len(pairs) else f" of {len(ratios)}"
-    return f"x {Mean.of(ratios):.3f}{of}"
+    left = "" if len(ratios) == len(prompts) else f" of {len(ratios)}"
+    return f"x {Mean.of(ratios):.3f}{left}"
 
 
 def _contents(rows: Sequence[Result]) -> str:
-    names = {"suites": "suite", "lengths": "bucket", "methods": "method", "modes": "mode"}
     parts = []
-    for what, name in names.items():
-        found = dict.fromkeys(getattr(row.key, name) for row in rows)
-        parts.append(f"{what} {', '.join(length_name(v) if name == 'bucket' else v for v in found) or 'none'}")
-    return "; ".join([*parts, f"{sum(isinstance(row, Failure) for row in rows)} of {len(rows)} rows failed"])
+    for title, name in {"suites": "suite", "lengths": "bucket", "methods": "method", "modes": "mode"}.items():
+        values = list(dict.fromkeys(getattr(row.key, name) for row in rows))
+        names = [length_name(value) if name == "bucket" else value for value in values]
+        parts.append(f"{title} {', '.join(names) or 'none'}")
+    return "; ".join([*parts, f"{_failures(rows)} of {len(rows)} rows failed"])

@@ -13,7 +13,7 @@ from typing import Any
 from longgraft.eval.checks.chains import OWN, ROWS, TARGET, Depth
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.panels import pyplot, style_of
-from longgraft.eval.reports.tables import length_name
+from longgraft.eval.reports.tables import length_name, markdown, number
 
 LINES = {OWN: "-", ROWS: ":", TARGET: "--"}
 ENOUGH = 30     # fewest starts that must have come to a depth: a share of fewer means little
@@ -39,21 +39,27 @@ def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
 def table(depths: Sequence[Depth]) -> list[str]:
     """Returns Markdown: acceptance and agreement by depth, and what the target's rows and features would bring."""
     most = max(depth.depth for depth in depths)
-    lines = ["Acceptance: right, of the starts that were right at all depths before.  Agreement: right, of all starts, "
-             "the text's tokens being fed.  Gap: target less own.", "",
-             f"| drafter | suite | prompt | starts | | condition | {' | '.join(map(str, range(1, most + 1)))} |",
-             "|---" * (6 + most) + "|"]
+    lines = []
     for (drafter, suite, bucket), mine in _groups(depths):
-        columns = {condition: list(one) for condition, one in groupby(mine, lambda depth: depth.condition)}
-        start = f"| {drafter} | {suite_name(suite)} | {length_name(bucket)} | {columns[OWN][0].starts}"
+        conditions: dict[str, list[Depth]] = {}
+        for depth in mine:
+            conditions.setdefault(depth.condition, []).append(depth)
+        start = [drafter, suite_name(suite), length_name(bucket), str(conditions[OWN][0].starts)]
         for what, share in (("acceptance", acceptance), ("agreement", agreement)):
-            shares = {condition: [share(depth) for depth in one] for condition, one in columns.items()}
-            gap = [None if None in pair else pair[1] - pair[0]      # type: ignore[operator]
-                   for pair in zip(shares[OWN], shares[TARGET], strict=True)]
-            for condition, values in {**shares, "gap": gap}.items():
-                cells = ["-" if value is None else f"{value:.2f}" for value in values]
-                lines.append(f"{start} | {what} | {condition} | {' | '.join(cells)} |")
-    return lines
+            shares = {condition: [share(depth) for depth in own] for condition, own in conditions.items()}
+            shares["gap"] = _gaps(shares[OWN], shares[TARGET])
+            lines += [[*start, what, condition, *map(number, values)] for condition, values in shares.items()]
+    head = ["drafter", "suite", "prompt", "starts", "", "condition", *map(str, range(1, most + 1))]
+    return ["Acceptance: right, of the starts that were right at all depths before.  Agreement: right, of all starts, "
+            "the text's tokens being fed.  Gap: target less own.", "", *markdown(head, lines).splitlines()]
+
+
+def _gaps(own: Sequence[float | None], target: Sequence[float | None]) -> list[float | None]:
+    """Returns by how much the target's shares are above the drafter's own; None where one of them is not known."""
+    gaps: list[float | None] = []
+    for before, after in zip(own, target, strict=True):
+        gaps.append(None if before is None or after is None else after - before)
+    return gaps
 
 
 def acceptance(depth: Depth) -> float | None:
@@ -78,10 +84,10 @@ def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
         for condition, one in groupby(mine, lambda depth: depth.condition):
             points = list(one)
             for panel, share in zip(column, (acceptance, agreement), strict=True):
-                shown = [(depth.depth, value) for depth in points if (value := share(depth)) is not None]
+                shown = [depth for depth in points if share(depth) is not None]
                 if shown:
-                    panel.plot(*zip(*shown, strict=True), LINES[condition], linewidth=1.4,
-                               label=f"{drafter}: {LABELS[condition]}",
+                    panel.plot([depth.depth for depth in shown], [share(depth) for depth in shown], LINES[condition],
+                               linewidth=1.4, label=f"{drafter}: {LABELS[condition]}",
                                **style_of(drafters.index(drafter)) | {"markersize": 3})
     for (suite, bucket), (above, below) in zip(places, axes.T, strict=True):
         above.set_title(f"{suite_name(suite)}, {length_name(bucket)}")

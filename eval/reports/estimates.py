@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from longgraft.engine.stats import MATCHES
 from longgraft.eval.reports.cells import first_repeats
+from longgraft.eval.reports.tables import markdown
 from longgraft.eval.runs.rows import Judged, Row
 
 What = Literal["probability", "match"]
@@ -24,20 +25,25 @@ def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:
     for row in first_repeats(rows):
         bins = row.by_probability if what == "probability" else row.by_match
         for name, (nodes, expected, accepted) in bins.items():
-            before = found.get(name, (0, 0.0, 0))
-            found[name] = before[0] + nodes, before[1] + expected, before[2] + accepted
-    return dict(sorted(found.items(), key=lambda one: float(one[0].rstrip("+").partition("-")[0])))
+            all_nodes, all_expected, all_accepted = found.get(name, (0, 0.0, 0))
+            found[name] = all_nodes + nodes, all_expected + expected, all_accepted + accepted
+    return {name: found[name] for name in sorted(found, key=_lower_end)}
+
+
+def _lower_end(name: str) -> float:
+    """Returns the lower end of a bin: 0.9, 3 of "3-4", 17 of "17+"."""
+    return float(name.rstrip("+").partition("-")[0])
 
 
 def match_table(rows: Sequence[Row]) -> list[str]:
     """Returns the table of one mode: the acceptance of retrieved nodes by the length of the match that found them."""
-    lines = ["\n### Retrieved nodes by the length of their match: nodes, expected and accepted share\n",
-             f"| method | {' | '.join(MATCHES)} |", "|---" * (len(MATCHES) + 1) + "|"]
-    before = len(lines)
+    lines = []
     for method in dict.fromkeys(row.key.method for row in rows):
-        if found := judged([row for row in rows if row.key.method == method], "match"):
-            lines.append(f"| {method} | {' | '.join(_shares(found.get(name)) for name in MATCHES)} |")
-    return ["\n".join(lines)] if len(lines) > before else []
+        found = judged([row for row in rows if row.key.method == method], "match")
+        if found:
+            lines.append([method, *(_shares(found.get(name)) for name in MATCHES)])
+    title = "### Retrieved nodes by the length of their match: nodes, expected and accepted share"
+    return [f"\n{title}\n\n{markdown(['method', *MATCHES], lines)}"] if lines else []
 
 
 def lines_of(rows: Sequence[Row]) -> Iterator[list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from longgraft.budget.cost_model import Costs, Points, along, curve
 from longgraft.config.method_roles import PLAIN
@@ -54,8 +55,11 @@ def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
 
 
 def _prices(run: Run) -> tuple[Costs | None, str]:
-    """Returns the prices of passes, or None and the reason."""
+    """Returns the prices of passes, or None and the reason: those of the run's file of costs, else of its rows."""
+    file = run.config.get("costs")
     try:
+        if file and Path(file).exists():
+            return Costs.load(Path(file)), ""
         return costs_of_run(run), ""
     except ValueError as error:
         return None, f"\nBounds by the price of passes are missing. {error}\n"

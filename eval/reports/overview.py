@@ -45,15 +45,14 @@ def lead(found: Sequence[TableCell], default: str) -> list[str]:
         if cell.speedup is None:
             continue
         where = "on whole prompts" if cell.bucket == WHOLE else f"at {length_name(cell.bucket)}"
-        prompts = f"{cell.prompts} prompt{'s' * (cell.prompts != 1)}"
-        decoding.append(f"{number(cell.speedup)} times as fast as plain decoding {where} ({prompts})")
-        whole.append(f"{number(cell.end_to_end)} times as fast {where}")
+        decoding.append(f"{number(cell.speedup)} {where} ({cell.prompts} prompt{'s' * (cell.prompts != 1)})")
+        whole.append(f"{number(cell.end_to_end)} {where}")
     if not decoding:
         return []
     checks = [check for cell in mine for check in cell.checks]
     same = sum(check.first_divergence is None for check in checks)
-    return [f"`{default}`, the default here, decodes {', '.join(decoding)}. From the prompt's first token to the "
-            f"answer's last it is {', '.join(whole)}. {same} of {len(checks)} answers have plain decoding's tokens.\n"]
+    return [f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. With the reading of the prompt: "
+            f"{', '.join(whole)}. {same} of {len(checks)} answers have plain decoding's tokens.\n"]
 
 
 def pooled_cells(found: Sequence[TableCell]) -> list[TableCell]:

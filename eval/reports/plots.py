@@ -13,8 +13,7 @@ from longgraft.eval.reports.cells import ALL, LOSSY, TableCell, cells, measured
 from longgraft.eval.reports.estimates import FEWEST, judged
 from longgraft.eval.reports.length_figure import errors, speedup_by_length
 from longgraft.eval.reports.panels import COLOURS, HATCHES, legend, pyplot, side_by_side, style_of
-from longgraft.eval.reports.report import PARTS
-from longgraft.eval.reports.steps import acceptance_by_position, drafts, summed_seconds
+from longgraft.eval.reports.steps import PARTS, acceptance_by_position, drafts, summed_seconds
 from longgraft.eval.reports.tables import length_name
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Result, Row

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -17,30 +16,17 @@ from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
 from longgraft.eval.reports.oracle import oracle_tables
 from longgraft.eval.reports.overview import disturbances, lead, main_table, suite_overview
-from longgraft.eval.reports.steps import (
-    acceptance_by_position,
-    acceptance_table,
-    drafts,
-    shares_of_time,
-    summed_seconds,
-    time_table,
-)
+from longgraft.eval.reports.steps import STEP_COLUMNS, acceptance_table, lines_of_steps, time_table
 from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, suite_table
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
-PARTS = ("draft", "retrieve", "merge", "control", "verify", "accept", "update", "observe", "host")
-ORIGINS = ("draft", "retrieved", "both")
 COLUMNS = ("mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high",
            "mat_pooled", "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low",
            "speedup_high", "prefill_seconds", "answer_seconds", "end_to_end", "end_to_end_low", "end_to_end_high",
            "promise", "lossless", "speedup_median", "speedup_worst", "speedup_best", "tokens_per_step",
            *(f"{kind}_steps" for kind in KINDS), "step_cost", "draft_forwards", "own_passes", "answers")
-STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS), "verification_share", "drafting_share",
-                "retrieval_share", "rest_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
-                "acceptance_by_position", "conditional_by_position", "stages", "first_token_seconds",
-                "peak_memory_mib")
 SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts")
 LISTED = 20     # most divergences, and most failures, that are listed
 
@@ -83,7 +69,7 @@ def write(folder: Path) -> None:
         without = cells(run.rows, with_loops=False)
         lines += [[*_line(cell, dtype), "without those that loop"] for cell in without]
     _csv(folder / "summary.csv", COLUMNS, lines)
-    _csv(folder / "steps.csv", STEP_COLUMNS, _steps(good, run))
+    _csv(folder / "steps.csv", STEP_COLUMNS, lines_of_steps(good, run))
     estimates = list(lines_of(good))
     if estimates:
         _csv(folder / "estimates.csv", ESTIMATE_COLUMNS, estimates)
@@ -227,35 +213,6 @@ def _line(cell: TableCell, dtype: str) -> list[Any]:
 
 def _ends(mean: Mean | None) -> tuple[float | None, ...]:
     return (None,) * 3 if mean is None else (mean.value, *(mean.interval or (None, None)))
-
-
-def _steps(rows: Sequence[Row], run: Run) -> Iterator[list[Any]]:
-    """Yields where steps and milliseconds went, per mode, length and method over all suites.
-
-    Times and acceptance by position are over all repeats; accepted tokens by origin and stages are those of one repeat
-    of each prompt.
-    """
-    groups: dict[tuple[str, int, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.key.mode, row.key.bucket, row.key.method), []).append(row)
-    for about, mine in groups.items():
-        steps, seconds = sum(row.steps for row in mine), summed_seconds(mine)
-        origins, stages = Counter[str](), Counter[str]()
-        for row in first_repeats(mine):
-            origins.update(row.accepted_by_origin)
-            stages.update(row.stages)
-        shares: Sequence[float | None] = (None,) * 4
-        if run.times_parts and seconds:
-            shares = [round(share, 4) for share in shares_of_time(mine).values()]
-        positions = acceptance_by_position(mine)
-        # On a CPU the peak is the whole process's, which includes what all methods need, so it is left out.
-        peak = None if run.on_cpu else round(max(row.peak_memory_bytes for row in mine) / 2 ** 20)
-        yield [*about, *(round(1e3 * seconds.get(part, 0.0) / steps, 4) for part in PARTS), *shares,
-               *(origins[origin] for origin in ORIGINS), drafts(mine),
-               " ".join(f"{position.raw:.3f}" for position in positions),
-               " ".join(f"{position.conditional:.3f}" for position in positions),
-               " ".join(f"{stage}:{count}" for stage, count in sorted(stages.items())),
-               median(row.prefill_seconds for row in mine), peak]
 
 
 def _scores(rows: Sequence[Row]) -> Iterator[list[Any]]:

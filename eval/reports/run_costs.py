@@ -76,9 +76,13 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
     if not passes:
         raise ValueError(f"Costs are taken from rows of the methods {PLAIN} and {DENSE} at the same prompt length; "
                          f"this run has {', '.join(sorted({row.key.method for row in good})) or 'no row'}.")
-    key = {"model": Path(environment["target"]).name} | {
-        name: str(environment[name]) for name in ("dtype", "weights", "attention", "device", "threads")
-        if name in environment and (name != "threads" or environment["device"].startswith("CPU"))}
+    key = {"model": Path(environment["target"]).name}
+    names = ["dtype", "weights", "attention", "device"]
+    if environment["device"].startswith("CPU"):
+        names.append("threads")
+    for name in names:
+        if name in environment:
+            key[name] = str(environment[name])
     speaking = _variants(good, PAPERS) or _variants(good, DENSE)
     host = _per_step([row for row in good if row.key.method in speaking])
     return Costs(key, f"a sweep's rows, torch {environment['torch']}", passes, drafts, drafts,

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
 
+from longgraft.eval.reports.cells import first_repeats
 from longgraft.eval.reports.tables import length_name, markdown
+from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Row
 
 DEEPEST = 8         # positions of a draft in tables
+PARTS = ("draft", "retrieve", "merge", "control", "verify", "accept", "update", "observe", "host")
+ORIGINS = ("draft", "retrieved", "both")
 SHARES: Mapping[str, tuple[str, ...]] = {
     "verification": ("verify", "accept"), "drafting": ("draft",), "retrieval": ("retrieve",)}
+STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS), "verification_share", "drafting_share",
+                "retrieval_share", "rest_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
+                "acceptance_by_position", "conditional_by_position", "stages", "first_token_seconds",
+                "peak_memory_mib")
 
 ACCEPTANCE = """
 ### Acceptance by position
@@ -127,3 +137,32 @@ def by_length_and_method(rows: Sequence[Row]) -> dict[tuple[int, str], list[Row]
     for row in sorted(rows, key=lambda row: (row.key.bucket, methods.index(row.key.method))):
         groups.setdefault((row.key.bucket, row.key.method), []).append(row)
     return groups
+
+
+def lines_of_steps(rows: Sequence[Row], run: Run) -> Iterator[list[Any]]:
+    """Yields rows for programs, in the order of STEP_COLUMNS: one per mode, length and method, over all suites.
+
+    Times and acceptance by position are over all repeats; accepted tokens by origin and stages are those of one repeat
+    of each prompt.
+    """
+    groups: dict[tuple[str, int, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.key.mode, row.key.bucket, row.key.method), []).append(row)
+    for about, mine in groups.items():
+        steps, seconds = sum(row.steps for row in mine), summed_seconds(mine)
+        origins, stages = Counter[str](), Counter[str]()
+        for row in first_repeats(mine):
+            origins.update(row.accepted_by_origin)
+            stages.update(row.stages)
+        shares: Sequence[float | None] = (None,) * 4
+        if run.times_parts and seconds:
+            shares = [round(share, 4) for share in shares_of_time(mine).values()]
+        positions = acceptance_by_position(mine)
+        # On a CPU the peak is the whole process's, which includes what all methods need, so it is left out.
+        peak = None if run.on_cpu else round(max(row.peak_memory_bytes for row in mine) / 2 ** 20)
+        yield [*about, *(round(1e3 * seconds.get(part, 0.0) / steps, 4) for part in PARTS), *shares,
+               *(origins[origin] for origin in ORIGINS), drafts(mine),
+               " ".join(f"{position.raw:.3f}" for position in positions),
+               " ".join(f"{position.conditional:.3f}" for position in positions),
+               " ".join(f"{stage}:{count}" for stage, count in sorted(stages.items())),
+               median(row.prefill_seconds for row in mine), peak]

@@ -148,7 +148,7 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
          label: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
              metavar="METHOD=LABEL", help="Legend; methods without one are left out.")] = None,
          suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg") -> None:
-    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by depth, estimates against
+    """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by position, estimates against
     outcomes.
 
     Its tables are written again, also those of a sweep that was interrupted.
