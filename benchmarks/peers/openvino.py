@@ -38,7 +38,7 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
         try:
             pipeline = openvino_genai.LLMPipeline(setup.file, "CPU", **options)
         except RuntimeError as error:
-            raise ValueError(f"OpenVINO GenAI cannot read {setup.file}: {str(error).strip()[-200:]}. If the file has "
+            raise ValueError(f"OpenVINO GenAI cannot read {setup.file}: {str(error).splitlines()[-1]}. If the file has "
                              "Q5_0 tensors, give the copy that `benchmarks.engines widen` writes.") from error
         decode(pipeline, METHODS[name], 4, range(100, 116))
         yield name, partial(decode, pipeline, METHODS[name], setup.new)
