@@ -1,7 +1,6 @@
 """OpenVINO GenAI on a GGUF file, plain and by prompt lookup.
 
-Its reader (2026.4) takes F16, Q4_0, Q4_1, Q4_K, Q6_K and Q8_0 and fails on other types with "gguf_tensor_to_f16
-failed".  `widened` makes a file with Q8_0 in place of Q5_0.
+Its reader (2026.4) fails on Q5_0 with "gguf_tensor_to_f16 failed".  `widened` makes a file with Q8_0 in its place.
 """
 
 from __future__ import annotations
