@@ -14,12 +14,12 @@ run one engine at a time on a machine that does nothing else.
 each prompt, so that its n-grams have seen neither the prompt nor its answer; `--keep` keeps one for all prompts, which
 `--spec-autotune` needs to learn anything.  Servers that were tried, with their options:
 
-    llama-server -fa off                                            llama.cpp
-    llama-server -fa on
-    llama-server -fa on --spec-type ngram-mod                       at least 48 tokens a draft, after a match of 24
-    llama-server -fa on --spec-type ngram-mod --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-min 2
-    llama-server -fa on --spec-type ngram-map-k
-    llama-server -fa on --spec-type ngram-cache                     the lookup cache; it drafts 8 tokens
+    llama-server                                                    llama.cpp, with flash attention
+    llama-server -fa off
+    llama-server -fa off --spec-type ngram-mod                      drafts of 48 and more after 24 equal tokens
+    llama-server -fa off --spec-type ngram-mod --spec-ngram-mod-n-match 8 --spec-ngram-mod-n-min 2
+    llama-server -fa off --spec-type ngram-map-k
+    llama-server -fa off --spec-type ngram-cache                    the lookup cache; it drafts 8 tokens
     llama-server                                                    ik_llama.cpp
     llama-server --spec-type suffix
     llama-server --spec-type suffix --spec-autotune
@@ -67,6 +67,8 @@ def prompts(given: argparse.Namespace) -> None:
 
 def measure(given: argparse.Namespace) -> None:
     """Times one engine and appends its rows."""
+    if not Path(given.file).is_file():
+        raise ValueError(f"There is no file {given.file}. Give the path of a GGUF file.")
     wanted = [prompt for prompt in read_prompts(given.prompts)
               if not given.lengths or prompt.length in given.lengths]
     if not wanted:

@@ -78,6 +78,7 @@ def prompts(tmp_path):
     rows = [{"suite": "s", "length": 64, "id": name, "ids": list(range(60, 60 + count))}
             for name, count in (("a", 40), ("b", 20))]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.with_name("f.gguf").touch()
     return path
 
 
@@ -137,7 +138,8 @@ def test_prompts_refuse_a_suite_that_the_sweep_lacks(tmp_path, capsys):
 
 def test_each_prompt_gets_a_server_of_its_own(tmp_path, server, prompts):
     program, log = server
-    rows = measured(tmp_path, "server", "f.gguf", prompts, "--server", f"{program} -fa on --drafts", "--new", 9)
+    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} -fa on --drafts",
+                    "--new", 9)
     requests = asked(log)
     answers = [request for request in requests if request[3]["n_predict"] == 9]
     assert len({process for process, *_ in answers}) == 2
@@ -155,7 +157,8 @@ def test_each_prompt_gets_a_server_of_its_own(tmp_path, server, prompts):
 
 def test_a_kept_server_has_room_for_the_longest_prompt_and_its_rows_say_so(tmp_path, server, prompts):
     program, log = server
-    rows = measured(tmp_path, "server", "f.gguf", prompts, "--server", program, "--new", 9, "--keep", "--name", "ik")
+    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", program, "--new", 9, "--keep",
+                    "--name", "ik")
     requests = asked(log)
     assert len({process for process, *_ in requests}) == 1
     arguments = requests[0][1]
@@ -166,7 +169,8 @@ def test_a_kept_server_has_room_for_the_longest_prompt_and_its_rows_say_so(tmp_p
 
 def test_a_server_that_returns_only_text_gets_its_ids_from_the_text(tmp_path, server, prompts):
     program, _ = server
-    rows = measured(tmp_path, "server", "f.gguf", prompts, "--server", f"{program} --text-only", "--new", 9)
+    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} --text-only",
+                    "--new", 9)
     assert rows[0]["ids"] == [5, 6, 7] and rows[0]["encoded_again"] and rows[0]["new_tokens"] == 9
 
 
@@ -174,7 +178,7 @@ def test_a_server_that_returns_only_text_gets_its_ids_from_the_text(tmp_path, se
                                           ("--refuses", "refused /completion with status 400")])
 def test_a_failed_answer_is_a_row_with_its_reason(option, said, tmp_path, server, prompts):
     program, _ = server
-    rows = measured(tmp_path, "server", "f.gguf", prompts, "--server", f"{program} {option}")
+    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} {option}")
     assert len(rows) == 2 and all("read" not in row for row in rows)
     assert said in rows[0]["error"]
     assert any(said in line for line in lines(rows))
@@ -185,7 +189,18 @@ def test_a_failed_answer_is_a_row_with_its_reason(option, said, tmp_path, server
                                          (["--server", "true", "--lengths", "8"], "has no prompt of 8")])
 def test_measure_refuses_a_wrong_call_in_a_sentence(given, said, tmp_path, prompts, capsys):
     with pytest.raises(SystemExit):
-        measured(tmp_path, "server", "f.gguf", prompts, *given)
+        measured(tmp_path, "server", tmp_path / "f.gguf", prompts, *given)
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine, file, given, said", [
+    ("longgraft", "none.gguf", "prompts.jsonl", "There is no file"),
+    ("longgraft", "f.gguf", "f.gguf", "has no prompt of any length"),
+    ("longgraft", "f.gguf", "none.jsonl", "Make prompts with the command prompts"),
+    ("transformers", "f.gguf", "prompts.jsonl", "There is no method fast. Give some of: plain, prompt lookup")])
+def test_measure_refuses_wrong_files_and_methods_in_a_sentence(engine, file, given, said, tmp_path, prompts, capsys):
+    with pytest.raises(SystemExit):
+        measured(tmp_path, engine, tmp_path / file, tmp_path / given, "--methods", "fast")
     assert said in capsys.readouterr().err
 
 
@@ -249,6 +264,15 @@ def test_openvino_keeps_no_prefix_and_counts_passes(scripted_openvino):
     assert (answer.steps, answer.accepted, answer.new_tokens) == (4, 4, 9)
 
 
+def test_a_file_that_openvino_cannot_read_is_refused_with_a_way_out(scripted_openvino, monkeypatch):
+    def fail(self, file, device, **options):
+        raise RuntimeError("gguf_tensor_to_f16 failed")
+
+    monkeypatch.setattr(Pipeline, "__init__", fail)
+    with pytest.raises(ValueError, match=r"gguf_tensor_to_f16 failed.*`benchmarks\.engines widen`"):
+        list(openvino.methods_of(Setup("f.gguf")))
+
+
 def test_a_widened_file_has_the_same_numbers_and_metadata_without_q5(tmp_path):
     write_gguf(tmp_path / "toy.gguf", kind="Q5_0")
     engines.main(["widen", str(tmp_path / "toy.gguf"), str(tmp_path / "wide.gguf")])
@@ -281,6 +305,13 @@ def test_a_table_has_medians_over_prompts_and_the_tokens_that_agree_with_plain_d
 def test_a_shorter_answer_does_not_agree_in_all_tokens():
     table = lines([row("ar", [1, 2, 3]), row("suffix", [1, 2])])
     assert any(line.startswith("| longgraft | suffix") and line.endswith("| 2 |") for line in table)
+
+
+def test_a_table_refuses_rows_of_another_command(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"engine": "server"}\n')
+    with pytest.raises(ValueError, match=r"line 1 has no version\. Give files that the command measure has written"):
+        read_rows([path])
 
 
 def test_a_table_refuses_rows_of_two_processors(tmp_path):

@@ -71,7 +71,8 @@ def decode(ask: Ask, new: int, ids: Sequence[int]) -> Answer:
                            "Start it without a cache of prompts.")
     tokens = found.get("tokens")
     encoded_again = tokens is None
-    if encoded_again:       # ik_llama.cpp returns the text alone
+    # ik_llama.cpp returns the text alone.  It counts all tokens of its last pass, of which the text has only the first.
+    if encoded_again:
         tokens = ask("/tokenize", {"content": found["content"], "add_special": False})["tokens"]
     new_tokens = times["predicted_n"]
     accepted = times.get("draft_n_accepted", 0)     # a server names no drafts if there were none

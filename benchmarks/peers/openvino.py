@@ -1,7 +1,6 @@
 """OpenVINO GenAI on a GGUF file, plain and by prompt lookup.
 
-Its reader (2026.4) takes F16, Q4_0, Q4_1, Q4_K, Q6_K and Q8_0 and fails on other types with "gguf_tensor_to_f16
-failed".  `widened` makes a file with Q8_0 in place of Q5_0.
+Its reader (2026.4) fails on Q5_0 with "gguf_tensor_to_f16 failed".  `widened` makes a file with Q8_0 in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.answers import Answer, Decode, Setup, answer_of_pieces
+from benchmarks.peers.answers import Answer, Decode, Setup, answer_of_pieces, chosen
 
 # Proposed tokens and length of the n-gram, as in OpenVINO GenAI's own example of prompt lookup.
 METHODS: dict[str, dict[str, int]] = {"plain": {}, "prompt lookup": {"num_assistant_tokens": 5, "max_ngram_size": 3}}
@@ -21,17 +20,25 @@ BLOCK, SCALE, HIGH, CODES = 22, 2, 4, 32
 
 
 def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
-    """Yields plain decoding and prompt lookup; the file is loaded for each."""
+    """Yields plain decoding and prompt lookup; the file is loaded for each.
+
+    Raises:
+        ValueError: a method is unknown, or OpenVINO cannot read the file.
+    """
     import openvino_genai
 
-    for name in setup.methods or METHODS:
+    for name in chosen(setup.methods, METHODS):
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False     # prompts of a suite begin alike
         scheduler.max_num_batched_tokens = setup.longest + setup.new
         options = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": setup.threads}
         if METHODS[name]:
             options["prompt_lookup"] = True
-        pipeline = openvino_genai.LLMPipeline(setup.file, "CPU", **options)
+        try:
+            pipeline = openvino_genai.LLMPipeline(setup.file, "CPU", **options)
+        except RuntimeError as error:
+            raise ValueError(f"OpenVINO GenAI cannot read {setup.file}: {str(error).splitlines()[-1]}. If the file has "
+                             "Q5_0 tensors, give the copy that `benchmarks.engines widen` writes.") from error
         decode(pipeline, METHODS[name], 4, range(100, 116))
         yield name, partial(decode, pipeline, METHODS[name], setup.new)
 

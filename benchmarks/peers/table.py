@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.peers.answers import read_objects
+
 Row = dict[str, Any]
 Key = tuple[Any, ...]
 
+ABOUT = "engine", "version", "file", "processor", "threads", "method", "suite", "length", "prompt"
 HEADER = ("engine", "method", "prompts", "reads, tokens/s", "decodes, tokens/s", "tokens a step", "seconds",
           "same tokens")
 
@@ -19,9 +21,10 @@ def read_rows(paths: Iterable[Path]) -> list[Row]:
     """Reads rows of one or several files.
 
     Raises:
-        ValueError: they come from different processors or numbers of threads.
+        ValueError: a file has other rows, or they come from different processors or numbers of threads.
     """
-    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [row for path in paths for row in read_objects(
+        path, ABOUT, "Give files that the command measure has written.")]
     for field in ("processor", "threads"):
         if len(found := sorted({str(row[field]) for row in rows})) > 1:
             raise ValueError(f"The rows have more than one value of {field}: {'; '.join(found)}. A table compares rows "

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.answers import Answer, Decode, Setup, answer_of_pieces
+from benchmarks.peers.answers import Answer, Decode, Setup, answer_of_pieces, chosen
 
 # Ten proposed tokens are the value in transformers' documentation of prompt lookup.
 METHODS: dict[str, dict[str, int]] = {"plain": {}, "prompt lookup": {"prompt_lookup_num_tokens": 10}}
@@ -35,11 +35,12 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
     import torch
     from transformers import AutoModelForCausalLM
 
+    names = chosen(setup.methods, METHODS)
     torch.set_num_threads(setup.threads)
     path = Path(setup.file)
     model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     model.generation_config.eos_token_id = None     # answers go on behind an end token
-    for name in setup.methods or METHODS:
+    for name in names:
         decode(model, METHODS[name], 4, range(100, 116))
         yield name, partial(decode, model, METHODS[name], setup.new)
 
