@@ -89,8 +89,7 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
         method, notes = _without_slow_head(place.name, method)
     loaded = with_method(load_target(place, chosen), drafter, method, chosen)
     loaded = replace(loaded, notes=(*loaded.notes, *notes))
-    session = loaded.session(chosen.budget, chosen.chunk, chosen.prefixes, chosen.prefix, chosen.corpus,
-                             chosen.remember)
+    session = loaded.session(chosen)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded

@@ -189,6 +189,12 @@ def test_an_option_that_the_method_does_not_read_is_refused(method, option, said
     assert readers in str(refused.value)
 
 
+def test_a_bound_in_a_name_that_the_other_method_does_not_read_is_refused():
+    with pytest.raises(ValueError, match=r"graft-x is over 'pld', which does not read levels\. Leave \+levels=2 out"):
+        find("graft-x+source=pld+levels=2")
+    assert find("graft-x+source=pld", {"--draft-levels": 2}).source == "pld"        # a sweep's other methods read it
+
+
 def test_settings_in_a_methods_name_replace_the_sessions():
     model = (toy_model("qwen3"), None)
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)

@@ -91,7 +91,7 @@ class Bench:
                 if not config.allow_missing:        # then it is an error before anything runs
                     raise
                 missing[variant.name] = str(error).splitlines()[0]
-        return cls(loaded, loaded.session(loaded.method.usual_budget(config.budget)), engines, missing)
+        return cls(loaded, loaded.session(Settings(budget=loaded.method.usual_budget(config.budget))), engines, missing)
 
     def able(self, variants: Iterable[Variant]) -> list[Variant]:
         """Returns the variants whose needs are available."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 
+from longgraft.config.settings import Settings
 from longgraft.engine.decoder import Step
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Event, Scheduled, Scheduler
@@ -49,8 +50,9 @@ def batch(config: SweepConfig, bench: Bench, plan: Plan, key: BatchKey, done: Do
 def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
     """Returns a session with the budget that the variant has alone."""
     parts = replace(bench.engines.parts(variant), kept={})
+    budget = variant.wanted(config.budget) if variant.adaptive(config.budget) else variant.budget(config.budget)
     return replace(bench.loaded, method=bench.engines.method(variant), parts=parts).session(
-        variant.wanted(config.budget) if variant.adaptive(config.budget) else variant.budget(config.budget))
+        Settings(budget=budget))
 
 
 class _Counting(Scheduler[Scheduled]):
