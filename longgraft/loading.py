@@ -21,7 +21,7 @@ from longgraft.engine.encoder import Prompt
 from longgraft.engine.predicted_output import Prediction
 from longgraft.engine.session import Generation, Session
 from longgraft.methods.assembly import Loaded, with_method
-from longgraft.methods.chosen import chosen_method
+from longgraft.methods.chosen import check_options_read, chosen_method
 from longgraft.methods.find import Method, find
 from longgraft.methods.needs import AUTO, default_method
 from longgraft.models.catalogue import shipped_head
@@ -92,14 +92,14 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
                  ) -> tuple[Session, Loaded]:
     """Returns a session, and what it was made from; arguments as in `load`."""
-    method, settings = chosen_method(settings)
+    method, chosen = chosen_method(settings)
+    check_options_read(method, settings)
     device = device_of(settings.device)
     place = place_of(model)
     method, notes = _without_slow_head(method, place.name, drafter, device.type == "cpu")
-    loaded = with_method(load_target(place, settings), drafter, method, settings)
+    loaded = with_method(load_target(place, chosen), drafter, method, chosen)
     loaded = replace(loaded, notes=(*loaded.notes, *notes))
-    session = loaded.session(settings.budget, settings.chunk, settings.prefixes, settings.prefix, settings.corpus,
-                             settings.remember)
+    session = loaded.session(chosen)
     if tell:
         print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     return session, loaded

@@ -176,6 +176,25 @@ def test_a_setting_that_a_method_does_not_read_is_refused(name, said):
         chosen_method(Settings(method=name))
 
 
+@pytest.mark.parametrize(("method", "option", "said"), [
+    ("pld", "draft_levels", "--draft-levels was given, and method pld does not read it."),
+    ("graft-x", "retrieved_depth", "--retrieved-depth was given, and method graft-x does not read it."),
+    ("graft-x+source=retrieval", "retrieved_width", "method graft-x+source=retrieval does not read it."),
+    ("graft-x+source=pld", "draft_top_k", "method graft-x+source=pld does not read it."),
+    (Method("mine", "-", "-", METHODS[PLAIN].build), "draft_window", "method mine does not read it.")])
+def test_an_option_that_the_method_does_not_read_is_refused(method, option, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as refused:
+        longgraft.load(method=method, tell=False, **{option: 3})
+    readers = "--method that reads it: retrieval, " if option.startswith("retrieved") else "eagle3"
+    assert readers in str(refused.value)
+
+
+def test_a_bound_in_a_name_that_the_other_method_does_not_read_is_refused():
+    with pytest.raises(ValueError, match=r"graft-x is over 'pld', which does not read levels\. Leave \+levels=2 out"):
+        find("graft-x+source=pld+levels=2")
+    assert find("graft-x+source=pld", {"--draft-levels": 2}).source == "pld"        # a sweep's other methods read it
+
+
 def test_settings_in_a_methods_name_replace_the_sessions():
     model = (toy_model("qwen3"), None)
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)

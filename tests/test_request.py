@@ -19,6 +19,7 @@ from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
 import longgraft
 from longgraft.acceptance.rules import Replay
 from longgraft.acceptance.sampling import Sampling
+from longgraft.config.settings import Settings
 from longgraft.engine.end_tokens import end_tokens
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session, answer
@@ -172,7 +173,7 @@ def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
 def test_two_sessions_of_one_loaded_target_are_independent():
     parts = toy_parts()
     loaded = Loaded(parts.target, None, EVERY["graft"], parts)
-    one, two = loaded.session(16), loaded.session(8)
+    one, two = loaded.session(Settings(budget=16)), loaded.session(Settings(budget=8))
     request = one.open(PROMPT, 24, eos=())
     first = [t for _ in range(6) for t in request.step().tokens]
     assert answered(two, PROMPT, 24).token_ids == plain("llama", 60, 24, Sampling())

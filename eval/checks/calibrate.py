@@ -19,7 +19,7 @@ import torch
 from longgraft.acceptance.rules import Greedy
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.method_roles import PAPERS
-from longgraft.config.settings import Budget
+from longgraft.config.settings import Budget, Settings
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import KEPT_OF_60, kept_nodes
 from longgraft.engine.repetition import loops
@@ -147,7 +147,7 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     bounds = find(PAPERS, loaded.settings.flags).choices
     warmup = _Warmup(replace(parts, choices=bounds, persist=True, kept={}, regions=EAGER,
                              calibration=replace(parts.calibration, snapshot=None)))
-    session = replace(loaded, method=as_method(warmup, "warm-up")).session(how.budget)
+    session = replace(loaded, method=as_method(warmup, "warm-up")).session(Settings(budget=how.budget))
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0

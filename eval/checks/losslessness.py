@@ -99,7 +99,7 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
                          "method that promises exact tokens or their distribution.")
     generator = torch.Generator().manual_seed(0)
     repeated = torch.randint(loaded.target.vocab_size, (25,), generator=generator).repeat(3).tolist()
-    sessions = [loaded.session(budget, CHUNK) for budget in BUDGETS]
+    sessions = [loaded.session(Settings(budget=budget, chunk=CHUNK)) for budget in BUDGETS]
     accepted = 0
     for ids in (repeated, repeated[:1]):
         for name, sampling in DRAWS.items():

@@ -51,7 +51,7 @@ class Bench:
         for name, path in config.calibrations.items():
             calibrations[name] = Calibration.load(Path(path), loaded.identity, loaded.target.device)
         engines = VariantEngines(loaded, heads, calibrations, config.budget, config.profile, config.modes)
-        session = loaded.session(loaded.method.usual_budget(config.budget))
+        session = loaded.session(Settings(budget=loaded.method.usual_budget(config.budget)))
         return cls(loaded, session, engines, _missing_variants(config, engines))
 
     def able(self, variants: Iterable[Variant]) -> list[Variant]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,13 @@ PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samp
 class Loaded:
     """A target and all that a method needs on it; sessions are made from it.
 
-    method: the requested one, or its fallback; notes: replacements that were chosen, for people
-    settings: those of the plan
+    Attributes:
+        target: The target.
+        tokenizer: Its tokenizer; None: prompts are ids.
+        method: The requested method, or its fallback.
+        parts: The parts that the method is built from.
+        notes: Replacements that were chosen, for people.
+        settings: The settings, with the values of the method's name.
     """
 
     target: Target
@@ -56,38 +60,44 @@ class Loaded:
         """The target, tokenizer and drafter that a calibration belongs to."""
         return identity_of(self.target, self.tokenizer, self.parts.head)
 
-    def session(self, budget: Budget = None, chunk: int | None = None, prefixes: float | None = None,
-                prefix: Sequence[str] = (), corpus: str | None = None, remember: int | None = None) -> Session:
+    def session(self, settings: Settings | None = None) -> Session:
         """Makes a session.
 
-        Args:
-            budget: Nodes per verification; paper: the method's; None: as many as pay, if the method can choose, else
-                the method's, but at most CPU_BUDGET on a CPU.
-            chunk: Prompt tokens per prefill pass; None: as many as memory allows.
-            prefixes: Size of the prefix cache in GiB; None: no prefix cache.
-            prefix: Prefix files.
-            corpus: Name of the corpus for requests that name none.
-            remember: Bytes of earlier answers that are kept; None: none.
+        settings: Its budget, chunk, prefixes, prefix, corpus and remember are read; None: their defaults.  A budget of
+            None is as many nodes as pay, if the method can choose, else the method's own, but at most CPU_BUDGET on a
+            CPU.
         """
-        parts, adaptive = self._session_parts(budget), self.method.chooses(budget)
-        nodes = self.method.usual_budget(budget)
-        if not adaptive and budget is None and self.target.device.type == "cpu":
-            nodes = min(nodes, CPU_BUDGET)
-        engine = Engine(self._lane(parts, adaptive), nodes, chunk,
-                        Prefixes(int(prefixes * 2 ** 30)) if prefixes else None,
-                        lambda: self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive),
-                        EarlierAnswers(remember) if remember else None)
+        chosen = settings or Settings()
+        adaptive = self.method.chooses(chosen.budget)
+        engine = self._engine(chosen, adaptive)
         session = Session(engine, self.tokenizer, self._about(engine, adaptive), self.method.promise, str(self.method))
-        said = session.defaults.described
-        session.about += (said,) if said else ()
-        known = (f"prefix {path}: {session.pin_prefix(path):,} tokens are known" for path in prefix)
-        session.about += tuple(known)
-        if remember:
-            session.about += (f"the newest answers are remembered, in {remember:,} bytes",)
-        if corpus is not None:
-            session.default_corpus = corpus
-            session.about += (f"corpus {corpus}: {len(session.corpus(corpus).tokens):,} tokens may be repeated",)
+        if session.defaults.described:
+            session.about += (session.defaults.described,)
+        for path in chosen.prefix:
+            session.about += (f"prefix {path}: {session.pin_prefix(path):,} tokens are known",)
+        if chosen.remember:
+            session.about += (f"the newest answers are remembered, in {chosen.remember:,} bytes",)
+        if chosen.corpus is not None:
+            session.default_corpus = chosen.corpus
+            tokens = len(session.corpus(chosen.corpus).tokens)
+            session.about += (f"corpus {chosen.corpus}: {tokens:,} tokens may be repeated",)
         return session
+
+    def _engine(self, chosen: Settings, adaptive: bool) -> Engine:
+        """Makes a session's engine; its lanes have memories of their own."""
+        parts = replace(self.parts, shared={})
+        if adaptive:
+            parts = replace(parts, costs=(parts.costs and parts.costs.copy()) or self._costs(parts))
+        nodes = self.method.usual_budget(chosen.budget)
+        if not adaptive and chosen.budget is None and self.target.device.type == "cpu":
+            nodes = min(nodes, CPU_BUDGET)
+        prefixes = Prefixes(int(chosen.prefixes * 2 ** 30)) if chosen.prefixes else None
+        earlier = EarlierAnswers(chosen.remember) if chosen.remember else None
+
+        def another() -> Lane:
+            return self._lane(replace(parts, costs=parts.costs and parts.costs.copy()), adaptive)
+
+        return Engine(self._lane(parts, adaptive), nodes, chosen.chunk, prefixes, another, earlier)
 
     def joined_engine(self, budget: Budget) -> Engine:
         """Makes an engine of one lane that uses the parts' own memories, shared objects, clock and regions.
@@ -103,12 +113,6 @@ class Loaded:
             parts = replace(parts, costs=self._costs(parts))
         return Engine(self._lane_of(parts, adaptive), self.method.usual_budget(budget))
 
-    def _session_parts(self, budget: Budget) -> Parts:
-        parts = replace(self.parts, shared={})
-        if not self.method.chooses(budget):
-            return parts
-        return replace(parts, costs=(parts.costs and parts.costs.copy()) or self._costs(parts))
-
     def _costs(self, parts: Parts) -> LiveCosts:
         return costs_for(self.target, parts.head, self.settings.costs, parts.regions, sample_tokens(self.tokenizer))
 
@@ -123,15 +127,22 @@ class Loaded:
     def _about(self, engine: Engine, adaptive: bool) -> tuple[str, ...]:
         """Returns what was chosen, as lines for people."""
         target, nodes = self.target, engine.budget
-        gates = f", {self._gates(nodes)}" if "thresholds" in self.method.takes else ""
+        kernels = ""
+        if target.kernels:
+            kernels += " with compiled kernels"
+        elif engine.regions.fixed:
+            kernels += ", CUDA graphs"
+        if target.weights != "float":
+            kernels += f" and {target.weights} weights"
+        if target.cache_dtype:
+            kernels += f", cache in {str(target.cache_dtype)[6:]}"
         spends = f"chosen for each step, up to {nodes} nodes" if adaptive else str(nodes)
-        kernels = " with compiled kernels" if target.kernels else ", CUDA graphs" if engine.regions.fixed else ""
-        kernels += f" and {target.weights} weights" if target.weights != "float" else ""
-        kernels += f", cache in {str(target.cache_dtype)[6:]}" if target.cache_dtype else ""
+        gates = f", {self._gates(nodes)}" if "thresholds" in self.method.takes else ""
         about = (f"{target.name} on {target.device} in {str(target.dtype)[6:]}, attention {target.attention}{kernels}, "
                  f"method {self.method}{PROMISES[self.method.promise]}, budget {spends}{gates}")
         reads = any(isinstance(memory, PartialMatching) for memory in engine.proposer.memories)
-        if reads and isinstance(why := compiled(), NotBuilt):
+        why = compiled() if reads else None
+        if isinstance(why, NotBuilt):
             return (*self.notes, f"nothing is proposed from the text, which needs compiled code: {why}", about)
         return (*self.notes, about)
 

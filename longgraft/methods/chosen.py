@@ -8,7 +8,7 @@ from typing import Any
 from longgraft.config.method_syntax import joined, split
 from longgraft.config.options import options
 from longgraft.config.settings import Drafting, MethodSettings, Retrieving, Settings
-from longgraft.methods.find import Method, find
+from longgraft.methods.find import Method, find, known
 from longgraft.methods.needs import check_given
 
 
@@ -52,6 +52,32 @@ def _check_known(key: str, text: str, method: Method) -> None:
     if key not in method.takes:
         reads = sorted({*method.takes, *(one.name for one in method.own if one.name in bounds)})
         raise ValueError(f"{method.name} does not read {key}. It reads {', '.join(reads) or 'no settings'}.")
+
+
+def check_options_read(method: Method, settings: Settings) -> None:
+    """Raises ValueError if an option was given that sets choices of methods, but none of this method.
+
+    A sweep does not call this, because its options are for all of its methods.
+
+    settings: as they were given
+    """
+    for flag in sorted(_choices_with_flags() & settings.flags.keys()):
+        if flag not in _flags_read(method):
+            readers = ", ".join(other.name for other in known().values() if flag in other.flags)
+            raise ValueError(f"{flag} was given, and method {method} does not read it. Leave it out, or choose a "
+                             f"--method that reads it: {readers}.")
+
+
+def _choices_with_flags() -> set[str]:
+    bounds = (*options(Drafting).values(), *options(Retrieving).values())
+    return {option.flag for option in bounds}
+
+
+def _flags_read(method: Method) -> set[str]:
+    """Returns the flags whose values reach a proposer: a method over another one only passes its own values on."""
+    if not method.source:
+        return set(method.flags)
+    return method.flags.keys() & find(method.source).flags.keys()
 
 
 def chosen_method(settings: Settings) -> tuple[Method, Settings]:

@@ -94,8 +94,10 @@ def find(what: str | Method | Proposer, flags: Mapping[str, Any] = MappingProxyT
     """
     if not isinstance(what, str):
         return _over(as_method(what, type(what).__name__).under(flags))
-    what, settings = split(what)
-    return _over(_found(what).under(flags).choosing(settings))
+    name, settings = split(what)
+    method = _over(_found(name).under(flags).choosing(settings))
+    _check_reach(method, settings)
+    return method
 
 
 def _over(method: Method) -> Method:
@@ -107,6 +109,16 @@ def _over(method: Method) -> Method:
         raise ValueError(f"{method.name} cannot be over {source.name!r}, whose acceptance rule is not the exact one "
                          f"({source.promise}). Choose an exact method.")
     return replace(method, needs=source.needs, fallback="")
+
+
+def _check_reach(method: Method, settings: Mapping[str, str]) -> None:
+    """Raises ValueError if a setting of the name bounds a draft, and another method drafts that has no such bound."""
+    if not method.source:
+        return
+    for name, choice in method.flagged.items():
+        if name in settings and choice.flag not in find(method.source).flags:
+            raise ValueError(f"{method.name} is over {method.source!r}, which does not read {name}. Leave +{name}="
+                             f"{settings[name]} out, or choose another +source.")
 
 
 def _found(what: str) -> Method:

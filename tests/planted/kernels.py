@@ -17,7 +17,7 @@ MUTATIONS = (
     Mutation("a changed weight stays packed as it was", "CpuKernels._packed_of", "found is None or found.state != state", "found is None", "test_kernels.py::test_a_changed_weight_is_packed_again"),
     Mutation("rows that are not contiguous are normed by torch", "CompiledModules._norm", "rows = x.contiguous()", "rows = x", "test_kernels.py::test_compiled_products_and_norms_give_the_same_bits_in_a_tree_with_one_thread"),
     Mutation("bits of another node are compared", "check_bits", "in_tree = report.logits[-1]", "in_tree = report.logits[0]", "test_kernels.py::test_verify_compares_bits_of_random_trees_with_plain_decodings"),
-    Mutation("a text that is not read is not reported", "Loaded._about", "if reads and", "if not reads and", "test_kernels.py::test_a_session_without_a_compiler_decodes_and_gives_the_reason"),
+    Mutation("a text that is not read is not reported", "Loaded._about", "compiled() if reads else None", "None if reads else compiled()", "test_kernels.py::test_a_session_without_a_compiler_decodes_and_gives_the_reason"),
     Mutation("ties of bfloat16 are rounded up", "vectors.h", "(bits + 0x7fff + (bits >> 16 & 1))", "(bits + 0x8000)", "test_kernels.py::test_bfloat16_results_are_rounded_to_the_nearest_with_ties_to_even_and_keep_nan"),
     Mutation("a power of two has one term fewer", "vectors.h", "Sums{} + 1.535336188319500e-4f", "Sums{}", "test_kernels.py::test_softmax_is_precise_for_any_difference_of_scores"),
     Mutation("weights without lows read some", "integer_weights.h", "if constexpr (!FORM.lows || FORM.groups == 1) return low_;", "if constexpr (FORM.groups == 1) return low_;", "test_kernels.py::test_compiled_code_stays_within_its_memory"),

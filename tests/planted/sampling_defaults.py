@@ -11,7 +11,7 @@ MUTATIONS = (
     Mutation("a top_p of 0 samples", "Sampling.__post_init__", "or self.top_p == 0", "or False", "test_sampling_defaults.py::test_the_temperature_of_requests_that_name_none_is_the_file_s"),
     Mutation("a greedy file's temperature counts", "SamplingDefaults.of", 'SAMPLED if getattr(config, "do_sample", None) else ()', "SAMPLED", "test_sampling_defaults.py::test_a_file_that_does_not_sample_gives_its_penalty_alone"),
     Mutation("the file of a bad value is not named", "SamplingDefaults.of", '{FILE} of {name}: {error}', "{error}", "test_sampling_defaults.py::test_a_value_that_cannot_be_used_is_refused_with_file_key_and_range"),
-    Mutation("a session does not say what is taken", "Loaded.session", "(said,) if said else ()", "()", "test_sampling_defaults.py::test_a_session_says_what_is_taken_and_what_is_not_applied"),
+    Mutation("a session does not say what is taken", "Loaded.session", "session.about += (session.defaults.described,)", "pass", "test_sampling_defaults.py::test_a_session_says_what_is_taken_and_what_is_not_applied"),
     Mutation("Python completes no request", "Session.sampling", "self.defaults.sampling(options)", "SamplingDefaults().sampling(options)", "test_sampling_defaults.py::test_python_and_server_complete_a_request_alike"),
     Mutation("a code completion takes nothing from the file", "completer:complete", "session.sampling(**draw)", "SamplingDefaults().sampling(draw)", "test_sampling_defaults.py::test_a_code_completion_is_completed_from_the_file_too"),
 )
