@@ -88,7 +88,7 @@ def answered(session: Session, prompts: Sequence[Sequence[int]], lengths: Sequen
             assert event.step is not None
             new += len(event.step.tokens)
             reads = reads or event.step.tree is None
-            answers[event.one] += event.step.tokens
+            answers[event.scheduled] += event.step.tokens
         steps.append((len(events), seconds, new, int(reads)))
     return steps, [answers[one] for one in asked]
 

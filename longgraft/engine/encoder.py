@@ -16,7 +16,13 @@ Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 @dataclass(frozen=True)
 class Encoder:
-    """tokenizer: None if the model has none, so that prompts must be token ids; model: its name, for messages."""
+    """Encoder of prompts for one model.
+
+    Attributes:
+        tokenizer: The model's; None if it has none, so that prompts must be token ids.
+        vocab_size: Number of token ids.
+        model: The model's name, for messages.
+    """
 
     tokenizer: Any
     vocab_size: int
@@ -49,19 +55,21 @@ class Encoder:
 
     def end_tokens(self, eos: Any, what: str = "list of end tokens") -> frozenset[int]:
         """Returns one token id or several as a set; raises ValueError for anything else.  what: their name there"""
-        ids = _ids([eos] if isinstance(eos, Integral) else eos, what, "token ids")
+        if isinstance(eos, Integral):
+            eos = [eos]
+        ids = _ids(eos, what, "token ids")
         if ids:
             self.known(ids, what)
         return frozenset(ids)
 
     def hidden_tokens(self, texts: Iterable[str]) -> frozenset[int]:
         """Returns the special tokens that these texts spell, each as a whole; decoded answers do not show them."""
-        found = set()
+        hidden = set()
         for text in texts:
             token = self.need("checked for stop strings").convert_tokens_to_ids(text)
             if token is not None and self._decoded(token, False) == text and not self._decoded(token, True):
-                found.add(token)
-        return frozenset(found)
+                hidden.add(token)
+        return frozenset(hidden)
 
     def _decoded(self, token: int, skip_special_tokens: bool) -> str:
         return self.tokenizer.decode([token], skip_special_tokens=skip_special_tokens,
@@ -73,10 +81,11 @@ class Encoder:
             raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} knows "
                              f"0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
 
-    def need(self, what: str, of: str = "prompt") -> Any:
-        """Returns the tokenizer; raises ValueError if there is none."""
+    def need(self, what: str, subject: str = "prompt") -> Any:
+        """Returns the tokenizer; raises ValueError if there is none, and so the subject cannot be `what`."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.model} came without a tokenizer, so the {of} cannot be {what}. Give token ids.")
+            raise ValueError(f"{self.model} came without a tokenizer, so the {subject} cannot be {what}. Give token "
+                             "ids.")
         return self.tokenizer
 
 
@@ -85,7 +94,7 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     from jinja2.exceptions import TemplateError
 
     try:
-        messages = [chat_message(one, f"Message {number}") for number, one in enumerate(messages, 1)]
+        messages = [chat_message(message, f"Message {number}") for number, message in enumerate(messages, 1)]
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
                                              return_dict=True)["input_ids"]
     except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
@@ -107,12 +116,15 @@ def continuation(tokenizer: Any, text: str) -> list[int]:
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns one, several or no stop strings as a tuple; raises ValueError for anything but text."""
-    found = () if stop is None else tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
-    if wrong := [value for value in found if not isinstance(value, str) or not value]:
-        raise ValueError(f"A stop string is {wrong[0]!r}; it must be text of at least one character.")
-    for value in found:
-        _whole_characters(value, "stop string")
-    return found
+    if stop is None:
+        return ()
+    strings = tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"A stop string is {string!r}; it must be text of at least one character.")
+    for string in strings:
+        _whole_characters(string, "stop string")
+    return strings
 
 
 def _whole_characters(text: str, what: str = "prompt") -> None:
@@ -146,8 +158,9 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
     ids = list(prompt)
     if {*map(type, ids)} == {int}:
         return ids
-    if wrong := [value for value in ids if isinstance(value, bool) or not isinstance(value, Integral)]:
-        raise ValueError(f"The {what} holds {wrong[0]!r}, a {type(wrong[0]).__name__}; token ids are whole numbers.")
-    return [int(i) for i in ids]
+    for value in ids:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"The {what} holds {value!r}, a {type(value).__name__}; token ids are whole numbers.")
+    return [int(token) for token in ids]
 
 

@@ -6,8 +6,9 @@ only speed depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral
+from typing import Any
 
 import torch
 
@@ -20,10 +21,12 @@ def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[l
     """Returns the token ids of each text that is not empty; raises ValueError for anything but text and token ids."""
     if prediction is None:
         return []
-    single = isinstance(prediction, (str, bytes)) or not isinstance(
-        prediction, Sequence) or all(isinstance(one, Integral) for one in prediction)
-    texts = [prediction] if single else prediction
-    return [ids for text in texts if (ids := encoder.bare(text, "prediction"))]      # type: ignore[union-attr]
+    texts: Iterable[Any] = [prediction]
+    several = isinstance(prediction, Sequence) and not isinstance(prediction, (str, bytes))
+    if several and not all(isinstance(item, Integral) for item in prediction):
+        texts = prediction
+    encoded = [encoder.bare(text, "prediction") for text in texts]
+    return [ids for ids in encoded if ids]
 
 
 def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
@@ -42,7 +45,7 @@ def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int
     row = full      # bit 0 marks a token of the prediction that lengthens the subsequence
     for token in answer:
         if token in common:
-            found = row & places[token]
-            row = ((row + found) | (row - found)) & full
+            matches = row & places[token]
+            row = ((row + matches) | (row - matches)) & full
     repeated = len(shared) - row.bit_count()
     return repeated, len(prediction) - repeated

@@ -32,23 +32,28 @@ class SavingReader(PrefixReader):
 
     @torch.inference_mode()
     def keep(self, seen: Observation) -> None:
-        self.reports.append({name: rows.to(HOST) for name, rows in rows_of(seen, reported(self.memories)).items()})
+        rows = rows_of(seen, reported(self.memories))
+        self.reports.append({name: values.to(HOST) for name, values in rows.items()})
 
     @torch.inference_mode()
     def rows(self) -> Cell:
         """Returns the rows of all tokens read so far, as one cell."""
-        held = caches(self.cache, self.memories).items()
-        return Cell({owner: cache.copied(0, self.cache.length, HOST) for owner, cache in held}, joined(self.reports))
+        held = caches(self.cache, self.memories)
+        copies = {owner: cache.copied(0, self.cache.length, HOST) for owner, cache in held.items()}
+        return Cell(copies, joined(self.reports))
 
 
 def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
     """Returns what an engine's prefixes must hold, and the identity of all that their rows depend on."""
-    target, memories = engine.target, engine.proposer.memories
+    target = engine.target
+    memories = engine.proposer.memories
     identity = {**target.identity, "tokenizer": vocabulary(tokenizer)}
     held = caches(engine.cache, memories)
     owners = [memory for memory in memories if memory.aligned is not None]
-    for name, memory in zip([name for name in held if name != TARGET], owners, strict=True):
-        identity |= {f"{name} {label}": value for label, value in memory.identity.items()}
+    drafters = [name for name in held if name != TARGET]
+    for name, memory in zip(drafters, owners, strict=True):
+        for label, value in memory.identity.items():
+            identity[f"{name} {label}"] = value
     return Needed(identity, list(held), reported(memories), engine.cell, target.vocab_size, target.name, method)
 
 

@@ -25,8 +25,12 @@ def _covered(tokens: Sequence[int], gram: int) -> int:
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
         starts.setdefault(tuple(tokens[start:start + gram]), []).append(start)
-    return max((gram + sum(min(gram, b - a) for a, b in pairwise(found))
-                for found in starts.values() if len(found) > 1), default=0)
+    most = 0
+    for places in starts.values():
+        if len(places) > 1:
+            covered = gram + sum(min(gram, after - before) for before, after in pairwise(places))
+            most = max(most, covered)
+    return most
 
 
 def _periodic(tokens: np.ndarray, gram: int) -> int:

@@ -91,9 +91,11 @@ class Request:
     @property
     def stats(self) -> Stats:
         """Costs and acceptance so far."""
+        difference = None
+        if self.reader is not None:
+            difference = self.reader.first_difference
         return self._tally.stats(
-            prompt_tokens=len(self._ids), reused_tokens=self._reused,
-            first_difference=None if self.reader is None else self.reader.first_difference,
+            prompt_tokens=len(self._ids), reused_tokens=self._reused, first_difference=difference,
             prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._decode_seconds.values()),
             seconds_by_part=dict(self._decode_seconds), forwards=dict(self._forwards),
             peak_memory_bytes=self._peak)
@@ -101,7 +103,9 @@ class Request:
     @property
     def unread(self) -> int:
         """Number of prompt tokens that are still to be read."""
-        return 0 if self._prefill is None else len(self._ids) - self.written
+        if self._prefill is None:
+            return 0
+        return len(self._ids) - self.written
 
     @property
     def written(self) -> int:
@@ -182,21 +186,26 @@ class Request:
         """Recalls a known prefix, then reads chunk by chunk; the last chunk yields the first token."""
         reader = self.reader
         shaping = self._shaping
-        if reader is not None and not (shaping is not None and shaping.reads_prompt):   # recalled tokens have no logits
-            self._reused = reader.recall()
-            if self._reused:
-                yield Step(read=self._reused, reused=self._reused)
+        cell = None
+        if reader is not None:
+            cell = reader.cell
+            needs_logits = shaping is not None and shaping.reads_prompt     # recalled tokens have none
+            if not needs_logits:
+                self._reused = reader.recall()
+        if self._reused:
+            yield Step(read=self._reused, reused=self._reused)
         rest = torch.tensor(self._ids[self._reused:])
-        for seen in read_prompt(self.verifier, rest, self._wants, self._chunk,
-                                cell=None if reader is None else reader.cell, most=lambda: self._batch.chunk):
-            self._observe(seen)
+        chunks = read_prompt(self.verifier, rest, self._wants, self._chunk, cell=cell, most=lambda: self._batch.chunk)
+        for observation in chunks:
+            self._observe(observation)
             if reader is not None:
-                reader.keep(seen)
-            step = Step()
+                reader.keep(observation)
+            step = Step(read=len(observation.tree))
             if self.verifier.cache.length == len(self._ids):
-                step = self._first(seen.next_token)
-            yield replace(step, read=len(seen.tree),
-                          prompt_logprobs=() if shaping is None else shaping.taken_of_prompt())
+                step = replace(self._first(observation.next_token), read=len(observation.tree))
+            if shaping is not None:
+                step = replace(step, prompt_logprobs=shaping.taken_of_prompt())
+            yield step
 
     def _first(self, token: int) -> Step:
         """Begins the answer with its first token, which the prefill drew."""
@@ -239,13 +248,15 @@ class Request:
             tree = self._shaping.fitted(on_host(tree), self._budget)
         return tree.shallower(left - 1)
 
-    def _observe(self, seen: Observation) -> None:
+    def _observe(self, observation: Observation) -> None:
         """Shows an observation to every memory."""
         for memory in self.proposer.memories:
-            memory.observe(seen)
+            memory.observe(observation)
 
     def _logprobs(self, tokens: int) -> tuple[TokenLogprob, ...]:
-        return () if self._shaping is None else self._shaping.taken(tokens)
+        if self._shaping is None:
+            return ()
+        return self._shaping.taken(tokens)
 
     def cancel(self) -> None:
         """Ends the answer before its next step."""

@@ -20,7 +20,7 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
 from longgraft.engine.step import Step
-from longgraft.protocol.proposer import BatchLoad
+from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
@@ -98,8 +98,9 @@ class Scheduler(Generic[Entry]):
         self.session = session
         self.engine = session.engine
         self.pick = pick
-        several = self.engine.another is not None and not self.engine.regions.fixed
-        self.most = most if several else 1
+        self.most = most
+        if self.engine.another is None or self.engine.regions.fixed:
+            self.most = 1
         self.low_latency = low_latency and self.most > 1 and self.engine.target.device.type == "cpu"
         self.waiting: list[Entry] = []      # the oldest first
         self.running: list[Entry] = []      # likewise; the last may still be without its request
@@ -138,7 +139,9 @@ class Scheduler(Generic[Entry]):
         written = sum(request.written for request in requests)
         reserved = sum(request.unwritten for request in requests)
         most = written + max(self._room(), reserved)
-        return (written + reserved) / most if most else 0.0
+        if not most:
+            return 0.0
+        return (written + reserved) / most
 
     def add(self, entry: Entry) -> None:
         """Queues a request."""
@@ -249,9 +252,10 @@ class Scheduler(Generic[Entry]):
 
     def _room(self) -> float:
         """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
-        kept = self.engine.prefixes
-        growth = 0 if kept is None else max(0, kept.most - kept.bytes)
-        free = MEMORY_SHARE * free_bytes(self.engine.target.device) - growth
+        free = MEMORY_SHARE * free_bytes(self.engine.target.device)
+        prefixes = self.engine.prefixes
+        if prefixes is not None:
+            free -= max(0, prefixes.most - prefixes.bytes)
         return free / max(lane.bytes_per_token for lane in self.engine.lanes)
 
     def _made(self) -> Lane | None:
@@ -281,7 +285,8 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
     chunks = shares(unread, [request.weight for request in requests], long_tokens)
     if len(requests) == 1:
         try:
-            return [requests[0].step(BatchLoad(chunk=chunks[0] if low_latency else None))]
+            alone = BatchLoad(chunk=chunks[0]) if low_latency else SINGLE_REQUEST
+            return [requests[0].step(alone)]
         except Exception as error:
             return [error]
     answering = [tokens == 0 for tokens in unread]

@@ -66,7 +66,7 @@ class Stats:
     @property
     def mat(self) -> float:
         """Mean accepted tokens per step, bonus excluded."""
-        return sum(self.accepted_per_step) / self.steps if self.steps else 0.0
+        return _ratio(sum(self.accepted_per_step), self.steps)
 
     @property
     def tokens_per_step(self) -> float:
@@ -74,12 +74,12 @@ class Stats:
 
         This is mat + 1, except that an end inside the last step cuts off that step's bonus token.
         """
-        return (self.new_tokens - 1) / self.steps if self.steps else 0.0
+        return _ratio(self.new_tokens - 1, self.steps)
 
     @property
     def decode_tokens_per_second(self) -> float:
         """Tokens after the first, divided by the seconds of decoding alone."""
-        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+        return _ratio(self.new_tokens - 1, self.decode_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON, without what depends on other requests."""
@@ -104,7 +104,8 @@ class Tally:
         self._origins: Counter[str] = Counter(draft=0, retrieved=0, both=0)
         self._stages: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
-        self._by_probability, self._by_match = Bins(), Bins()
+        self._by_probability = Bins()
+        self._by_match = Bins()
         self._proposed: Counter[int] = Counter()
 
     def first(self) -> None:
@@ -122,10 +123,16 @@ class Tally:
         self._proposed.update(tree.depths.tolist()[1:])
         origins = tree.origin.tolist()
         self._origins.update(_origin(origins[node]) for node in accepted)
-        if tree.stage is not None:
-            self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1
-        drafted = tree.stage is not None or any(bits & DRAFT for bits in origins)
-        self._kinds["plain" if len(tree) == 1 else "draft" if drafted else "memory"] += 1
+        if tree.stage == UNPRUNED:
+            self._stages["none"] += 1
+        elif tree.stage is not None:
+            self._stages[f"d{tree.stage}"] += 1
+        if len(tree) == 1:
+            self._kinds["plain"] += 1
+        elif tree.stage is not None or any(bits & DRAFT for bits in origins):
+            self._kinds["draft"] += 1
+        else:
+            self._kinds["memory"] += 1
         self._bin_estimates(tree, set(accepted))
 
     def _bin_estimates(self, tree: ProposalTree, accepted: Set[int]) -> None:
@@ -133,17 +140,19 @@ class Tally:
         match = [0] * len(tree) if tree.match is None else tree.match.tolist()
         for node, score in enumerate(tree.scores.tolist()):
             if node and score == score:
-                probability, right = math.exp(score), node in accepted
+                probability = math.exp(score)
+                right = node in accepted
                 self._by_probability.add(f"0.{min(9, int(10 * probability))}", probability, right)
                 if match[node]:
                     self._by_match.add(MATCHES[bisect_left(MATCH_ENDS, match[node])], probability, right)
 
     def stats(self, **figures: Any) -> Stats:
         """Returns the `Stats` of these counts; figures: its other fields."""
+        depths = range(1, len(self._proposed) + 1)
         return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
                      accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
                      by_probability=self._by_probability.rows(), by_match=self._by_match.rows(),
-                     proposed_by_depth=tuple(self._proposed[depth + 1] for depth in range(len(self._proposed))),
+                     proposed_by_depth=tuple(map(self._proposed.__getitem__, depths)),
                      **figures)
 
 
@@ -162,8 +171,15 @@ class Bins:
 
     def rows(self) -> dict[str, tuple[int, float, int]]:
         """Returns the bins, ascending."""
-        return {name: (int(n), estimates, int(accepted))
-                for name, (n, estimates, accepted) in sorted(self._sums.items(), key=lambda one: _leading(one[0]))}
+        rows = {}
+        for name in sorted(self._sums, key=_leading):
+            nodes, estimates, accepted = self._sums[name]
+            rows[name] = int(nodes), estimates, int(accepted)
+        return rows
+
+
+def _ratio(count: float, of_total: float) -> float:
+    return count / of_total if of_total else 0.0
 
 
 def _leading(name: str) -> float:
@@ -173,4 +189,8 @@ def _leading(name: str) -> float:
 def _origin(bits: int) -> str:
     if bits & DRAFT and bits & RETRIEVED:
         return "both"
-    return "draft" if bits & DRAFT else "retrieved" if bits & RETRIEVED else "forced"
+    if bits & DRAFT:
+        return "draft"
+    if bits & RETRIEVED:
+        return "retrieved"
+    return "forced"

@@ -35,24 +35,26 @@ def bind(options: Serving) -> socket.socket:
     """
     where = f"{options.host}:{options.port}"
     try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"{where} is taken by another program. Give another --port, or 0 for any that is free."
                              ) from error
         raise ValueError(f"{where} cannot be listened on: {error.strerror or error}. Give another --host or --port."
                          ) from error
-    return made
+    return bound
 
 
-def url(made: socket.socket, options: Serving) -> str:
+def url(bound: socket.socket, options: Serving) -> str:
     """Returns the URL of a bound socket."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"http://{host}:{made.getsockname()[1]}"
+    host = options.host
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{bound.getsockname()[1]}"
 
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
@@ -88,7 +90,8 @@ class Server(uvicorn.Server):
             app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=options.keep_alive,
             headers=[("Keep-Alive", f"timeout={options.keep_alive}")]))
-        self._app, self._ready = app, ready
+        self._app = app
+        self._ready = ready
         self._worker: Drains = app.state.longgraft.worker
         self._until = math.inf      # time at which draining ends
 
@@ -160,7 +163,8 @@ class Connection(H11Protocol):
             return
         self._client_state = state
         self._cancel_deadline()
-        if (seconds := self._seconds.get(state)) is not None:
+        seconds = self._seconds.get(state)
+        if seconds is not None:
             self._deadline = self.loop.call_later(seconds, self._expire, seconds)
 
     def _expire(self, seconds: float) -> None:

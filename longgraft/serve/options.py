@@ -17,7 +17,9 @@ POLICIES = ("allow", "escape", "refuse")
 class Serving(Checked):
     """Address, access control and limits.
 
-    cors: origins whose pages may send requests; hosts: further names of the server
+    Attributes:
+        cors: Origins whose pages may send requests.
+        hosts: Further names of the server.
     """
 
     host: str = option("127.0.0.1", "Address to listen on; require a key if other machines can reach it")
@@ -101,8 +103,8 @@ class Replicas(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ray is None and (self.replicas or self.autoscale):
-            raise ValueError(f"--{'replicas' if self.replicas else 'autoscale'} needs a Ray cluster. Give --ray local "
-                             "to start one here, or the address of one.")
+            flag = "--replicas" if self.replicas else "--autoscale"
+            raise ValueError(f"{flag} needs a Ray cluster. Give --ray local to start one here, or the address of one.")
         if self.replicas and self.autoscale:
             raise ValueError("--replicas is a fixed number, and --autoscale lets it change. Leave one out.")
         if self.autoscale is not None and (not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}", self.autoscale)
@@ -118,4 +120,6 @@ class Replicas(Checked):
     @property
     def most(self) -> int | None:
         """Most replicas; None if the cluster decides."""
-        return self.replicas if self.autoscale is None else int(self.autoscale.partition(":")[2])
+        if self.autoscale is None:
+            return self.replicas
+        return int(self.autoscale.partition(":")[2])

@@ -18,7 +18,7 @@ from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
-from longgraft.serve.tools.families import Family, family_of
+from longgraft.serve.tools.families import ToolFamily, family_of
 from longgraft.serve.tools.grammar import Tool, grammar
 from longgraft.serve.tools.reader import CallReader
 from longgraft.serve.tools.rendering import rendered
@@ -54,7 +54,9 @@ def plain_prompt(state: State, prompt: str | list[int], policy: str) -> Generati
     policy: what to do with special tokens that the text spells
     """
     ids = _plain_ids(state, prompt, policy)
-    window = current_window(prompt) if isinstance(prompt, str) else None
+    if not isinstance(prompt, str):
+        return GenerationRequest(ids)
+    window = current_window(prompt)
     if window is None:
         return GenerationRequest(ids)
     return GenerationRequest(ids, predictions=(state.ids(window, "prompt")[:state.positions],))
@@ -111,7 +113,9 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
         state.need_tokenizer("stop")
     state.check_ids(body.stop_token_ids or (), "stop_token_ids")
     budget, corpus = speculation_of(state, body)
-    constraint_field = "tools" if tool_calls else next(iter(body.constraints()), None)
+    constraint_field = next(iter(body.constraints()), None)
+    if tool_calls:
+        constraint_field = "tools"
     new_tokens = state.new_tokens(requested.ids, limit)
     client = client_of(state, body)
     predicted = prediction_ids(state, body)
@@ -144,7 +148,9 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
-        field = about if first in CONSTRAINTS and about else first
+        field = first
+        if first in CONSTRAINTS and about:
+            field = about
         raise ApiError(400, f"{field} {rest}", field) from error
     return sampling
 
@@ -153,11 +159,13 @@ def chat(state: State, body: ChatRequest) -> Encoded:
     """Encodes messages with the model's chat template, and prepares for the calls that the answer may have."""
     text, ids = chat_text(state, body)
     tokenizer = state.need_template("messages")
-    requested = GenerationRequest(state.ids(text, "messages") if ids is None else ids)
+    if ids is None:
+        ids = state.ids(text, "messages")
+    requested = GenerationRequest(ids)
     return _with_calls(state, requested, body, _shown(tokenizer, body)[1])
 
 
-def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Family]:
+def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], ToolFamily]:
     """Returns (the tools for the chat template, the way in which the model writes calls)."""
     tools = [tool.for_template() for tool in body.tools or ()]
     return tools, family_of(tokenizer.get_chat_template(tools=tools or None))
@@ -187,13 +195,15 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
                        "messages") from error
 
 
-def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, family: Family) -> Encoded:
+def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, family: ToolFamily) -> Encoded:
     """Adds the reader and the grammar of the tool calls that the answer may have."""
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     if not body.tools or (not tools and body.constraints()):
         return requested, AnswerContext()
-    reader = CallReader(family if tools else None, [tool.name for tool in tools])
+    reader = CallReader()
+    if tools:
+        reader = CallReader(family, [tool.name for tool in tools])
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
@@ -207,7 +217,7 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     return replace(requested, sampling=Sampling(tool_calls=rules)), context
 
 
-def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Tool]:
+def _followable(state: State, family: ToolFamily, tools: Sequence[Tool]) -> list[Tool]:
     """Returns the tools; one whose schema takes too much work for a token takes any arguments."""
     if _followed(state, family, tools):
         return list(tools)
@@ -219,7 +229,7 @@ def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Too
     return followable
 
 
-def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
+def _followed(state: State, family: ToolFamily, tools: Sequence[Tool]) -> bool:
     """Returns True if answers can follow the schemas of these tools."""
     calls = grammar(family, tools, state.tokenizer.get_added_vocab(), text=not tools)
     try:
@@ -244,7 +254,7 @@ def client_of(state: State, body: AnswerRequest) -> str | None:
 
     Raises ApiError if answers are to be remembered and the server does not.
     """
-    remember = None if body.longgraft is None else body.longgraft.remember
+    remember = body.longgraft.remember if body.longgraft else None
     if remember and state.session.engine.earlier is None:
         raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, or start "
                             "the server with --remember and a number of bytes.", "longgraft.remember")
@@ -255,7 +265,7 @@ def speculation_of(state: State, body: AnswerRequest) -> tuple[int | None, str |
     """Returns the request's (largest number of nodes per verification, corpus name); None: the server's."""
     with client_errors("speculative"):
         budget = body.budget(state.session.method)
-    corpus = None if body.longgraft is None else body.longgraft.corpus
+    corpus = body.longgraft.corpus if body.longgraft else None
     with client_errors("longgraft.corpus"):
         if corpus is not None:
             state.session.corpus(corpus)

@@ -70,8 +70,10 @@ class State:
     @property
     def max_prompt_tokens(self) -> int:
         """Most tokens of a prompt; one new token must still fit."""
-        allowed = self.options.max_prompt_tokens
-        return self.positions - 1 if allowed is None else min(self.positions - 1, allowed)
+        most = self.positions - 1
+        if self.options.max_prompt_tokens is None:
+            return most
+        return min(most, self.options.max_prompt_tokens)
 
     @property
     def positions(self) -> int:
@@ -128,4 +130,6 @@ class State:
             raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes "
                                 f"{self.max_prompt_tokens:,} here. Shorten it.", param, "context_length_exceeded")
         allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
-        return allowed if requested is None else min(requested, allowed)
+        if requested is None:
+            return allowed
+        return min(requested, allowed)

@@ -185,7 +185,9 @@ class Worker:
         if isinstance(step, Exception):
             # The request could not be opened, or its constraint allows nothing: then the client must mend it.
             refusal = ValueError if request is None else DeadEnd
-            return step if isinstance(step, refusal) else self._failed(step)
+            if isinstance(step, refusal):
+                return step
+            return self._failed(step)
         assert request is not None
         if step is not None:
             served.send(step)
@@ -193,7 +195,9 @@ class Worker:
                 watcher.stepped(served, step, seconds)
         if request.finish_reason is not None:
             return End(request.finish_reason, request.stats, served.queued)
-        reason = None if step is None else self._cut(served, step)
+        if step is None:
+            return None
+        reason = self._cut(served, step)
         if reason is None:
             return None
         request.close()
@@ -206,7 +210,9 @@ class Worker:
             served.until = min(served.until, now + served.seconds)
         if served.complete is not None and served.complete(step):
             return "cut"
-        return "time" if now >= served.until else None
+        if now >= served.until:
+            return "time"
+        return None
 
     def _failed(self, error: BaseException) -> Failed:
         """Logs an error, and returns the exception that the client gets."""
@@ -220,7 +226,7 @@ class Worker:
 
     def _end(self, served: ServedRequest, result: End | Exception) -> None:
         """Tells the watchers and the client that a request has ended."""
-        end = None if isinstance(result, Exception) else result
+        end = result if isinstance(result, End) else None
         # The watchers come first: a client that has the end may read the counts.
         for watcher in self.watchers:
             try:
@@ -228,8 +234,9 @@ class Worker:
             except Exception:
                 LOG.exception("a watcher failed")
         self._recent.append(time.monotonic() - served.since - served.queued)
-        closed = self._closed and end is not None and end.reason == "cancelled"
-        served.send(Closing() if closed else result)
+        if self._closed and end is not None and end.reason == "cancelled":
+            result = Closing()
+        served.send(result)
 
     def _memory_message(self) -> str:
         """Drops the kept prompts, once for all requests that failed in a step, and returns the error message."""

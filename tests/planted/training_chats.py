@@ -15,5 +15,5 @@ MUTATIONS = (
     Mutation("null fields reach the template", "chat_message", " if value is not None", "", "test_training_chats.py::test_the_command_line_and_python_take_calls_without_content_and_parts_of_content"),
     Mutation("arguments of calls stay text", "_with_parsed_arguments", "not isinstance(arguments, dict)", "True", "test_training_chats.py::test_arguments_of_a_call_are_parsed_if_they_are_an_object"),
     Mutation("parts of content join in a line", "chat_messages:_text", '"\\n".join', '" ".join', "test_training_chats.py::test_a_suite_takes_parts_of_content"),
-    Mutation("messages in Python stay as they are", "encoder:_chat", 'chat_message(one, f"Message {number}")', "one", "test_training_chats.py::test_the_command_line_and_python_take_calls_without_content_and_parts_of_content"),
+    Mutation("messages in Python stay as they are", "encoder:_chat", 'chat_message(message, f"Message {number}")', "message", "test_training_chats.py::test_the_command_line_and_python_take_calls_without_content_and_parts_of_content"),
 )

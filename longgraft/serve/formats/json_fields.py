@@ -22,4 +22,5 @@ def described_by(group: type, name: str, more: str = "") -> Any:
 
     more: what only requests know of it
     """
-    return Field(None, description=options(group)[name].help_text("") + (f" {more}" if more else ""))
+    description = f"{options(group)[name].help_text('')} {more}"
+    return Field(None, description=description.rstrip())

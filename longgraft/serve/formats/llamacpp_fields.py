@@ -28,13 +28,17 @@ class LlamaCppRequest(AnswerRequest):
     def new_tokens(self) -> int | None:
         """Most new tokens; None: as many as are allowed."""
         limit = self.token_limit if self.n_predict is None else self.n_predict
-        return None if limit is None or limit < 0 else limit
+        if limit is None or limit < 0:
+            return None
+        return limit
 
     @property
     def seconds(self) -> float | None:
         """Time after which the answer ends with its line; None: no limit."""
         limit = self.t_max_predict_ms or 0.0
-        return limit / 1000 if limit > 0 else None
+        if limit <= 0:
+            return None
+        return limit / 1000
 
 
 class LlamaCppCompletionRequest(LlamaCppRequest):

@@ -100,12 +100,14 @@ class Prompts:
         """Returns the layout of the prompt, and the request."""
         state = self.state
         self._check_texts(body)
-        limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
+        limit = body.new_tokens
+        if limit is None:
+            limit = state.options.max_answer_tokens
         laid = self._laid_out(body, min(limit, state.options.max_answer_tokens, state.positions // 2))
         requested = GenerationRequest(laid.ids, eos=laid.ends, predictions=laid.prediction)
         requested, context = prepared(state, body, (requested, AnswerContext()), max(1, limit))
-        fields = () if body.stream else body.response_fields or ()
-        if not fields or "prompt" in fields:
+        fields = body.response_fields
+        if body.stream or not fields or "prompt" in fields:
             context = replace(context, echo=state.text(laid.ids))
         return laid, (requested, context)
 

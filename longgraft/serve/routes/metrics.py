@@ -26,7 +26,8 @@ PLACES = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0)        # limits
 
 
 def router(state: State) -> APIRouter:
-    routes, counts = APIRouter(), RequestMetrics(state)
+    routes = APIRouter()
+    counts = RequestMetrics(state)
     state.worker.watchers.append(counts)
 
     @routes.get("/metrics", response_class=Response)
@@ -43,8 +44,10 @@ class RequestMetrics:
 
     def __init__(self, state: State) -> None:
         self.registry = CollectorRegistry()
-        self._name, self._prefix = state.name, state.options.metrics_prefix
-        self._prefixes, worker = state.session.engine.prefixes, state.worker
+        worker = state.worker
+        self._name = state.name
+        self._prefix = state.options.metrics_prefix
+        self._prefixes = state.session.engine.prefixes
         self.drafts = self._counter("spec_decode_num_drafts", "Verification steps with proposed tokens.")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Proposed tokens: drafted, retrieved or both.")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Proposed tokens that were accepted.")
@@ -74,8 +77,9 @@ class RequestMetrics:
                     lambda: worker.refused + state.pool.refused)
         self._gauge("kv_cache_usage_perc", "Share of the memory for keys and values that requests reserve; 1: all.",
                     lambda: worker.filled)
-        if (kept := self._prefixes) is not None:
-            self._gauge("prefix_cache_bytes", "Memory of the prompts that are kept.", lambda: kept.bytes)
+        prefixes = self._prefixes
+        if prefixes is not None:
+            self._gauge("prefix_cache_bytes", "Memory of the prompts that are kept.", lambda: prefixes.bytes)
         ProcessCollector(registry=self.registry)
 
     def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:

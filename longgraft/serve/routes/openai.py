@@ -39,7 +39,7 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-class Checked(Protocol):
+class Checkable(Protocol):
     def check_supported(self) -> None: ...
 
 
@@ -50,7 +50,7 @@ class AsChat(Protocol):
     def chat(self) -> ChatRequest: ...
 
 
-def check_request(state: State, body: Checked) -> None:
+def check_request(state: State, body: Checkable) -> None:
     """Raises an error for everything that can be refused before the prompt is encoded."""
     try:
         body.check_supported()
