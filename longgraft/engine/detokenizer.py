@@ -13,12 +13,13 @@ LOOKBACK = 128      # characters before a new piece in which a match of `stop_un
 
 
 class Detokenizer:
-    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's text.
+    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's
+    text.
 
     It holds back bytes that are not yet a character, and the beginning of a stop string.
 
-    A token is decoded together with a window of tokens before it, because some tokenizers drop the space at the
-    beginning of a text.  The window stays short, so that every token costs the same.
+    A token is decoded together with a window of tokens before it, because some tokenizers drop the space at
+    the beginning of a text.  The window stays short, so that every token costs the same.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (),
@@ -38,7 +39,10 @@ class Detokenizer:
         self._unfinished = 0    # tokens since the text last ended with a whole character
 
     def push(self, ids: Sequence[int]) -> str:
-        """Takes new tokens and returns new text, possibly none yet.  One token at a time finds the stopping token."""
+        """Takes new tokens and returns new text, possibly none yet.
+
+        One token at a time finds the stopping token.
+        """
         return "".join(self._add(self._next(token)) for token in ids)
 
     def finish(self) -> str:
@@ -52,7 +56,9 @@ class Detokenizer:
         return piece
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
-        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a character."""
+        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a
+        character.
+        """
         size = CONTEXT
         while size < len(prompt) and not self._decode(prompt[-size:]):      # special tokens have no text
             size *= 2
@@ -85,9 +91,11 @@ class Detokenizer:
         return new
 
     def _within_bytes(self, text: str) -> str:
-        """Returns the window's new text but for its last characters, which may be the beginning of one character.
+        """Returns the window's new text but for its last characters, which may be the beginning of one
+        character.
 
-        More tokens are unfinished than a character has: the text has bytes that are no character, or U+FFFD itself.
+        More tokens are unfinished than a character has: the text has bytes that are no character, or U+FFFD
+        itself.
         """
         recent = self._window[-LONGEST:]
         shown = self._decode(recent)

@@ -16,7 +16,8 @@ FEWEST = 1024   # bytes of the smallest store
 class EarlierAnswers:
     """Keeps the token ids of the newest answers, with whose they are.  A client is given only its own.
 
-    The answers become predictions of the next request: the target never reads them, so only speed depends on them.
+    The answers become predictions of the next request: the target never reads them, so only speed depends on
+    them.
 
     Attributes:
         most: Bytes that all clients' answers may take together; at least FEWEST.

@@ -29,7 +29,10 @@ class Encoder:
     model: str
 
     def encode(self, prompt: Any) -> list[int]:
-        """Returns the token ids of text, chat messages or token ids ([T] or [1, T]); raises ValueError for all else."""
+        """Returns the token ids of text, chat messages or token ids ([T] or [1, T]).
+
+        Raises ValueError for all else.
+        """
         if isinstance(prompt, str):
             _whole_characters(prompt)
             ids = self.need("text")(prompt)["input_ids"]
@@ -43,7 +46,10 @@ class Encoder:
         return ids
 
     def bare(self, text: Any, what: str) -> list[int]:
-        """Encodes text without the tokens that begin a prompt, or takes token ids; raises ValueError for all else."""
+        """Encodes text without the tokens that begin a prompt, or takes token ids.
+
+        Raises ValueError for all else.
+        """
         if isinstance(text, str):
             _whole_characters(text, what)
             ids = self.need("text", what)(text, add_special_tokens=False)["input_ids"]
@@ -54,7 +60,11 @@ class Encoder:
         return ids
 
     def end_tokens(self, eos: Any, what: str = "list of end tokens") -> frozenset[int]:
-        """Returns one token id or several as a set; raises ValueError for anything else.  what: their name there"""
+        """Returns one token id or several as a set; raises ValueError for anything else.
+
+        Args:
+            what: Their name there.
+        """
         if isinstance(eos, Integral):
             eos = [eos]
         ids = _ids(eos, what, "token ids")
@@ -63,7 +73,10 @@ class Encoder:
         return frozenset(ids)
 
     def hidden_tokens(self, texts: Iterable[str]) -> frozenset[int]:
-        """Returns the special tokens that these texts spell, each as a whole; decoded answers do not show them."""
+        """Returns the special tokens that these texts spell, each as a whole.
+
+        Decoded answers do not show them.
+        """
         hidden = set()
         for text in texts:
             token = self.need("checked for stop strings").convert_tokens_to_ids(text)
@@ -78,14 +91,14 @@ class Encoder:
     def known(self, ids: Sequence[int], what: str) -> None:
         """Raises ValueError for ids outside the vocabulary: on a GPU they would end the process."""
         if not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} knows "
-                             f"0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
+            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} "
+                             f"knows 0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
 
     def need(self, what: str, subject: str = "prompt") -> Any:
         """Returns the tokenizer; raises ValueError if there is none, and so the subject cannot be `what`."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.model} came without a tokenizer, so the {subject} cannot be {what}. Give token "
-                             "ids.")
+            raise ValueError(f"{self.model} came without a tokenizer, so the {subject} cannot be {what}. "
+                             "Give token ids.")
         return self.tokenizer
 
 
@@ -98,8 +111,8 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
                                              return_dict=True)["input_ids"]
     except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
-        raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
-                         "shows.") from error
+        raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the "
+                         "model's card shows.") from error
 
 
 def continuation(tokenizer: Any, text: str) -> list[int]:
@@ -131,8 +144,8 @@ def _whole_characters(text: str, what: str = "prompt") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: a file "
-                         "was decoded wrongly. Read it as UTF-8.") from error
+        raise ValueError(f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: "
+                         "a file was decoded wrongly. Read it as UTF-8.") from error
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -150,8 +163,8 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
     shape = getattr(prompt, "shape", None)      # set for a tensor or an array
     if shape is not None:
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
-            raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) is needed. "
-                             "Give several one after the other.")
+            raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) "
+                             "is needed. Give several one after the other.")
         if isinstance(prompt, torch.Tensor) and prompt.is_meta:
             raise ValueError(f"The {what} is a tensor on the meta device, which holds no ids. Give it on a CPU or GPU.")
         prompt = prompt.reshape(-1).tolist()    # type: ignore[attr-defined]

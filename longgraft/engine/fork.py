@@ -21,9 +21,10 @@ from longgraft.trees.padded import SIZES
 class Fork:
     """A prompt that is read once for several engines of one target.
 
-    Until the fork is closed, a request of one of these engines starts where the prompt ends: the first lane's cache and
-    memories go back to their state before the last prompt token.  The request reads that token itself, because what a
-    drafter keeps for it depends on the token that is drawn.  So only decoding is repeated.
+    Until the fork is closed, a request of one of these engines starts where the prompt ends: the first lane's
+    cache and memories go back to their state before the last prompt token.  The request reads that token
+    itself, because what a drafter keeps for it depends on the token that is drawn.  So only decoding is
+    repeated.
 
         with Fork([graft.engine, plain.engine], ids, 128):
             ours, theirs = (answer(session.open(ids, 128)) for session in (graft, plain))

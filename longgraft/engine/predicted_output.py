@@ -1,7 +1,7 @@
 """Predicted outputs: text that an answer may repeat, such as a draft of it, the edited file or other files.
 
-This is OpenAI's interface; it also counts how much of the prediction was repeated.  The target never reads the text, so
-only speed depends on it.
+This is OpenAI's interface; it also counts how much of the prediction was repeated.  The target never reads
+the text, so only speed depends on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Prediction = str | Sequence[int] | torch.Tensor | Sequence[str | Sequence[int] |
 
 
 def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[list[int]]:
-    """Returns the token ids of each text that is not empty; raises ValueError for anything but text and token ids."""
+    """Returns the token ids of each text that is not empty.
+
+    Raises ValueError for anything but text and token ids.
+    """
     if prediction is None:
         return []
     texts: Iterable[Any] = [prediction]
@@ -32,9 +35,9 @@ def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[l
 def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:
     """Returns OpenAI's (accepted_prediction_tokens, rejected_prediction_tokens).
 
-    Accepted are the tokens of the prediction that the answer has in the same order; the others are rejected.  It is the
-    longest common subsequence, bit-parallel in one integer (Hyyro 2004), which takes milliseconds for two texts of
-    10,000 tokens.
+    Accepted are the tokens of the prediction that the answer has in the same order; the others are rejected.
+    It is the longest common subsequence, bit-parallel in one integer (Hyyro 2004), which takes milliseconds
+    for two texts of 10,000 tokens.
     """
     common = set(prediction).intersection(answer)   # an answer is short, so most tokens cost no time and memory
     places: dict[int, int] = {}

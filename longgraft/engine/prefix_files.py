@@ -22,7 +22,10 @@ HOST = torch.device("cpu")
 
 @dataclass
 class SavingReader(PrefixReader):
-    """Collects all rows of one prompt on the host, so that the device holds only the caches; it recalls nothing."""
+    """Collects all rows of one prompt on the host, so that the device holds only the caches.
+
+    It recalls nothing.
+    """
 
     reports: list[Rows] = field(default_factory=list)
 
@@ -58,10 +61,15 @@ def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
 
 
 def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lambda read: None) -> Cell:
-    """Reads these tokens and returns their rows on the host; tell: called with the number of tokens of each step."""
+    """Reads these tokens and returns their rows on the host.
+
+    Args:
+        tell: Called with the number of tokens of each step.
+    """
     if engine.cache.stateful:
-        raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a prefix file "
-                         "does not hold. Prompts that begin alike are read once in a session that keeps prefixes.")
+        raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a "
+                         "prefix file does not hold. Prompts that begin alike are read once in a session "
+                         "that keeps prefixes.")
     whole = partial(SavingReader, Prefixes(0, engine.cell))
     # A limit of 1 would finish in the prefill.
     with engine.open(GenerationRequest(ids, 2, client=None), reads=whole) as request:
@@ -74,8 +82,10 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
 
 
 def pin(engine: Engine, path: Path, wanted: Needed) -> int:
-    """Pins a file's prefix for the engine's lifetime and returns its length in tokens; ValueError if it does not
-    fit."""
+    """Pins a file's prefix for the engine's lifetime and returns its length in tokens.
+
+    Raises ValueError if it does not fit.
+    """
     ids, rows = load(path, wanted, engine.target.device)
     if engine.prefixes is None:
         engine.prefixes = Prefixes(0, engine.cell)

@@ -19,7 +19,10 @@ class PromptReader(Protocol):
         """Tokens of a cell, as in `read_prompt`; None: no cells are kept."""
 
     def recall(self) -> int:
-        """Restores the target's cache and the memories; returns the number of tokens that need not be read."""
+        """Restores the target's cache and the memories.
+
+        Returns the number of tokens that need not be read.
+        """
 
     def keep(self, seen: Observation) -> None:
         """Keeps the rows of the chunk that was just observed."""

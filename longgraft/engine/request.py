@@ -25,10 +25,11 @@ from longgraft.trees.tree import ROOT, ProposalTree
 class Request:
     """One prompt and its answer.  Iterate it, or call `step` until it returns None.
 
-    A step reads a chunk of the prompt, or proposes a tree, verifies it and shows the memories what came of it.
+    A step reads a chunk of the prompt, or proposes a tree, verifies it and shows the memories what came of
+    it.
 
-    It releases model and memories when it ends, when it is closed, and at the end of a `with` block.  Use it from one
-    thread at a time; `cancel` may be called from any thread.
+    It releases model and memories when it ends, when it is closed, and at the end of a `with` block.  Use it
+    from one thread at a time; `cancel` may be called from any thread.
 
     Args:
         ids: Token ids of the prompt.
@@ -142,8 +143,8 @@ class Request:
             RuntimeError: another request was started on the session, or another thread is stepping this one.
         """
         if self._superseded:
-            raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
-                               "before the next, or load another session.")
+            raise RuntimeError("Another request was started on this session; it serves one at a time. Finish "
+                               "this one before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
         self._stepper = threading.current_thread()
@@ -236,7 +237,9 @@ class Request:
         return step
 
     def _proposed(self) -> ProposalTree | PaddedTree:
-        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is used."""
+        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is
+        used.
+        """
         left = self._answer_end.limit - self._tally.new_tokens
         if left > 1:
             ask = Ask(self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses,
@@ -265,8 +268,8 @@ class Request:
     def close(self) -> None:
         """Releases model and memories; an unfinished answer is cancelled.
 
-        It waits for a step in another thread.  Within a step of this thread (in a signal handler) it only cancels, and
-        the next step closes.
+        It waits for a step in another thread.  Within a step of this thread (in a signal handler) it only
+        cancels, and the next step closes.
         """
         if self._stepping.locked() and self._stepper is threading.current_thread():
             return self.cancel()
@@ -275,12 +278,15 @@ class Request:
                 self._end("cancelled")
 
     def supersede(self) -> None:
-        """Closes it for a new request; a later `step` raises.  RuntimeError if another, living thread steps it."""
+        """Closes it for a new request; a later `step` raises.
+
+        RuntimeError if another, living thread steps it.
+        """
         if self._finish is not None:
             return
         if self._stepper is not threading.current_thread() and self._stepper.is_alive():
-            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a time. Wait "
-                               "for it, or load another session.")
+            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a "
+                               "time. Wait for it, or load another session.")
         self.close()
         self._superseded = True
 

@@ -49,7 +49,10 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
 
 
 def steps_of(scheduler: Scheduler[Scheduled], requests: Sequence[Scheduled]) -> Iterator[tuple[Scheduled, Step]]:
-    """Yields the steps of these requests until all have ended.  All end with the iterator, or if one fails."""
+    """Yields the steps of these requests until all have ended.
+
+    All end with the iterator, or if one fails.
+    """
     for scheduled in requests:
         scheduler.add(scheduled)
     try:

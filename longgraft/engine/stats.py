@@ -28,17 +28,20 @@ class Stats:
         stages: Number of drafted trees by where drafting was pruned: d0, d1, ... (expansions), or none.
         kinds: Number of steps by what was proposed: plain (nothing), memory (nothing drafted), draft.
         forwards: Decode forwards other than verifications: draft (a draft network), own (the target).
-        by_probability: Proposed nodes by the estimated probability of their path, in tenths named by the lower edge,
-            such as "0.9": (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out.
-        by_match: Retrieved nodes by the length in tokens of the match that retrieved them; values as in by_probability.
+        by_probability: Proposed nodes by the estimated probability of their path, in tenths named by the
+            lower edge, such as "0.9": (nodes, sum of the estimates, accepted nodes); nodes without an
+            estimate are left out.
+        by_match: Retrieved nodes by the length in tokens of the match that retrieved them; values as in
+            by_probability.
         prefill_seconds: Wall-clock seconds of the prefill; shared passes include the work of other requests.
         decode_seconds: Wall-clock seconds of decoding, likewise.
         seconds_by_part: Seconds of decoding by part of a step.
-        peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last began.
+        peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last
+            began.
         reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
         proposed_by_depth: Number of proposed nodes at each depth of the trees, from depth 1.
-        first_difference: Place of the first token in which the prompt differs from the kept prompt that it follows
-            longest; None if it continues a kept prompt, or if none is kept.
+        first_difference: Place of the first token in which the prompt differs from the kept prompt that it
+            follows longest; None if it continues a kept prompt, or if none is kept.
     """
 
     prompt_tokens: int = 0

@@ -1,8 +1,8 @@
 """Access control before a body is read: API key, origin of the page, host name, body size.
 
-Every page in a browser on this machine can send requests to a server on this machine.  A request from another origin
-has an Origin header and is refused unless the origin is allowed.  A request from a page whose name resolves to this
-machine (DNS rebinding) has that name in its Host header and is refused, too.
+Every page in a browser on this machine can send requests to a server on this machine.  A request from another
+origin has an Origin header and is refused unless the origin is allowed.  A request from a page whose name
+resolves to this machine (DNS rebinding) has that name in its Host header and is refused, too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ class Guard:
             await self.app(scope, limited, send)
 
     def _check_host(self, host: str) -> None:
-        """Refuses unknown names if only this machine can reach the server; the names on a network are not known."""
+        """Refuses unknown names if only this machine can reach the server.
+
+        The names on a network are not known.
+        """
         name = _split(f"//{host}", "Host").hostname or ""
         allowed = [host.lower() for host in self.options.hosts]
         if self.options.local and not of_this_machine(name) and name not in allowed:
@@ -62,11 +65,13 @@ class Guard:
                                 f"{self.options.host}, or allow the name with --allow-host.")
 
     def _check_origin(self, origin: str | None, host: str) -> None:
-        allowed = self.options.cors
-        if origin is None or "*" in allowed or origin in allowed or _split(origin, "Origin").netloc == host != "":
+        if origin is None or "*" in self.options.cors or origin in self.options.cors:
             return
-        raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its own. "
-                            "Allow it with --cors and that origin.")
+        page_host = _split(origin, "Origin").netloc
+        if host and page_host == host:
+            return
+        raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its "
+                            "own. Allow it with --cors and that origin.")
 
     def _check_key(self, sent: str) -> None:
         key = self.options.api_key
@@ -90,7 +95,8 @@ class Guard:
 
     @contextmanager
     def _limited(self, receive: Receive) -> Iterator[Receive]:
-        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete yet.
+        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete
+        yet.
 
         A client may send no Content-Length, and many clients may send half a body.
         """
@@ -113,8 +119,9 @@ class Guard:
             most = ARRIVING * self.options.max_body * MIB
             if counted and self._arriving > most:
                 count(0)
-                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB together, and no "
-                                    "more is allowed. Send this one again later.", headers={"Retry-After": "5"})
+                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB "
+                                    "together, and no more is allowed. Send this one again later.",
+                               headers={"Retry-After": "5"})
             return message
         try:
             yield limited
@@ -122,8 +129,8 @@ class Guard:
             count(0)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that is read. "
-                             "Send less, or raise --max-body.", code="body_too_large")
+        return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that "
+                             "is read. Send less, or raise --max-body.", code="body_too_large")
 
 
 class Clients:

@@ -1,7 +1,7 @@
 """Threads that parse, validate and encode request bodies, so that the event loop only moves bytes.
 
-As many tasks may wait as there are places in the queue. Large bodies, and requests with a constraint to compile, have
-their own threads, so that no other request waits for them.
+As many tasks may wait as there are places in the queue. Large bodies, and requests with a constraint to
+compile, have their own threads, so that no other request waits for them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and shutdown."""
+"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and
+shutdown.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,8 @@ class Drains(Protocol):
 class Server(uvicorn.Server):
     """A uvicorn server that drains on SIGTERM, and ends after the current step on Ctrl-C or a second signal.
 
-    While it drains, new requests are refused, and those that run or wait are answered, for at most `drain_timeout`.
+    While it drains, new requests are refused, and those that run or wait are answered, for at most
+    `drain_timeout`.
     """
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
@@ -140,12 +143,18 @@ class Connection(H11Protocol):
         self._cancel_deadline()
 
     def handle_events(self) -> None:
-        """Handles data that has arrived, and updates the deadline; uvicorn also calls it after each response."""
+        """Handles data that has arrived, and updates the deadline.
+
+        Uvicorn also calls it after each response.
+        """
         super().handle_events()
         self._set_deadline()
 
     def on_response_complete(self) -> None:
-        """Ends the deadline until the next request begins to arrive; uvicorn closes connections that stay idle."""
+        """Ends the deadline until the next request begins to arrive.
+
+        Uvicorn closes connections that stay idle.
+        """
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self._client_state = None

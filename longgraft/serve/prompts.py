@@ -101,7 +101,8 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
     Args:
         state: The server.
         body: The fields of the request.
-        encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of calls.
+        encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of
+            calls.
         limit: Most new tokens; None: as many as are allowed.
     """
     requested, context = encoded
@@ -121,9 +122,10 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
     predicted = prediction_ids(state, body)
     # The request's own prediction comes last, because retrievers prefer the last text.
     predictions = [tokens for tokens in (*requested.predictions, predicted) if tokens]
-    requested = replace(requested, max_new_tokens=new_tokens, sampling=sampling, stop=stop,
-                        eos=(*body.eos(state.session.eos), *(requested.eos or ())), predictions=tuple(predictions),
-                        budget=budget, corpus=corpus, priority=body.priority or 0, client=client)
+    eos = (*body.eos(state.session.eos), *(requested.eos or ()))
+    requested = replace(requested, max_new_tokens=new_tokens, sampling=sampling, stop=stop, eos=eos,
+                        predictions=tuple(predictions), budget=budget, corpus=corpus,
+                        priority=body.priority or 0, client=client)
     return requested, replace(context, predicted=predicted, constraint_field=constraint_field)
 
 
@@ -140,8 +142,8 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         about = next(iter(body.constraints()), "")
         if tool_calls is not None:
             if about:
-                raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one out, or set "
-                                 "tool_choice to none.")
+                raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one "
+                                 "out, or set tool_choice to none.")
             sampling = replace(sampling, tool_calls=tool_calls)
             about = "tools"
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
@@ -240,7 +242,10 @@ def _followed(state: State, family: ToolFamily, tools: Sequence[Tool]) -> bool:
 
 
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
-    """Returns the token ids of the request's prediction, or []; raises ApiError if no answer could be as long."""
+    """Returns the token ids of the request's prediction, or [].
+
+    Raises ApiError if no answer could be as long.
+    """
     with client_errors("prediction"):
         ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
     if len(ids) > state.positions:
@@ -256,8 +261,8 @@ def client_of(state: State, body: AnswerRequest) -> str | None:
     """
     remember = body.longgraft.remember if body.longgraft else None
     if remember and state.session.engine.earlier is None:
-        raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, or start "
-                            "the server with --remember and a number of bytes.", "longgraft.remember")
+        raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, "
+                            "or start the server with --remember and a number of bytes.", "longgraft.remember")
     return None if remember is False else ""
 
 

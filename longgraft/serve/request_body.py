@@ -1,4 +1,7 @@
-"""Parses request bodies into pydantic models off the event loop; one sentence describes a body's first mistake."""
+"""Parses request bodies into pydantic models off the event loop.
+
+One sentence describes a body's first mistake.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ class BodyRequest(Request):
         """Runs `work` in a thread of the pool (`EncodingPool.run`).
 
         Raises:
-            ApiError: 429 if the pool is full, 499 if the client has disconnected; work that has not begun by then
-                never runs.
+            ApiError: 429 if the pool is full, 499 if the client has disconnected; work that has not begun by
+                then never runs.
         """
         self.size = len(await self.body())
         pool = self.app.state.longgraft.pool
@@ -116,8 +119,8 @@ def _check_characters(body: Any) -> None:
         if isinstance(value, str):
             place = _half_character(value)
             if place is not None:
-                raise ApiError(400, f"{name or 'The body'} has half a character at place {place:,}: an emoji was cut "
-                                    "in two. Cut the text elsewhere.", name or None)
+                raise ApiError(400, f"{name or 'The body'} has half a character at place {place:,}: an emoji "
+                                    "was cut in two. Cut the text elsewhere.", name or None)
         elif isinstance(value, list):
             for index in reversed(range(len(value))):
                 waiting.append((f"{name}[{index}]", value[index]))
@@ -182,7 +185,9 @@ def _name(path: Path) -> str:
 
 
 def _path(place: Path, value: Any, missing: bool) -> Path:
-    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union types."""
+    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union
+    types.
+    """
     path: list[int | str] = []
     for part in place:
         if isinstance(part, int):

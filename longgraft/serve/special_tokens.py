@@ -1,6 +1,7 @@
 """Special tokens that the text of a request spells, such as <|im_end|>: allowed, encoded as text, or refused.
 
-The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for /v1/completions may.
+The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for
+/v1/completions may.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class SpecialTokens:
         self._policy = policy
 
     def check(self, value: Any, param: str) -> None:
-        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse it."""
+        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse
+        it.
+        """
         if self._policy != "refuse":
             return
         for text in texts_of(value):
@@ -35,7 +38,9 @@ class SpecialTokens:
                                     "special_tokens_in_content to escape.", param)
 
     def encode(self, text: str, param: str) -> list[int] | None:
-        """Returns the ids of a text, encoded as ordinary text; None if its special tokens are allowed, or it has none.
+        """Returns the ids of a text, encoded as ordinary text.
+
+        None if its special tokens are allowed, or it has none.
 
         Raises:
             ApiError: they are refused.

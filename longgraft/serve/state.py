@@ -24,7 +24,10 @@ from longgraft.serve.worker import Worker
 
 @dataclass(frozen=True)
 class State:
-    """The state of one server.  Only the worker opens requests on the session; routes only read its properties."""
+    """The state of one server.
+
+    Only the worker opens requests on the session; routes only read its properties.
+    """
 
     session: Session
     options: Serving
@@ -34,7 +37,10 @@ class State:
 
     @property
     def name(self) -> str:
-        """Name of the model for clients.  If it is a path, only the last part is shown, to reveal no folders."""
+        """Name of the model for clients.
+
+        If it is a path, only the last part is shown, to reveal no folders.
+        """
         if self.options.model_name:
             return self.options.model_name
         path = Path(self.session.target.name)
@@ -83,8 +89,8 @@ class State:
     def need_tokenizer(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if the model has none."""
         if self.tokenizer is None:
-            raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids as the "
-                                "prompt.", param)
+            raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids "
+                                "as the prompt.", param)
         return self.tokenizer
 
     def ids(self, text: str, param: str, special: bool = False) -> list[int]:
@@ -106,8 +112,8 @@ class State:
     def need_template(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if it has no chat template."""
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt as text "
-                                "to /v1/completions.", param)
+            raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt "
+                                "as text to /v1/completions.", param)
         return self.tokenizer
 
     @cached_property

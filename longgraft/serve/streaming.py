@@ -115,7 +115,9 @@ class EventForm:
         return event
 
     def error(self, error: ApiError) -> str:
-        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
+        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have
+        names.
+        """
         body = error.body
         if self.named:
             body = body | {"sequence_number": 0} | body["error"] | {"type": "error"}
@@ -166,8 +168,12 @@ class EventStream(Response):
             yield self.events.last
 
 
-async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
-    """Yields the events of one answer's chunks, and comments; nothing but comments before there is something to say."""
+async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm
+                    ) -> AsyncIterator[str]:
+    """Yields the events of one answer's chunks, and comments.
+
+    Nothing but comments before there is something to say.
+    """
     opening = form.opening_chunks()
     ids = list[int]()
     sent = 0        # ids that a chunk contained

@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one span per answer, sent to a collector over OTLP/HTTP (extra otel).
 
-The attributes have the names of OpenTelemetry's conventions for generative models, and beside them vLLM's.  A span
-belongs to the trace that the request's headers traceparent and tracestate name.
+The attributes have the names of OpenTelemetry's conventions for generative models, and beside them vLLM's.  A
+span belongs to the trace that the request's headers traceparent and tracestate name.
 """
 
 from __future__ import annotations

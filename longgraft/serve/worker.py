@@ -40,7 +40,8 @@ class Worker:
         draining: No more requests are accepted, and those that have come are answered.
     """
 
-    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
+    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1
+                 ) -> None:
         self.session = session
         self.limit = waiting
         self.watchers = list(watchers)
@@ -102,7 +103,10 @@ class Worker:
         return ""
 
     def check(self) -> None:
-        """Raises Busy, Closing or Failed if a request would be refused now; called before a long prompt is encoded."""
+        """Raises Busy, Closing or Failed if a request would be refused now.
+
+        Called before a long prompt is encoded.
+        """
         with self._changed:
             if self._closed or self.draining:
                 raise Closing
@@ -130,7 +134,10 @@ class Worker:
             served.send(End("cancelled", queued=time.monotonic() - served.since))
 
     def close(self) -> None:
-        """Accepts no more requests and ends all of them.  The thread ends after its step; this does not wait for it."""
+        """Accepts no more requests and ends all of them.
+
+        The thread ends after its step; this does not wait for it.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -144,7 +151,9 @@ class Worker:
             self._thread.join(seconds)
 
     def _retry_after(self) -> int:
-        """Estimates the seconds until a place is free: the mean duration of recent requests / number that run."""
+        """Estimates the seconds until a place is free: the mean duration of recent requests / number that
+        run.
+        """
         mean = sum(self._recent) / max(1, len(self._recent))
         return max(1, math.ceil(mean / max(1, len(self.running))))
 
@@ -179,7 +188,8 @@ class Worker:
                 self._scheduler.end(served)
                 self._end(served, end)
 
-    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float) -> End | Exception | None:
+    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float
+                 ) -> End | Exception | None:
         """Sends a step to the request's client; returns its end or its exception, or None if it goes on."""
         request = served.request
         if isinstance(step, Exception):

@@ -5,7 +5,7 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation("a wrong schema is found in the decoding thread", "prompts:sampling_of", "        state.session.constraint(sampling, state.session.eos)\n", "", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
     Mutation("the beginning of a key is a key", "Guard._check_key", 'if not hmac.compare_digest(sent.encode("latin-1"), key.encode()):', "if not key.startswith(sent):", "test_serve_errors.py::test_requests_without_the_api_key_are_refused"),
-    Mutation("a page of another port is the server's own", "Guard._check_origin", '_split(origin, "Origin").netloc == host', '_split(origin, "Origin").hostname == _split(f\'//{host}\', \'Host\').hostname', "test_serve_errors.py::test_a_page_of_another_origin_is_refused_unless_it_was_allowed"),
+    Mutation("a page of another port is the server's own", "Guard._check_origin", 'page_host == host', '_split(origin, "Origin").hostname == _split(f\'//{host}\', \'Host\').hostname', "test_serve_errors.py::test_a_page_of_another_origin_is_refused_unless_it_was_allowed"),
     Mutation("only a body that says its length is measured", "Guard._limited.limited", "            if arrived > self.options.max_body * MIB:", "            if False:", "test_serve_errors.py::test_a_body_beyond_the_limit_is_not_read"),
     Mutation("true is 1", "request_fields:_same", "value == neutral and isinstance(value, bool) == isinstance(neutral, bool)", "value == neutral", "test_serve_errors.py::test_a_bad_completion_is_refused_by_the_field_that_is_wrong"),
     Mutation("a missing field is blamed on the outer one", "request_body:_path", "    if missing:", "    if False:", "test_serve_errors.py::test_a_bad_chat_is_refused_by_the_field_that_is_wrong"),
@@ -18,5 +18,5 @@ MUTATIONS = (
     Mutation("a body of exactly the limit is too large", "Guard._check_length", "int(length[:20]) > self", "int(length[:20]) >= self", "test_serve_errors.py::test_a_body_of_exactly_the_limit_is_read"),
     Mutation("parts of exactly the limit are too large", "Guard._limited", "if arrived > self", "if arrived >= self", "test_serve_errors.py::test_a_body_of_exactly_the_limit_is_read"),
     Mutation("a refusal does not say how a key is sent", "Guard._check_key", ', headers={"WWW-Authenticate": "Bearer"}', "", "test_serve_errors.py::test_refusals_say_how_a_key_is_sent_and_when_to_try_again"),
-    Mutation("a refusal of a large body does not say when to try again", "Guard._limited", ', headers={"Retry-After": "5"}', "", "test_serve_errors.py::test_refusals_say_how_a_key_is_sent_and_when_to_try_again"),
+    Mutation("a refusal of a large body does not say when to try again", "Guard._limited", 'headers={"Retry-After": "5"})', ")", "test_serve_errors.py::test_refusals_say_how_a_key_is_sent_and_when_to_try_again"),
 )

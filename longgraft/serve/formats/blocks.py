@@ -53,7 +53,10 @@ class Blocks:
             pass
 
     def push(self, text: str) -> Iterator[Event]:
-        """Takes new text, and yields what begins, grows and ends with it.  The text of an event is the new one."""
+        """Takes new text, and yields what begins, grows and ends with it.
+
+        The text of an event is the new one.
+        """
         return self._events(self._reader.push(text))
 
     def finish(self) -> Iterator[Event]:

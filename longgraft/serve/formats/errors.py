@@ -52,7 +52,10 @@ class ApiError(HTTPException):
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """Returns the response to an exception; an unexpected one is a bug of the server, and goes to the log."""
+        """Returns the response to an exception.
+
+        An unexpected one is a bug of the server, and goes to the log.
+        """
         if isinstance(error, ApiError):
             return error
         if isinstance(error, Busy):
@@ -65,7 +68,11 @@ class ApiError(HTTPException):
         return cls(500, "The server failed; its log says why.")
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """Returns the error about a field by its name in another API.  names: names there, by the names here"""
+        """Returns the error about a field by its name in another API.
+
+        Args:
+            names: Names there, by the names here.
+        """
         old = re.split(r"\W", self.param or "")[0]
         new = names.get(old, old)
         if not old or new == old:

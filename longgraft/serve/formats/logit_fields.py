@@ -1,4 +1,6 @@
-"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and llama.cpp."""
+"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and
+llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,8 @@ class LogitFields(JsonFields):
             named["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         constraints = self.constraints()
         if len(constraints) > 1:
-            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others "
-                             "out.")
+            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. Leave "
+                             "the others out.")
         return named | dict(constraints.values())
 
     def constraints(self) -> dict[str, tuple[str, Any]]:
@@ -132,7 +134,10 @@ class LogitFields(JsonFields):
 
 
 def _any_of(choice: list[str] | None) -> str | None:
-    """Returns a grammar of these choices as one terminal; a rule for each would be an item of the parser's row."""
+    """Returns a grammar of these choices as one terminal.
+
+    A rule for each would be an item of the parser's row.
+    """
     if not choice:
         return None
     return f"start: ANSWER\nANSWER: {' | '.join(map(json.dumps, choice))}"

@@ -14,7 +14,9 @@ Fields = Callable[[Sequence[TokenLogprob], TokenBytes, int], dict[str, Any]]
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: TokenBytes, offset: int = 0) -> dict[str, Any]:
-    """Returns log-probabilities for /v1/completions, as columns; offsets are in characters of the choice's text.
+    """Returns log-probabilities for /v1/completions, as columns.
+
+    Offsets are in characters of the choice's text.
 
     The first token of a prompt has none, which is NaN here and null in the answer.
     """
@@ -49,7 +51,13 @@ class LogprobSeries:
     """Gives out the log-probabilities of one answer in parts, before the first those of its prompt."""
 
     def __init__(self, fields: Fields = chat_logprobs, spelt: TokenBytes | None = None, echo: str = "") -> None:
-        """fields: makes the field of a choice; spelt: bytes of tokens; echo: the prompt, if the text begins with it"""
+        """Begins with the first token.
+
+        Args:
+            fields: Makes the field of a choice.
+            spelt: Bytes of tokens.
+            echo: The prompt, if the text begins with it.
+        """
         self.begun = False      # the first part was taken
         self._fields = fields
         self._spelt = spelt or TokenBytes(None)
@@ -108,7 +116,10 @@ def _escaped(byte: int) -> str:
 
 
 def labelled(top: Sequence[tuple[int, float]], spelt: TokenBytes) -> dict[str, float]:
-    """Returns the log-probabilities by text; a further token of the same text is named by its id, as vLLM does."""
+    """Returns the log-probabilities by text.
+
+    A further token of the same text is named by its id, as vLLM does.
+    """
     values: dict[str, float] = {}
     for token, value in top:
         text = label(spelt(token))

@@ -58,8 +58,9 @@ class AnthropicTool(JsonFields):
     def for_chat(self, place: str) -> dict[str, Any]:
         """Returns the tool for a chat; raises Unsupported if it cannot be one.  place: the field"""
         if self.type not in (None, "custom", "function"):
-            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's models know. "
-                                               "Give it with an input_schema instead of the type.")
+            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's "
+                                               "models know. Give it with an input_schema instead of the "
+                                               "type.")
         if self.function is not None:
             return {"type": "function", "function": self.function.model_dump()}
         if self.name is None:
@@ -123,8 +124,8 @@ class CountTokensRequest(JsonFields):
         """Raises Unsupported for fields that need Anthropic's servers."""
         for name in HOSTED:
             if (self.model_extra or {}).get(name):
-                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's servers. Leave "
-                                        "it out.")
+                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's "
+                                        "servers. Leave it out.")
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
@@ -133,8 +134,8 @@ class CountTokensRequest(JsonFields):
     def chat_fields(self) -> dict[str, Any]:
         """Returns the fields of the chat that the tokens of the prompt depend on, and the choice of a tool."""
         if self.messages[-1].role == "assistant":
-            raise ValueError("The last message is the assistant's, and an answer is not continued here. End with a "
-                             "message of the user.")
+            raise ValueError("The last message is the assistant's, and an answer is not continued here. End "
+                             "with a message of the user.")
         messages = list[dict[str, Any]]()
         if self.system:
             messages.append({"role": "system", "content": text_of(self.system)})
@@ -204,8 +205,8 @@ def text_of(content: Content | None) -> str:
         return content or ""
     for block in content:
         if block.type != "text":
-            raise ValueError(f"A block is of type {block.type!r}, which this model cannot read in this place. Send "
-                             "text.")
+            raise ValueError(f"A block is of type {block.type!r}, which this model cannot read in this "
+                             "place. Send text.")
     return "\n".join(block.text or "" for block in content)
 
 

@@ -64,7 +64,11 @@ class Usage:
         self._left = answers
 
     def add(self, counts: dict[str, Any], first: bool) -> bool:
-        """Adds an answer's counts, and returns True if it was the last answer.  first: the first of its prompt"""
+        """Adds an answer's counts, and returns True if it was the last answer.
+
+        Args:
+            first: The first of its prompt.
+        """
         if not first:
             counts = counts | {"prompt_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0},
                                "total_tokens": counts["completion_tokens"]}
@@ -115,7 +119,9 @@ class OpenAIFormat:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def response(self, answers: Sequence[Answer], others: Sequence[OpenAIFormat] = ()) -> dict[str, Any]:
-        """Returns the whole response.  Tokens are counted over all answers; the other costs are the first answer's.
+        """Returns the whole response.
+
+        Tokens are counted over all answers; the other costs are the first answer's.
 
         others: the formats of the other answers
         """

@@ -1,7 +1,7 @@
 """The fields of requests: OpenAI's, and those that clients of llama.cpp and vLLM add.
 
-Unknown fields are ignored, because editors send many fields of other servers.  Known fields that are not supported and
-would change the answer are refused.
+Unknown fields are ignored, because editors send many fields of other servers.  Known fields that are not
+supported and would change the answer are refused.
 """
 
 from __future__ import annotations
@@ -104,8 +104,9 @@ class Own(JsonFields):
 
     corpus: str | None = Field(None, max_length=100,
                                description="Name of a corpus on the server that the answer may repeat")
-    remember: bool | None = Field(None, description="The answer may repeat earlier ones of the same API key, and later "
-                                  "ones may repeat it; needs a server with --remember, where it is the default")
+    remember: bool | None = Field(None, description="The answer may repeat earlier ones of the same API key, "
+                                  "and later ones may repeat it; needs a server with --remember, where it is "
+                                  "the default")
 
 
 class StreamOptions(JsonFields):
@@ -118,8 +119,9 @@ class AnswerRequest(LogitFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
-    temperature: float | None = described_by(SamplingSettings, "temperature", "A greedy answer ignores top_p, top_k, "
-                                             "min_p and seed. None: as generation_config.json says, or greedy.")
+    temperature: float | None = described_by(SamplingSettings, "temperature", "A greedy answer ignores "
+                                             "top_p, top_k, min_p and seed. None: as generation_config.json "
+                                             "says, or greedy.")
     top_p: float | None = described_by(SamplingSettings, "top_p")
     top_k: int | None = described_by(SamplingSettings, "top_k")
     min_p: float | None = described_by(SamplingSettings, "min_p")
@@ -205,8 +207,8 @@ class AnswerRequest(LogitFields):
         if limits is None:
             return None
         if limits.method not in (None, served, PLAIN):
-            raise ValueError(f"Method {limits.method!r} is not loaded here. Ask for {served} or {PLAIN} (plain), "
-                             "or start a server with --method.")
+            raise ValueError(f"Method {limits.method!r} is not loaded here. Ask for {served} or {PLAIN} "
+                             "(plain), or start a server with --method.")
         if limits.enabled is False or limits.method == PLAIN:
             return 1
         return limits.budget
@@ -236,8 +238,8 @@ class CompletionRequest(AnswerRequest):
         description=f"Text or token ids, or a list of up to {PROMPTS} of them")
     suffix: str | None = Field(None, description="Text after the completion")
     echo: bool | None = False
-    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, with echo also of the prompt's, "
-                                 "and of so many most probable ones")
+    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, with echo also of the "
+                                 "prompt's, and of so many most probable ones")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0: the prompt is only read")
 
     def logit_options(self) -> dict[str, Any]:

@@ -11,7 +11,10 @@ MILLI = 1000.0
 
 
 def timings(stats: Stats, new: int) -> dict[str, float]:
-    """Returns tokens and milliseconds of prompt and answer, as llama.cpp counts them; cache_n: reused prompt tokens"""
+    """Returns tokens and milliseconds of prompt and answer, as llama.cpp counts them.
+
+    Its cache_n are the reused tokens of the prompt.
+    """
     read = stats.prompt_tokens - stats.reused_tokens
     figures: dict[str, float] = {"cache_n": stats.reused_tokens}
     for name, tokens, seconds in (("prompt", read, stats.prefill_seconds), ("predicted", new, stats.decode_seconds)):
@@ -22,7 +25,8 @@ def timings(stats: Stats, new: int) -> dict[str, float]:
 
 
 def metrics(stats: Stats) -> dict[str, Any]:
-    """Returns vLLM's metrics.speculative_decoding, which only counts steps with proposals, and the counts by position.
+    """Returns vLLM's metrics.speculative_decoding, which only counts steps with proposals, and the counts by
+    position.
 
     Of a tree all nodes are proposed tokens, and their depths are the positions.
     """

@@ -154,7 +154,11 @@ def _cut(end: End) -> bool:
 
 
 def _status(block: AnswerBlock, cut: bool) -> str:
-    """Returns the status of a block that has ended.  cut: the answer's limit ended it; a call may be whole then"""
+    """Returns the status of a block that has ended.
+
+    Args:
+        cut: The answer's limit ended it; a call may be whole then.
+    """
     if block.name:
         cut = not block.whole
     return "incomplete" if cut else "completed"

@@ -117,19 +117,22 @@ class ResponsesRequest(JsonFields):
     def check_supported(self) -> None:
         """Raises Unsupported for fields that would change the answer and are not supported."""
         if self.truncation == "auto":
-            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it out, and "
-                                            "shorten the conversation if it is too long.")
+            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it "
+                                            "out, and shorten the conversation if it is too long.")
         if LOGPROBS in (self.include or ()):
-            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it out, or ask "
-                                         "/v1/chat/completions with logprobs.")
+            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it "
+                                         "out, or ask /v1/chat/completions with logprobs.")
         for name in STORED:
             if (self.model_extra or {}).get(name):
-                raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the whole "
-                                        "conversation as input.")
+                raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the "
+                                        "whole conversation as input.")
 
     @property
     def offered(self) -> dict[str, Offered]:
-        """The tools that the model may call, by the names of their functions.  Raises Unsupported for other tools."""
+        """The tools that the model may call, by the names of their functions.
+
+        Raises Unsupported for other tools.
+        """
         return offered(self.tools or ())
 
     @property
@@ -181,8 +184,8 @@ def text_of(content: Content | None) -> str:
         return content or ""
     for part in content:
         if part.type not in TEXTS:
-            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
-                             "of type input_text.")
+            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. "
+                             "Send parts of type input_text.")
     return "\n".join(part.text or part.refusal or "" for part in content)
 
 
@@ -200,8 +203,8 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
             messages.append({"role": "tool", "tool_call_id": item.call_id or item.id or "",
                              "content": text_of(item.output)})
         elif item.type != "reasoning":      # an earlier model's, which this one cannot read
-            raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. Send "
-                             f"messages, {', '.join(CALLS)}, and outputs of these.")
+            raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. "
+                             f"Send messages, {', '.join(CALLS)}, and outputs of these.")
     return messages
 
 

@@ -152,8 +152,8 @@ def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) 
         elif tool.type in ("function", "custom"):
             yield _named(tool, field, namespace)
         elif not _hosted(tool):
-            raise Unsupported(f"{field}.type", f"{field} is of type {tool.type}, which is not known here. Give a "
-                                              "function or a custom tool.")
+            raise Unsupported(f"{field}.type", f"{field} is of type {tool.type}, which is not known here. "
+                                              "Give a function or a custom tool.")
 
 
 def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
@@ -169,8 +169,8 @@ def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
         kind = "custom"
         parameters = ONE_TEXT
         if tool.format is not None and tool.format.definition:
-            description = (f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} grammar:\n"
-                           f"{tool.format.definition}").strip()
+            description = (f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} "
+                           f"grammar:\n{tool.format.definition}").strip()
     function = {"name": function_name(name, namespace), "description": description, "parameters": parameters,
                 "strict": fields.get("strict")}
     return Offered(function, kind, name, namespace)

@@ -1,4 +1,6 @@
-"""An answer token by token for the page: the origin of each piece of text, and the tree that each step verified."""
+"""An answer token by token for the page: the origin of each piece of text, and the tree that each step
+verified.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class Spans:
         self._open: list[tuple[int, str, int]] = []      # (token's place, origin, characters not shown yet)
 
     def push(self, step: Step) -> list[dict[str, Any]]:
-        """Returns the step's tokens as {at, origin, text}, after earlier tokens whose text has become certain.
+        """Returns the step's tokens as {at, origin, text}, after earlier tokens whose text has become
+        certain.
 
         at: the token's place in the answer.  The texts together are the step's text.
         """
@@ -56,14 +59,18 @@ class Spans:
 
 
 class Pictures:
-    """Trees as lists for JSON.  A token is given by its text, a part of a character by its vocabulary entry."""
+    """Trees as lists for JSON.
+
+    A token is given by its text, a part of a character by its vocabulary entry.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._texts: dict[int, str] = {}
 
     def of(self, step: Step) -> dict[str, Any] | None:
-        """Returns a decoding step's tree: tokens, parents, origins and scores of its nodes, and the emitted path.
+        """Returns a decoding step's tree: tokens, parents, origins and scores of its nodes, and the emitted
+        path.
 
         The bonus token is None if an end cut it off.
         """

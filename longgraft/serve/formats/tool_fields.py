@@ -66,7 +66,8 @@ class ToolCall(JsonFields):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON object.
+        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON
+        object.
 
         A model may have written such a text, and without it the conversation could not go on.
         """
@@ -80,7 +81,10 @@ class ToolCall(JsonFields):
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object that a text spells in characters that can be encoded; None if it spells none."""
+    """Returns the JSON object that a text spells in characters that can be encoded.
+
+    None if it spells none.
+    """
     try:
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False).encode()

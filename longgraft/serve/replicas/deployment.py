@@ -80,8 +80,8 @@ def replicas(wanted: Replicas, opened: Opened, application: str) -> Iterator[tup
 def reason(message: str) -> str:
     """Returns the exception at the end of the traceback in Ray Serve's message."""
     end = re.split(r"\n(?=[\w.]+: )", message)[-1].strip()
-    return (f"A replica could not start: {end}\nModels and files given as paths must be there on every node of the Ray "
-            "cluster.")
+    return (f"A replica could not start: {end}\nModels and files given as paths must be there on every node "
+            "of the Ray cluster.")
 
 
 def bound(opened: Opened, share: NodeShare, scale: Mapping[str, Any]) -> Any:

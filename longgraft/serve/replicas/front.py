@@ -1,7 +1,7 @@
 """The front: an ASGI application without a model, which has a replica answer each request.
 
-A replica may die. If it had not begun to answer, another one gets the request, and the client notices nothing. An
-answer has begun when a byte of it was sent, comments of a stream apart.
+A replica may die. If it had not begun to answer, another one gets the request, and the client notices
+nothing. An answer has begun when a byte of it was sent, comments of a stream apart.
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
 
 
 class Forward:
-    """ASGI application that has replicas answer.  To the HTTP server it is what a worker is: it drains and closes."""
+    """ASGI application that has replicas answer.
+
+    To the HTTP server it is what a worker is: it drains and closes.
+    """
 
     def __init__(self, handle: Any, options: Serving) -> None:
         self._handle, self._options = handle, options
@@ -114,7 +117,10 @@ class Forward:
                 answer.cancel()
 
     async def ask_all(self, method: str) -> list[Any]:
-        """Returns what this method of each replica returns; replicas where it raises an exception are left out."""
+        """Returns what this method of each replica returns.
+
+        Replicas where it raises an exception are left out.
+        """
         try:
             results = await self._handle.broadcast(method).results_async(timeout_s=ASKED, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):
@@ -173,8 +179,8 @@ class Forward:
         if len(call.avoid) == ATTEMPTS:     # no replica can take requests now, and none has ended
             return await reply.fail(NONE_READY)
         self.counts.lost.inc()
-        await reply.fail(ApiError(500, f"{ATTEMPTS} replicas ended while they had this request. It is not sent to "
-                                       "another one.", code="replica_lost"))
+        await reply.fail(ApiError(500, f"{ATTEMPTS} replicas ended while they had this request. It is not "
+                                       "sent to another one.", code="replica_lost"))
 
 
 class Reply:
@@ -244,8 +250,8 @@ class FrontCounts:
 
     def __init__(self, prefix: str) -> None:
         self._own = CollectorRegistry()
-        self.retried = Counter(prefix + "front_requests_retried", "Requests that another replica got, because one "
-                               "ended.", registry=self._own)
+        self.retried = Counter(prefix + "front_requests_retried", "Requests that another replica got, "
+                               "because one ended.", registry=self._own)
         self.lost = Counter(prefix + "front_requests_lost", "Answers that ended with an error because a replica ended.",
                             registry=self._own)
         self._replicas = Gauge(prefix + "front_replicas", "Replicas that sent their metrics.", registry=self._own)

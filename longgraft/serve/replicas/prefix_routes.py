@@ -1,8 +1,9 @@
 """Routing by prefix: finds the replica that has probably kept the beginning of a prompt.
 
-A prompt is the JSON text of the fields that the prompt is made of, cut into blocks. Each block has the hash of all text
-up to its end. Nobody tells the front what a replica has kept; it remembers where it sent which blocks. A request goes
-where it ends first: reading a block again costs as much as waiting for a block of another request.
+A prompt is the JSON text of the fields that the prompt is made of, cut into blocks. Each block has the hash
+of all text up to its end. Nobody tells the front what a replica has kept; it remembers where it sent which
+blocks. A request goes where it ends first: reading a block again costs as much as waiting for a block of
+another request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input_extra"
 
 
 def blocks_of(body: bytes) -> tuple[int, ...]:
-    """Returns the hashes of a request's prompt; none if the body is no JSON object, or shorter than a block."""
+    """Returns the hashes of a request's prompt.
+
+    None if the body is no JSON object, or shorter than a block.
+    """
     try:
         value: Any = json.loads(body)
     except (ValueError, RecursionError):        # the replica answers with the error
@@ -40,8 +44,8 @@ def blocks_of(body: bytes) -> tuple[int, ...]:
 class PrefixRoutes(Generic[Id]):
     """The blocks that each replica got, and the work that it has.
 
-    The work of a request is the number of its blocks that its replica did not know, and `request` for its answer.  The
-    defaults come from docs/scale.md.
+    The work of a request is the number of its blocks that its replica did not know, and `request` for its
+    answer.  The defaults come from docs/scale.md.
 
     Attributes:
         request: Work of an answer, in blocks that are read.

@@ -74,7 +74,10 @@ class Replica:
         return self._state.name
 
     def check_health(self) -> None:
-        """Raises RuntimeError if the decoding thread has ended, or has work and makes no step; called by Ray Serve."""
+        """Raises RuntimeError if the decoding thread has ended, or has work and makes no step.
+
+        Called by Ray Serve.
+        """
         trouble = self._state.worker.trouble
         if trouble:
             raise RuntimeError(trouble)
@@ -85,7 +88,9 @@ class Replica:
         return self._id, b"".join(part for part in parts if isinstance(part, bytes)).decode()
 
     async def answer(self, call: ForwardedCall) -> AsyncIterator[Head | bytes]:
-        """Yields the head of the response and the parts of its body; if it is cancelled, the request is cancelled.
+        """Yields the head of the response and the parts of its body.
+
+        If it is cancelled, the request is cancelled.
 
         Raises:
             Unfit: The replica is not healthy.

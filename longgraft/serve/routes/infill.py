@@ -1,7 +1,8 @@
 """/infill of llama.cpp's server, which llama.vim uses: the text between a prefix and a suffix.
 
-Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text that does
-not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.  llama.cpp's samplers are
+Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text
+that does not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.
+llama.cpp's samplers are
 ignored: the sampling fields are those of all requests.
 """
 
@@ -78,8 +79,8 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, encoded: Encoded
-                   ) -> Response:
+async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt,
+                   encoded: Encoded) -> Response:
     """Answers a request in llama.cpp's fields."""
     stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
     served = state.submitted(*encoded, complete=stop.detector(), trim=stop.trimmed)
@@ -90,7 +91,10 @@ async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, la
 
 
 class Prompts:
-    """Maker of the prompts of all requests; it keeps the last one's pieces, so that the next one begins alike."""
+    """Maker of the prompts of all requests.
+
+    It keeps the last one's pieces, so that the next one begins alike.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -115,8 +119,8 @@ class Prompts:
         """Raises ApiError if there is no tokenizer, or if a text spells special tokens and may not."""
         self.state.need_tokenizer("input_prefix")
         if body.special_tokens_in_content == "allow":
-            raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. Set "
-                           "special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
+            raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. "
+                           "Set special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
         special = self.state.special_tokens(body.special_tokens_in_content or "escape")
         for name in ("input_prefix", "input_suffix", "prompt"):
             special.check(getattr(body, name) or "", name)

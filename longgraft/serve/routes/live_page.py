@@ -93,7 +93,10 @@ def router(state: State) -> APIRouter:
 
 
 async def _lines(state: State, served: ServedRequest, compare: bool) -> AsyncIterator[str]:
-    """Yields server-sent events: start; read, step, done; with `compare` plain, compared; error; end; and comments."""
+    """Yields server-sent events, and comments.
+
+    The events are start, read, step and done, with `compare` plain and compared, error, and end.
+    """
     try:
         with client_errors(constraint=served.context.constraint_field):
             async for event in _answer(state, served, compare):

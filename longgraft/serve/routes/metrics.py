@@ -1,4 +1,5 @@
-"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, after the prefix that the options set.
+"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, after the prefix that the options
+set.
 
 A watcher of all requests counts in the decoding thread.
 """
@@ -55,22 +56,23 @@ class RequestMetrics:
                           ("model_name", "position"), registry=self.registry)
         self.prompt = self._counter("prompt_tokens", "Tokens of prompts, read or reused from an earlier one.")
         self.new = self._counter("generation_tokens", "Tokens of answers.")
-        self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked up among earlier "
-                                     "prompts.")
+        self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked up among "
+                                     "earlier prompts.")
         self.hits = self._counter("prefix_cache_hits", "Tokens of prompts that were found there and not read again.")
-        self.differs = self._histogram("prefix_cache_first_difference_tokens", "Place of the first token in which a "
-                                       "prompt differs from the kept prompt that it follows longest; prompts that "
+        self.differs = self._histogram("prefix_cache_first_difference_tokens", "Place of the first token in "
+                                       "which a prompt differs from the kept prompt that it follows longest; "
+                                       "prompts that "
                                        "continue a kept one are left out.", PLACES)
         self.first = self._histogram("time_to_first_token_seconds", "Time from a request's arrival to its first token.",
                                      LONG)
-        self.between = self._histogram("inter_token_latency_seconds", "Time from one token to the next; the tokens of "
-                                       "a step share its time.", SHORT)
+        self.between = self._histogram("inter_token_latency_seconds", "Time from one token to the next; the "
+                                       "tokens of a step share its time.", SHORT)
         self.whole = self._histogram("e2e_request_latency_seconds", "Time from a request's arrival to its end.", LONG)
         self.queued = self._histogram("request_queue_time_seconds", "Time that a request waited in the queue.", LONG)
         self.ended_by = Counter(self._prefix + "request_success", "Requests that ended, by reason.",
                                 ("model_name", "finished_reason"), registry=self.registry)
-        self.failed = self._counter("request_failures", "Requests that ended with an error of the server or the "
-                                    "session.")
+        self.failed = self._counter("request_failures", "Requests that ended with an error of the server or "
+                                    "the session.")
         self._gauge("num_requests_running", "Requests that are being decoded.", lambda: len(worker.running))
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
         self._gauge("num_requests_refused", "Requests refused so far because the queue was full.",

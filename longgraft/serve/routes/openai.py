@@ -64,7 +64,11 @@ def unsupported(error: Unsupported) -> ApiError:
 
 
 def chat_of(body: AsChat, param: str) -> ChatRequest:
-    """Returns the chat that a request of another API stands for.  param: the field of its messages, for errors"""
+    """Returns the chat that a request of another API stands for.
+
+    Args:
+        param: The field of its messages, for errors.
+    """
     try:
         return body.chat()
     except Unsupported as error:
@@ -74,7 +78,11 @@ def chat_of(body: AsChat, param: str) -> ChatRequest:
 
 
 def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
-    """Does `prepared` for the chat that a request of another API stands for.  param: the field of its messages"""
+    """Does `prepared` for the chat that a request of another API stands for.
+
+    Args:
+        param: The field of its messages.
+    """
     chat_body = chat_of(body, param)
     try:
         requested, context = prepared(state, chat_body, chat(state, chat_body), chat_body.token_limit)

@@ -64,8 +64,8 @@ def router(state: State) -> APIRouter:
             return list(requested.ids)
         text: str = getattr(body, name)
         if len(text) > MOST_CHARACTERS:
-            raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at once. Send "
-                                "it in parts.", name)
+            raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at "
+                                "once. Send it in parts.", name)
         state.need_tokenizer(name)
         special = body.add_special if name == "content" else body.add_special_tokens
         bare = None

@@ -1,7 +1,7 @@
 """The grammar of an answer that may or must call tools, in llguidance's Lark syntax.
 
-Arguments follow the schemas of their tools. Everything that a schema or the format of the calls forces is drafted
-without the model.
+Arguments follow the schemas of their tools. Everything that a schema or the format of the calls forces is
+drafted without the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Tool:
     Attributes:
         name: Its name.
         parameters: JSON schema of the arguments; None: it takes none.
-        strict: Refuse a schema that cannot be followed; otherwise what cannot be followed is left out of the grammar.
+        strict: Refuse a schema that cannot be followed; otherwise what cannot be followed is left out of the
+            grammar.
     """
 
     name: str
@@ -43,8 +44,8 @@ class Tool:
         schema["type"] = "object"
         faults = problems(schema) if self.strict else []
         if faults:
-            raise ValueError(f"The parameters of function {self.name} cannot be followed: {faults[0]}. Leave that "
-                             "out, or leave strict and tool_choice out.")
+            raise ValueError(f"The parameters of function {self.name} cannot be followed: {faults[0]}. Leave "
+                             "that out, or leave strict and tool_choice out.")
         return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
 
 

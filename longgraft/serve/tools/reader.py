@@ -75,11 +75,13 @@ class ReadAnswer:
 
 
 class CallReader:
-    """Finds the calls of known tools in a growing text.  Everything else is text, also what only resembles a call.
+    """Finds the calls of known tools in a growing text.
 
-    Calls follow a tag of the family, or are the object with which the answer begins. A call is whole if its arguments
-    are a JSON object. A growing answer is passed on as it arrives, also calls that turn out not to be whole. In an
-    answer that is read at once, these are text.
+    Everything else is text, also what only resembles a call.
+
+    Calls follow a tag of the family, or are the object with which the answer begins. A call is whole if its
+    arguments are a JSON object. A growing answer is passed on as it arrives, also calls that turn out not to
+    be whole. In an answer that is read at once, these are text.
 
     Attributes:
         family: The way in which the model writes calls; None if no call is looked for.
@@ -333,7 +335,10 @@ class _Object:
 
 
 def parsed(text: str) -> Any:
-    """Returns the value of a JSON text; None if it is none, or if it has half a character or a number like NaN."""
+    """Returns the value of a JSON text.
+
+    None if it is none, or if it has half a character or a number like NaN.
+    """
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError:
