@@ -24,7 +24,14 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (),
                  stop_until: str | None = None) -> None:
-        """prompt: token ids that the answer follows; stop_until: as in `GenerationRequest`"""
+        """Begins an answer.
+
+        Args:
+            tokenizer: Decodes tokens.
+            stop: Stop strings; empty ones do not count.
+            prompt: Token ids that the answer follows.
+            stop_until: As in `GenerationRequest`.
+        """
         self.tokenizer = tokenizer
         self.stop = [text for text in stop if text]
         self._until: re.Pattern[str] | None = None

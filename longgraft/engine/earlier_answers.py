@@ -14,7 +14,7 @@ FEWEST = 1024   # bytes of the smallest store
 
 
 class EarlierAnswers:
-    """Keeps the token ids of the newest answers, with whose they are.  A client is given only its own.
+    """Store of the token ids of the newest answers, with whose they are.  A client is given only its own.
 
     The answers become predictions of the next request: the target never reads them, so only speed depends on
     them.

@@ -119,11 +119,15 @@ def continuation(tokenizer: Any, text: str) -> list[int]:
     """Returns the ids of a text that follows other text: some tokenizers put a space before every text."""
     if not text:
         return []
-    line_end, ids = (list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
-                     for part in ("\n", "\n" + text))
+    line_end = _bare_ids(tokenizer, "\n")
+    ids = _bare_ids(tokenizer, "\n" + text)
     if ids[:len(line_end)] == line_end:
         return ids[len(line_end):]
     # A tokenizer that merges a line end with the text after it puts no space there.
+    return _bare_ids(tokenizer, text)
+
+
+def _bare_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 

@@ -28,8 +28,12 @@ def encode_prediction(encoder: Encoder, prediction: Prediction | None) -> list[l
     several = isinstance(prediction, Sequence) and not isinstance(prediction, (str, bytes))
     if several and not all(isinstance(item, Integral) for item in prediction):
         texts = prediction
-    encoded = [encoder.bare(text, "prediction") for text in texts]
-    return [ids for ids in encoded if ids]
+    encoded = []
+    for text in texts:
+        ids = encoder.bare(text, "prediction")
+        if ids:
+            encoded.append(ids)
+    return encoded
 
 
 def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int]:

@@ -22,7 +22,7 @@ HOST = torch.device("cpu")
 
 @dataclass
 class SavingReader(PrefixReader):
-    """Collects all rows of one prompt on the host, so that the device holds only the caches.
+    """Collector of all rows of one prompt on the host, so that the device holds only the caches.
 
     It recalls nothing.
     """

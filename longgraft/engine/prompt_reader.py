@@ -8,7 +8,7 @@ from longgraft.protocol.observation import Observation
 
 
 class PromptReader(Protocol):
-    """Recalls the beginning of one prompt, and keeps what is read of it."""
+    """Reader of one prompt, which recalls its beginning and keeps what is read of it."""
 
     @property
     def first_difference(self) -> int | None:

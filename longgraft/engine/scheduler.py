@@ -81,7 +81,7 @@ def by_priority(waiting: Sequence[Entry]) -> Entry:
 
 
 class Scheduler(Generic[Entry]):
-    """Gives requests a lane of a session's engine, and runs their steps.
+    """Runner of many requests, each in a lane of a session's engine.
 
     `add` and `cancel` may be called from any thread; only one thread calls `step`, `end` and `close`.
 
@@ -296,9 +296,11 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
         except Exception as error:
             return [error]
     answering = [tokens == 0 for tokens in unread]
-    loads = [BatchLoad(sum(answering) - answers, sum(chunks) - chunk, chunk)
-             for answers, chunk in zip(answering, chunks, strict=True)]
-    return together([partial(request.step, load) for request, load in zip(requests, loads, strict=True)])
+    steps = []
+    for request, answers, chunk in zip(requests, answering, chunks, strict=True):
+        load = BatchLoad(sum(answering) - answers, sum(chunks) - chunk, chunk)
+        steps.append(partial(request.step, load))
+    return together(steps)
 
 
 def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = PASS_TOKENS) -> list[int]:

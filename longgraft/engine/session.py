@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +317,9 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
            ) -> Generation:
     """Steps a request to its end and returns the answer.
 
-    progress: show the prefill's progress; None: on a terminal.  tell: called with each piece of text.
+    Args:
+        progress: Show the prefill's progress; None: on a terminal.
+        tell: Called with each piece of text.
     """
     steps = list[Step]()
     with request, _bar(request.prompt_tokens, progress) as bar:
@@ -332,11 +333,17 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
 def generation(steps: Sequence[Step], request: Request) -> Generation:
     """Returns the answer that these steps of an ended request gave."""
     assert request.finish_reason is not None
-    text = "".join(step.text for step in steps)
-    tokens = list(chain.from_iterable(step.tokens for step in steps))
-    logprobs = tuple(chain.from_iterable(step.logprobs for step in steps))
-    prompt_logprobs = tuple(chain.from_iterable(step.prompt_logprobs for step in steps))
-    return Generation(text, tokens, request.stats, request.finish_reason, logprobs, prompt_logprobs)
+    pieces = list[str]()
+    tokens = list[int]()
+    logprobs = list[TokenLogprob]()
+    prompt_logprobs = list[TokenLogprob]()
+    for step in steps:
+        pieces.append(step.text)
+        tokens += step.tokens
+        logprobs += step.logprobs
+        prompt_logprobs += step.prompt_logprobs
+    return Generation("".join(pieces), tokens, request.stats, request.finish_reason, tuple(logprobs),
+                      tuple(prompt_logprobs))
 
 
 def _show_read(bar: Any, step: Step) -> None:

@@ -160,7 +160,7 @@ class Tally:
 
 
 class Bins:
-    """Maps a bin's name to (nodes, sum of their estimates, accepted nodes)."""
+    """Bins of nodes by a name: (nodes, sum of their estimates, accepted nodes) each."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}

@@ -13,10 +13,13 @@ UNKNOWN = "\ufffd"
 
 
 class TokenBytes:
-    """Maps token ids to bytes.  Special tokens are spelled out; an id without a token has no bytes."""
+    """The bytes of token ids.  Special tokens are spelled out; an id without a token has no bytes.
+
+    Args:
+        tokenizer: The tokenizer; None if there is none, and then no id has bytes.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: None if there is none; then no id has bytes"""
         self._tokenizer = tokenizer
         self._bytes = dict[int, bytes]()
         self._added = {} if tokenizer is None else tokenizer.added_tokens_decoder

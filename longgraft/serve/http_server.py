@@ -60,7 +60,11 @@ def url(bound: socket.socket, options: Serving) -> str:
 
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until a signal ends it.  ready: called when requests are accepted"""
+    """Serves until a signal ends it.
+
+    Args:
+        ready: Called when requests are accepted.
+    """
     # Otherwise each body with many lists makes the garbage collector visit all objects of the model and of torch.
     gc.collect()
     gc.freeze()

@@ -51,7 +51,8 @@ def _completion(state: State, body: CompletionRequest, prompt: str | list[int]) 
 def plain_prompt(state: State, prompt: str | list[int], policy: str) -> GenerationRequest:
     """Encodes text or token ids.  The current window of a next edit's prompt is a prediction.
 
-    policy: what to do with special tokens that the text spells
+    Args:
+        policy: What to do with special tokens that the text spells.
     """
     ids = _plain_ids(state, prompt, policy)
     if not isinstance(prompt, str):
@@ -134,7 +135,8 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
 
     Raises ApiError about the wrong field, whose name is the first word of the error.
 
-    tool_calls: the grammar of the answer's tool calls
+    Args:
+        tool_calls: The grammar of the answer's tool calls.
     """
     about = ""
     try:

@@ -55,10 +55,18 @@ class Watcher(Protocol):
     """Observer of every request.  The decoding thread calls it and waits for it."""
 
     def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
-        """Observes a step.  seconds: duration of the step, which other requests may share"""
+        """Observes a step.
+
+        Args:
+            seconds: Duration of the step, which other requests may share.
+        """
 
     def ended(self, served: ServedRequest, end: End | None) -> None:
-        """Observes the end of a request.  end: None if decoding raised an exception"""
+        """Observes the end of a request.
+
+        Args:
+            end: None if decoding raised an exception.
+        """
 
 
 class ServedRequest(Scheduled):

@@ -18,10 +18,14 @@ T = TypeVar("T")
 
 
 class SpecialTokens:
-    """Encodes texts of a request by one policy."""
+    """Encoder of a request's texts by one policy.
+
+    Args:
+        coder: Finds special tokens, and encodes texts without them.
+        policy: allow, escape or refuse.
+    """
 
     def __init__(self, coder: PartEncoder, policy: str) -> None:
-        """policy: allow, escape or refuse"""
         self._coder = coder
         self._policy = policy
 

@@ -96,7 +96,8 @@ class State:
     def ids(self, text: str, param: str, special: bool = False) -> list[int]:
         """Encodes text; raises ApiError about this field if that is impossible.
 
-        special: add the tokens that the tokenizer puts around a prompt
+        Args:
+            special: Add the tokens that the tokenizer puts around a prompt.
         """
         tokenizer = self.need_tokenizer(param)
         # Making an attention mask of a million tokens would hold the interpreter's lock.

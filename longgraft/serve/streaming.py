@@ -46,10 +46,19 @@ class AnswerFormat(Protocol):
         """Yields the chunks that come before the first step."""
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[Any]:
-        """Yields the chunks of new text.  ids: the tokens since the last chunk"""
+        """Yields the chunks of new text.
+
+        Args:
+            ids: The tokens since the last chunk.
+        """
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
-        """Yields the last chunks.  ids: tokens of the whole answer; rest: those that no chunk contained"""
+        """Yields the last chunks.
+
+        Args:
+            ids: Tokens of the whole answer.
+            rest: Those that no chunk contained.
+        """
 
 
 @asynccontextmanager

@@ -112,6 +112,10 @@ class TraceHeaders:
 
 
 def trace_of(headers: Any) -> Mapping[str, str]:
-    """Returns the headers that name a trace.  headers: pairs of bytes"""
+    """Returns the headers that name a trace.
+
+    Args:
+        headers: Pairs of bytes.
+    """
     named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
     return {name: value for name, value in named if name in HEADERS}

@@ -35,7 +35,11 @@ class AnswerBlock:
 
 
 class Blocks:
-    """The blocks of one answer.  blocks: those that have begun"""
+    """The blocks of one answer.
+
+    Attributes:
+        blocks: Those that have begun.
+    """
 
     def __init__(self, reader: CallReader) -> None:
         self.blocks: list[AnswerBlock] = []

@@ -23,7 +23,8 @@ def described_by(group: type, name: str, more: str = "") -> Any:
     The range is checked when the request's `Sampling` is made, because a greedy request may say anything of
     the rest.
 
-    more: what only requests know of it
+    Args:
+        more: What only requests know of it.
     """
     description = f"{options(group)[name].help_text('')} {more}"
     return Field(None, description=description.rstrip())

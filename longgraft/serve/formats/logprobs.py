@@ -48,7 +48,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], spelt: TokenBytes, offset: int
 
 
 class LogprobSeries:
-    """Gives out the log-probabilities of one answer in parts, before the first those of its prompt."""
+    """The log-probabilities of one answer, given out in parts; the first part has those of the prompt, too."""
 
     def __init__(self, fields: Fields = chat_logprobs, spelt: TokenBytes | None = None, echo: str = "") -> None:
         """Begins with the first token.

@@ -56,7 +56,11 @@ class AnthropicTool(JsonFields):
         return (self.type or "").startswith(HOSTED_TOOLS)
 
     def for_chat(self, place: str) -> dict[str, Any]:
-        """Returns the tool for a chat; raises Unsupported if it cannot be one.  place: the field"""
+        """Returns the tool for a chat; raises Unsupported if it cannot be one.
+
+        Args:
+            place: The field.
+        """
         if self.type not in (None, "custom", "function"):
             raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's "
                                                "models know. Give it with an input_schema instead of the "

@@ -123,7 +123,8 @@ class OpenAIFormat:
 
         Tokens are counted over all answers; the other costs are the first answer's.
 
-        others: the formats of the other answers
+        Args:
+            others: The formats of the other answers.
         """
         choices = []
         for form, answer in zip([self, *others], answers, strict=True):
@@ -205,7 +206,11 @@ def called(name: str, arguments: str) -> dict[str, Any]:
 
 
 def reason(end: End, called: bool) -> str:
-    """Returns OpenAI's finish reason.  called: the answer calls tools, and every call is whole"""
+    """Returns OpenAI's finish reason.
+
+    Args:
+        called: The answer calls tools, and every call is whole.
+    """
     reason = REASONS[end.reason]
     if called and reason == "stop":
         return "tool_calls"
@@ -226,7 +231,9 @@ def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, A
 def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
     """Returns seconds, steps, accepted tokens by origin, and where the prompt first differs from a kept one.
 
-    prompt: its token ids; spelt: decodes token ids
+    Args:
+        prompt: Its token ids.
+        spelt: Decodes token ids.
     """
     stats = end.stats
     at = stats.first_difference

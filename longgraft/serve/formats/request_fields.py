@@ -43,7 +43,11 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 class Unsupported(ValueError):
-    """A field asks for something that is not supported.  param: the field"""
+    """A field asks for something that is not supported.
+
+    Attributes:
+        param: The field.
+    """
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -178,7 +182,11 @@ class AnswerRequest(LogitFields):
         return stop_strings(self.stop or None)
 
     def eos(self, default: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens that end the answer.  default: the model's own end tokens"""
+        """Returns the tokens that end the answer.
+
+        Args:
+            default: The model's own end tokens.
+        """
         stop_tokens = tuple(self.stop_token_ids or ())
         if self.ignore_eos:
             return stop_tokens

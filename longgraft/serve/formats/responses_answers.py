@@ -57,7 +57,11 @@ class ResponsesFormat:
         yield self._event(f"response.{ended['status']}", {"response": ended})
 
     def _events(self, event: Event, cut: bool = False) -> Iterator[Fields]:
-        """Yields the events of a block's event.  cut: the answer's limit has cut it off"""
+        """Yields the events of a block's event.
+
+        Args:
+            cut: The answer's limit has cut it off.
+        """
         kind, block, _ = event
         if kind == "open":
             begun = self._item(block, "in_progress")

@@ -21,7 +21,7 @@ def proposed_by(bits: int) -> str:
 
 
 class Spans:
-    """Assigns a request's text to its tokens, when the text becomes certain.
+    """The assignment of a request's text to its tokens, made when the text becomes certain.
 
     A character of several tokens belongs to the last one.  Text that a stop string cuts off belongs to none.
     """

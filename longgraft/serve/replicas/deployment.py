@@ -85,7 +85,11 @@ def reason(message: str) -> str:
 
 
 def bound(opened: Opened, share: NodeShare, scale: Mapping[str, Any]) -> Any:
-    """Returns the application for Ray Serve.  scale: the options that set the number of replicas"""
+    """Returns the application for Ray Serve.
+
+    Args:
+        scale: The options that set the number of replicas.
+    """
     from ray import serve
 
     from longgraft.serve.replicas.replica import Replica

@@ -52,7 +52,11 @@ class Head:
 
 
 class Unfit(Exception):
-    """The replica cannot answer now, and another one should.  replica: its id"""
+    """The replica cannot answer now, and another one should.
+
+    Attributes:
+        replica: Its id.
+    """
 
     def __init__(self, replica: str, trouble: str) -> None:
         super().__init__(replica, trouble)

@@ -44,7 +44,11 @@ class Extra(JsonFields):
 
 
 class InfillRequest(LlamaCppRequest):
-    """A request to /infill.  prompt: text between the prefix and the answer that is already typed"""
+    """A request to /infill.
+
+    Attributes:
+        prompt: Text between the prefix and the answer that is already typed.
+    """
 
     input_prefix: str
     input_suffix: str

@@ -94,7 +94,11 @@ def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
 
 async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
                   encode: Callable[[State, Any], Sequence[Encoded]], limit: int | None) -> Response:
-    """Answers a request, whole or as a stream.  encode: makes the prompts from the request fields"""
+    """Answers a request, whole or as a stream.
+
+    Args:
+        encode: Makes the prompts from the request fields.
+    """
     def prepare() -> list[Encoded]:
         least = None if limit is None else max(1, limit)
         return [prepared(state, body, encoded, least) for encoded in encode(state, body)]

@@ -75,7 +75,7 @@ class ReadAnswer:
 
 
 class CallReader:
-    """Finds the calls of known tools in a growing text.
+    """Reader of a growing text, which finds the calls of known tools.
 
     Everything else is text, also what only resembles a call.
 
@@ -193,7 +193,12 @@ class CallReader:
         return before or None
 
     def _enter_calls(self, text: str, shown: int, after: int) -> None:
-        """Takes note that calls begin.  shown: end of the text before them; after: end of the tag"""
+        """Takes note that calls begin.
+
+        Args:
+            shown: End of the text before them.
+            after: End of the tag.
+        """
         self._in_calls = True
         self._before = text[shown:after]
         self._held = text[after:]

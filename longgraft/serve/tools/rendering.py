@@ -20,7 +20,8 @@ def rendered(family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequ
              ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns (messages, further arguments) for the chat template.
 
-    tools: in OpenAI's form
+    Args:
+        tools: In OpenAI's form.
     """
     if not family.in_template:
         return list(_plain(family, messages, tools)), {}
