@@ -167,7 +167,7 @@ def many(requests: int = 10_000, clients: int = 8, method: Method = "graft-x", p
     with served(session, queue=2 * clients) as (address, worker):
         asyncio.run(_run_clients(address, bodies, wanted, told, (requests, clients, seed)))
         seconds = time.perf_counter() - began
-        idle = not worker.jobs and not worker.waiting
+        idle = not worker.running and not worker.waiting
     kept = session.engine.prefixes
     held = [size for _, size in told.memory]
     report.add(Row("requests", ", ".join(f"{count:,} {how}" for how, count in sorted(told.answered.items())), seconds,
