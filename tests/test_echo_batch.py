@@ -52,7 +52,7 @@ def passes(scheduler: Scheduler) -> Iterator[list[tuple[Scheduled, Step]]]:
     while not scheduler.idle:
         events = list(scheduler.step())
         assert not [event.step for event in events if isinstance(event.step, Exception)]
-        yield [(event.one, event.step) for event in events if isinstance(event.step, Step)]
+        yield [(event.scheduled, event.step) for event in events if isinstance(event.step, Step)]
 
 
 def test_small_trees_come_first_and_every_request_has_its_root():

@@ -26,7 +26,7 @@ from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
 from longgraft.serve.replicas.deployment import Opened, bound, reason, replicas
 from longgraft.serve.replicas.front import ATTEMPTS, Reply, make_front
-from longgraft.serve.replicas.replica import Call, Head, PrefixRouter, Unfit
+from longgraft.serve.replicas.replica import ForwardedCall, Head, PrefixRouter, Unfit
 from longgraft.serve.streaming import OPENAI_EVENTS, events_of
 
 STREAM = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"), (b"x-longgraft-replica", b"one")))
@@ -62,13 +62,13 @@ class Handle:
     """A deployment's handle whose replicas give these answers, one after another."""
 
     def __init__(self, *answers: Answer, metrics=()) -> None:
-        self.answers, self.calls, self._metrics = list(answers), list[Call](), metrics
+        self.answers, self.calls, self._metrics = list(answers), list[ForwardedCall](), metrics
 
     @property
     def answer(self):
         return self
 
-    def remote(self, call: Call) -> Answer:
+    def remote(self, call: ForwardedCall) -> Answer:
         self.calls.append(call)
         return self.answers[len(self.calls) - 1]
 
@@ -280,7 +280,7 @@ class Here:
 def test_the_router_follows_requests_and_avoids_replicas_that_were_unfit():
     async def play() -> None:
         def asks(key: str, blocks=(1, 2, 3), **more) -> PendingRequest:
-            call = Call("POST", "/", blocks=blocks, **more)
+            call = ForwardedCall("POST", "/", blocks=blocks, **more)
             return PendingRequest([call], {}, SimpleNamespace(internal_request_id=key))
 
         async def best(request: PendingRequest) -> Here:

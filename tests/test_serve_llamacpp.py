@@ -65,7 +65,7 @@ def test_a_place_is_taken_while_a_request_is_decoded():
         worker = http._transport.app.state.longgraft.worker
         before = (await http.get("/slots")).json()
         long = asyncio.create_task(http.post("/completion", json={"prompt": PROMPT, "n_predict": 400}))
-        await until_true(lambda: worker.jobs)
+        await until_true(lambda: worker.running)
         during, full = (await http.get("/slots")).json(), await http.get("/slots?fail_on_no_slot=1")
         long.cancel()
         return before, during, full.status_code

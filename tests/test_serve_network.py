@@ -90,7 +90,7 @@ def test_a_request_after_a_dropped_one_starts_at_once_and_reuses_what_that_had_r
     with listening(session, gate, beat=0.01) as (url, worker):
         with dropped(url, prompt=prompt, max_tokens=100):
             until(lambda: gate.steps == 2)      # two chunks of 17 tokens
-            running, = worker.jobs
+            running, = worker.running
         until(lambda: running.cancelled)
         gate.allow()
         usage = completed(url, prompt=prompt + "x", max_tokens=3).json()["usage"]
@@ -105,11 +105,11 @@ def test_a_client_that_leaves_ends_its_decoding_with_the_step_that_runs(stream, 
     with listening(None, gate, beat=0.01) as (url, worker):
         with dropped(url, prompt=PROMPT, max_tokens=200, stream=stream):
             until(lambda: gate.steps == steps)
-            running, = worker.jobs
+            running, = worker.running
             assert not running.cancelled
         until(lambda: running.cancelled)
         gate.allow()
-        until(lambda: not worker.jobs)
+        until(lambda: not worker.running)
         assert gate.steps == steps and [end.reason for end in gate.ends] == ["cancelled"]
         assert post(url, max_tokens=3).status_code == 200
 
@@ -184,7 +184,7 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE) as http:
             return await asyncio.gather(*(ask(http, n) for n in range(40)))
     assert asyncio.run(load()) == [wanted[n % 6] for n in range(40)]
-    until(lambda: not worker.jobs and not worker.waiting)
+    until(lambda: not worker.running and not worker.waiting)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def ids_of(path: str, given: str | None = None, template: str = TEMPLATE, **body
         found = []
         worker = http._transport.app.state.longgraft.worker
         submit = worker.submit
-        worker.submit = lambda job: found.append(list(job.ids)) or submit(job)
+        worker.submit = lambda served: found.append(list(served.requested.ids)) or submit(served)
         response = await http.post(path, json={"max_tokens": 1} | body)
         assert response.status_code == 200, response.text
         return found[0]

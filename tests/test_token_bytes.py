@@ -61,7 +61,7 @@ def test_parts_of_a_character_are_entries_of_their_own():
 
 def test_two_tokens_with_the_same_text_are_two_entries():
     spelt = TokenBytes(sentencepiece())
-    spelt._known[3] = b"the"
+    spelt._bytes[3] = b"the"
     top = completion_logprobs([TokenLogprob(5, -0.1, ((5, -0.1), (3, -0.2)))], spelt)["top_logprobs"]
     assert top == [{"the": -0.1, "token_id:3": -0.2}]
 

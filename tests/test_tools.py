@@ -13,7 +13,7 @@ from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tool
 from longgraft.acceptance.constraints import constraint
 from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
 from longgraft.serve.tools.grammar import MOST_CALLS, Tool, grammar
-from longgraft.serve.tools.reader import Call, CallReader, Piece, Turn
+from longgraft.serve.tools.reader import Call, CallReader, Piece, ReadAnswer
 from longgraft.serve.tools.rendering import rendered
 
 CHAT = "/v1/chat/completions"
@@ -39,9 +39,9 @@ def streamed(session=None, **body) -> list[dict]:
     return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
 
 
-def streamed_turn(reader: CallReader, text: str) -> Turn:
+def streamed_turn(reader: CallReader, text: str) -> ReadAnswer:
     """Returns an answer that arrives character by character."""
-    return Turn.of([piece for char in text for piece in reader.push(char)] + reader.finish())
+    return ReadAnswer.of([piece for char in text for piece in reader.push(char)] + reader.finish())
 
 
 def allows(rules: str, text: str, tokenizer=None) -> bool:
@@ -81,7 +81,7 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
 ])
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
     at_once, growing = (CallReader(family, ["f", "g"]) for _ in range(2))
-    wanted = Turn(shown, [Call(*call) for call in calls])
+    wanted = ReadAnswer(shown, [Call(*call) for call in calls])
     assert at_once.whole(text) == wanted
     assert streamed_turn(growing, text) == wanted
     assert at_once.called == growing.called == bool(calls)
@@ -104,7 +104,7 @@ def test_a_reader_for_another_answer_begins_anew():
     first = CallReader(HERMES, ["f"])
     first.push('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
     second = first.again()
-    assert second.whole("text") == Turn("text") and not second.called
+    assert second.whole("text") == ReadAnswer("text") and not second.called
     assert second.again().whole('{"name": "f", "arguments": {}}').calls == [Call("f", "{}")]
 
 
@@ -120,8 +120,8 @@ def test_arguments_are_passed_on_as_they_arrive():
 def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(arguments, end):
     text = f'x <tool_call>\n{{"name": "f", "arguments": {arguments}{end}'
     at_once, growing = (CallReader(HERMES, ["f"]) for _ in range(2))
-    assert at_once.whole(text) == Turn(text)
-    assert streamed_turn(growing, text) == Turn("x" + end[1:], [Call("f", arguments)])
+    assert at_once.whole(text) == ReadAnswer(text)
+    assert streamed_turn(growing, text) == ReadAnswer("x" + end[1:], [Call("f", arguments)])
     assert not at_once.called and not growing.called
 
 

@@ -13,19 +13,30 @@ LOOKBACK = 128      # characters before a new piece in which a match of `stop_un
 
 
 class Detokenizer:
-    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's text.
+    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's
+    text.
 
     It holds back bytes that are not yet a character, and the beginning of a stop string.
 
-    A token is decoded together with a window of tokens before it, because some tokenizers drop the space at the
-    beginning of a text.  The window stays short, so that every token costs the same.
+    A token is decoded together with a window of tokens before it, because some tokenizers drop the space at
+    the beginning of a text.  The window stays short, so that every token costs the same.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (),
                  stop_until: str | None = None) -> None:
-        """prompt: token ids that the answer follows; stop_until: as in `GenerationRequest`"""
-        self.tokenizer, self.stop = tokenizer, [s for s in stop if s]
-        self._until = re.compile(stop_until) if stop_until is not None and self.stop else None
+        """Begins an answer.
+
+        Args:
+            tokenizer: Decodes tokens.
+            stop: Stop strings; empty ones do not count.
+            prompt: Token ids that the answer follows.
+            stop_until: As in `GenerationRequest`.
+        """
+        self.tokenizer = tokenizer
+        self.stop = [text for text in stop if text]
+        self._until: re.Pattern[str] | None = None
+        if stop_until is not None and self.stop:
+            self._until = re.compile(stop_until)
         self.text = ""          # all text so far, up to a stop string
         self.given = 0          # characters returned
         self.stopped = False
@@ -35,7 +46,10 @@ class Detokenizer:
         self._unfinished = 0    # tokens since the text last ended with a whole character
 
     def push(self, ids: Sequence[int]) -> str:
-        """Takes new tokens and returns new text, possibly none yet.  One token at a time finds the stopping token."""
+        """Takes new tokens and returns new text, possibly none yet.
+
+        One token at a time finds the stopping token.
+        """
         return "".join(self._add(self._next(token)) for token in ids)
 
     def finish(self) -> str:
@@ -44,11 +58,14 @@ class Detokenizer:
             whole = self._decode(self._window)
             self._append(whole[self._shown:])
             self._shown = len(whole)
-        piece, self.given = self.text[self.given:], len(self.text)
+        piece = self.text[self.given:]
+        self.given = len(self.text)
         return piece
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
-        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a character."""
+        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a
+        character.
+        """
         size = CONTEXT
         while size < len(prompt) and not self._decode(prompt[-size:]):      # special tokens have no text
             size *= 2
@@ -64,13 +81,16 @@ class Detokenizer:
         text = self._decode(self._window)
         if text.endswith(REPLACEMENT):
             self._unfinished += 1
-            return "" if self._unfinished < LONGEST else self._within_bytes(text)
+            if self._unfinished < LONGEST:
+                return ""
+            return self._within_bytes(text)
         self._unfinished = 0
         new = text[self._shown:]
         recent = self._window[self._texts:]
         shown = self._decode(recent)
         if shown:
-            self._window, self._texts = recent, len(recent)
+            self._window = recent
+            self._texts = len(recent)
         else:       # a space after special tokens needs the text before them
             self._window = [*self._window[:self._texts], *recent[-LONGEST:]]
             shown = self._decode(self._window)
@@ -78,42 +98,61 @@ class Detokenizer:
         return new
 
     def _within_bytes(self, text: str) -> str:
-        """Returns the window's new text but for its last characters, which may be the beginning of one character.
+        """Returns the window's new text but for its last characters, which may be the beginning of one
+        character.
 
-        More tokens are unfinished than a character has: the text has bytes that are no character, or U+FFFD itself.
+        More tokens are unfinished than a character has: the text has bytes that are no character, or U+FFFD
+        itself.
         """
         recent = self._window[-LONGEST:]
         shown = self._decode(recent)
         new = max(0, len(text) - self._shown)
         held = min(new, LONGEST - 1, len(shown) - len(shown.rstrip(REPLACEMENT)))
         settled = text[self._shown:len(text) - held]
-        self._window, self._texts, self._shown = recent, 0, len(shown) - held
+        self._window = recent
+        self._texts = 0
+        self._shown = len(shown) - held
         return settled
 
     def _add(self, piece: str) -> str:
         if self.stopped:
             return ""
         self._append(piece)
-        end = len(self.text) if self.stopped else len(self.text) - self._held()
-        out, self.given = self.text[self.given:max(end, self.given)], max(end, self.given)
-        return out
+        end = len(self.text)
+        if not self.stopped:
+            end -= self._held()
+        end = max(end, self.given)
+        piece = self.text[self.given:end]
+        self.given = end
+        return piece
 
     def _append(self, piece: str) -> None:
         """Adds text, and cuts it at the first stop string that counts."""
         looked_at = max(0, len(self.text) - LOOKBACK)
         self.text += piece
-        found = [at for at in (self.text.find(s, max(0, self.given - len(s))) for s in self.stop) if at >= 0]
-        until = None if self._until is None else self._until.search(self.text, looked_at)
-        if until is not None and until.start() <= min(found, default=len(self.text)):
-            self.stop, self._until = [], None
-        elif found:
-            self.text, self.stopped = self.text[:min(found)], True
+        end = len(self.text)
+        for stop in self.stop:
+            place = self.text.find(stop, max(0, self.given - len(stop)))
+            if 0 <= place < end:
+                end = place
+        until = None
+        if self._until is not None:
+            until = self._until.search(self.text, looked_at)
+        if until is not None and until.start() <= end:
+            self.stop = []
+            self._until = None
+        elif end < len(self.text):
+            self.text = self.text[:end]
+            self.stopped = True
 
     def _held(self) -> int:
         """Returns the length of the text's longest suffix that is a prefix of a stop string."""
-        longest = max((len(s) for s in self.stop), default=1) - 1
-        ends = range(min(longest, len(self.text)), 0, -1)
-        return next((n for n in ends if any(s.startswith(self.text[-n:]) for s in self.stop)), 0)
+        longest = max(map(len, self.stop), default=1) - 1
+        for length in range(min(longest, len(self.text)), 0, -1):
+            end = self.text[-length:]
+            if any(stop.startswith(end) for stop in self.stop):
+                return length
+        return 0
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -14,9 +14,10 @@ FEWEST = 1024   # bytes of the smallest store
 
 
 class EarlierAnswers:
-    """Keeps the token ids of the newest answers, with whose they are.  A client is given only its own.
+    """Store of the token ids of the newest answers, with whose they are.  A client is given only its own.
 
-    The answers become predictions of the next request: the target never reads them, so only speed depends on them.
+    The answers become predictions of the next request: the target never reads them, so only speed depends on
+    them.
 
     Attributes:
         most: Bytes that all clients' answers may take together; at least FEWEST.
@@ -25,7 +26,8 @@ class EarlierAnswers:
 
     def __init__(self, most: int) -> None:
         assert most >= FEWEST, "the smallest store holds an answer"
-        self.most, self.bytes = most, 0
+        self.most = most
+        self.bytes = 0
         self._answers = deque[tuple[str, np.ndarray]]()     # (client, token ids), the oldest first
         self._lock = threading.Lock()       # a request may be closed in any thread
 
@@ -38,10 +40,10 @@ class EarlierAnswers:
         """Keeps an answer, of a very long one the end, and drops the oldest answers that no longer fit."""
         if not tokens:
             return
-        kept = np.array(tokens[-((self.most - ANSWER) // TOKEN):], dtype=np.int32)
+        stored = np.array(tokens[-((self.most - ANSWER) // TOKEN):], dtype=np.int32)
         with self._lock:
-            self._answers.append((client, kept))
-            self.bytes += _size(kept)
+            self._answers.append((client, stored))
+            self.bytes += _size(stored)
             while self.bytes > self.most:
                 _, oldest = self._answers.popleft()
                 self.bytes -= _size(oldest)

@@ -16,14 +16,23 @@ Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
 @dataclass(frozen=True)
 class Encoder:
-    """tokenizer: None if the model has none, so that prompts must be token ids; model: its name, for messages."""
+    """Encoder of prompts for one model.
+
+    Attributes:
+        tokenizer: The model's; None if it has none, so that prompts must be token ids.
+        vocab_size: Number of token ids.
+        model: The model's name, for messages.
+    """
 
     tokenizer: Any
     vocab_size: int
     model: str
 
     def encode(self, prompt: Any) -> list[int]:
-        """Returns the token ids of text, chat messages or token ids ([T] or [1, T]); raises ValueError for all else."""
+        """Returns the token ids of text, chat messages or token ids ([T] or [1, T]).
+
+        Raises ValueError for all else.
+        """
         if isinstance(prompt, str):
             _whole_characters(prompt)
             ids = self.need("text")(prompt)["input_ids"]
@@ -37,7 +46,10 @@ class Encoder:
         return ids
 
     def bare(self, text: Any, what: str) -> list[int]:
-        """Encodes text without the tokens that begin a prompt, or takes token ids; raises ValueError for all else."""
+        """Encodes text without the tokens that begin a prompt, or takes token ids.
+
+        Raises ValueError for all else.
+        """
         if isinstance(text, str):
             _whole_characters(text, what)
             ids = self.need("text", what)(text, add_special_tokens=False)["input_ids"]
@@ -48,20 +60,29 @@ class Encoder:
         return ids
 
     def end_tokens(self, eos: Any, what: str = "list of end tokens") -> frozenset[int]:
-        """Returns one token id or several as a set; raises ValueError for anything else.  what: their name there"""
-        ids = _ids([eos] if isinstance(eos, Integral) else eos, what, "token ids")
+        """Returns one token id or several as a set; raises ValueError for anything else.
+
+        Args:
+            what: Their name there.
+        """
+        if isinstance(eos, Integral):
+            eos = [eos]
+        ids = _ids(eos, what, "token ids")
         if ids:
             self.known(ids, what)
         return frozenset(ids)
 
     def hidden_tokens(self, texts: Iterable[str]) -> frozenset[int]:
-        """Returns the special tokens that these texts spell, each as a whole; decoded answers do not show them."""
-        found = set()
+        """Returns the special tokens that these texts spell, each as a whole.
+
+        Decoded answers do not show them.
+        """
+        hidden = set()
         for text in texts:
             token = self.need("checked for stop strings").convert_tokens_to_ids(text)
             if token is not None and self._decoded(token, False) == text and not self._decoded(token, True):
-                found.add(token)
-        return frozenset(found)
+                hidden.add(token)
+        return frozenset(hidden)
 
     def _decoded(self, token: int, skip_special_tokens: bool) -> str:
         return self.tokenizer.decode([token], skip_special_tokens=skip_special_tokens,
@@ -70,13 +91,14 @@ class Encoder:
     def known(self, ids: Sequence[int], what: str) -> None:
         """Raises ValueError for ids outside the vocabulary: on a GPU they would end the process."""
         if not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} knows "
-                             f"0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
+            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} "
+                             f"knows 0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
 
-    def need(self, what: str, of: str = "prompt") -> Any:
-        """Returns the tokenizer; raises ValueError if there is none."""
+    def need(self, what: str, subject: str = "prompt") -> Any:
+        """Returns the tokenizer; raises ValueError if there is none, and so the subject cannot be `what`."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.model} came without a tokenizer, so the {of} cannot be {what}. Give token ids.")
+            raise ValueError(f"{self.model} came without a tokenizer, so the {subject} cannot be {what}. "
+                             "Give token ids.")
         return self.tokenizer
 
 
@@ -85,42 +107,49 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     from jinja2.exceptions import TemplateError
 
     try:
-        messages = [chat_message(one, f"Message {number}") for number, one in enumerate(messages, 1)]
+        messages = [chat_message(message, f"Message {number}") for number, message in enumerate(messages, 1)]
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
                                              return_dict=True)["input_ids"]
     except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
-        raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the model's card "
-                         "shows.") from error
+        raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the "
+                         "model's card shows.") from error
 
 
 def continuation(tokenizer: Any, text: str) -> list[int]:
     """Returns the ids of a text that follows other text: some tokenizers put a space before every text."""
     if not text:
         return []
-    line_end, ids = (list(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
-                     for part in ("\n", "\n" + text))
+    line_end = _bare_ids(tokenizer, "\n")
+    ids = _bare_ids(tokenizer, "\n" + text)
     if ids[:len(line_end)] == line_end:
         return ids[len(line_end):]
     # A tokenizer that merges a line end with the text after it puts no space there.
+    return _bare_ids(tokenizer, text)
+
+
+def _bare_ids(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns one, several or no stop strings as a tuple; raises ValueError for anything but text."""
-    found = () if stop is None else tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
-    if wrong := [value for value in found if not isinstance(value, str) or not value]:
-        raise ValueError(f"A stop string is {wrong[0]!r}; it must be text of at least one character.")
-    for value in found:
-        _whole_characters(value, "stop string")
-    return found
+    if stop is None:
+        return ()
+    strings = tuple(stop) if isinstance(stop, (list, tuple)) else (stop,)
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise ValueError(f"A stop string is {string!r}; it must be text of at least one character.")
+    for string in strings:
+        _whole_characters(string, "stop string")
+    return strings
 
 
 def _whole_characters(text: str, what: str = "prompt") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: a file "
-                         "was decoded wrongly. Read it as UTF-8.") from error
+        raise ValueError(f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: "
+                         "a file was decoded wrongly. Read it as UTF-8.") from error
 
 
 def _is_chat(prompt: Any) -> bool:
@@ -138,16 +167,17 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
     shape = getattr(prompt, "shape", None)      # set for a tensor or an array
     if shape is not None:
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
-            raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) is needed. "
-                             "Give several one after the other.")
+            raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) "
+                             "is needed. Give several one after the other.")
         if isinstance(prompt, torch.Tensor) and prompt.is_meta:
             raise ValueError(f"The {what} is a tensor on the meta device, which holds no ids. Give it on a CPU or GPU.")
         prompt = prompt.reshape(-1).tolist()    # type: ignore[attr-defined]
     ids = list(prompt)
     if {*map(type, ids)} == {int}:
         return ids
-    if wrong := [value for value in ids if isinstance(value, bool) or not isinstance(value, Integral)]:
-        raise ValueError(f"The {what} holds {wrong[0]!r}, a {type(wrong[0]).__name__}; token ids are whole numbers.")
-    return [int(i) for i in ids]
+    for value in ids:
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"The {what} holds {value!r}, a {type(value).__name__}; token ids are whole numbers.")
+    return [int(token) for token in ids]
 
 

@@ -21,12 +21,12 @@ def end_tokens(model: Any, tokenizer: Any, name: str = "the model") -> tuple[int
     places = {"generation_config.json": getattr(model, "generation_config", None), "config.json": model.config,
               "The tokenizer": tokenizer}
     for place, config in places.items():
-        given = getattr(config, "eos_token_id", None)
-        if given is None:
+        named = getattr(config, "eos_token_id", None)
+        if named is None:
             continue
-        ids = given if isinstance(given, list | tuple | set) else [given]
+        ids = named if isinstance(named, list | tuple | set) else [named]
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
-            raise ValueError(f"{place} of {name}: eos_token_id is {given!r}; a whole number or a list of them is "
-                             "needed. Correct it there.")
+            raise ValueError(f"{place} of {name}: eos_token_id is {named!r}; a whole number or a list of "
+                             "them is needed. Correct it there.")
         return tuple(token for token in ids if token >= 0)
     return ()

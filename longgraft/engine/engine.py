@@ -27,7 +27,7 @@ from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
 
 Reads = Callable[[Sequence[int], KVCache, Sequence[Memory]], PrefixReader]
-"""(prompt ids, the target's empty cache, empty memories) -> a reader that keeps the prompt's rows for later prompts"""
+"""(prompt ids, the target's empty cache, empty memories) -> what keeps the prompt's rows for later prompts"""
 
 
 class Engine:
@@ -88,8 +88,8 @@ class Engine:
                 remedy = "Shorten the prompt"
                 if name != self.target.name:
                     remedy += ", give the drafter a window (draft_window) or use pld"
-                raise ValueError(f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to follow, but "
-                                 f"{name} allows {limit:,} positions. {remedy}.")
+                raise ValueError(f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to "
+                                 f"follow, but {name} allows {limit:,} positions. {remedy}.")
 
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Returns the rows of the target's cache that a request reserves."""
@@ -107,8 +107,8 @@ class Engine:
         Args:
             requested: The request; without end tokens if it names none.
             text: Detokenizes the answer; None: the answer has no text.
-            shaping: Changes logits by the tokens before them; the passes of such a request are eager, also with CUDA
-                graphs.
+            shaping: Changes logits by the tokens before them; the passes of such a request are eager, also
+                with CUDA graphs.
             corpora: Texts that the answer may repeat, for memories that read corpora.
             reads: Makes the reader of this prompt; None: made from the engine's prefix cache.
             lane: A free lane; None: the first, whose request ends.
@@ -138,7 +138,10 @@ class Engine:
         return lane.begin(rows, tell, lambda: self._request(lane, requested, end, shaping, reads))
 
     def _earlier_answers(self, lane: Lane, requested: GenerationRequest) -> list[list[int]]:
-        """Returns the answers that this one may repeat.  A snapshot's memories have read their texts already."""
+        """Returns the answers that this one may repeat.
+
+        A snapshot's memories have read their texts already.
+        """
         if self.earlier is None or requested.client is None or lane.snapshot is not None:
             return []
         return self.earlier.of(requested.client)
@@ -155,14 +158,14 @@ class Engine:
             if shaping.reads_prompt:
                 read_prompt_logits = shaping.read
                 chunk = min(self.chunk or TOPK_ROWS, TOPK_ROWS)
-        verifier = lane.verifies(Verifier(self.target, lane.cache, rule, lane.clock, lane.regions, read_prompt_logits))
+        verifier = Verifier(self.target, lane.cache, rule, lane.clock, lane.regions, read_prompt_logits)
         budget = self.budget
         if requested.budget is not None:
             budget = min(requested.budget, self.budget)
         keep_answer = None
         if self.earlier is not None and requested.client is not None:
             keep_answer = partial(self.earlier.add, requested.client)
-        return Request(requested.ids, verifier, lane.proposer, budget, end, lane.release, chunk, shaping,
+        return Request(requested.ids, lane.verifies(verifier), lane.proposer, budget, end, lane.release, chunk, shaping,
                        self._reader(lane, requested, reads), keep_answer)
 
     def _reader(self, lane: Lane, requested: GenerationRequest, reads: Reads | None) -> PromptReader | None:

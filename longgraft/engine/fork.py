@@ -21,9 +21,10 @@ from longgraft.trees.padded import SIZES
 class Fork:
     """A prompt that is read once for several engines of one target.
 
-    Until the fork is closed, a request of one of these engines starts where the prompt ends: the first lane's cache and
-    memories go back to their state before the last prompt token.  The request reads that token itself, because what a
-    drafter keeps for it depends on the token that is drawn.  So only decoding is repeated.
+    Until the fork is closed, a request of one of these engines starts where the prompt ends: the first lane's
+    cache and memories go back to their state before the last prompt token.  The request reads that token
+    itself, because what a drafter keeps for it depends on the token that is drawn.  So only decoding is
+    repeated.
 
         with Fork([graft.engine, plain.engine], ids, 128):
             ours, theirs = (answer(session.open(ids, 128)) for session in (graft, plain))
@@ -46,7 +47,8 @@ class Fork:
         self._lanes = [engine.lanes[0] for engine in engines]
         self._first = engines[0]
         self.memories = memories_of(lane.proposer for lane in self._lanes)
-        self.target_seconds, self.memory_seconds = 0.0, dict.fromkeys(map(id, self.memories), 0.0)
+        self.target_seconds = 0.0
+        self.memory_seconds = dict.fromkeys(map(id, self.memories), 0.0)
         capacity = max(engine.rows(len(ids), limit) for engine in engines)
         if any(lane.regions.fixed for lane in self._lanes):
             capacity += SIZES[-1]       # padded rows
@@ -67,14 +69,15 @@ class Fork:
         """Shows every memory the prompt without its last token."""
         if len(ids) < 2:
             return
-        engine, clock = self._first, self._first.clock
+        engine = self._first
+        clock = engine.clock
         verifier = Verifier(engine.target, cache, Greedy(), clock)
         wants = Wants.union(memory.wants for memory in self.memories)
-        for seen in read_prompt(verifier, torch.tensor(ids[:-1]), wants, engine.chunk, following=ids[-1]):
+        for observation in read_prompt(verifier, torch.tensor(ids[:-1]), wants, engine.chunk, following=ids[-1]):
             self.target_seconds += sum(clock.lap().values())
             for memory in self.memories:
                 with clock.part("observe"):
-                    memory.observe(seen)
+                    memory.observe(observation)
                 self.memory_seconds[id(memory)] += sum(clock.lap().values())
 
     def prefill_seconds(self, memories: Iterable[Memory]) -> float:

@@ -24,7 +24,8 @@ class GenerationRequest:
         corpus: Name of a corpus that the answer may repeat; None: the session's.
         priority: Waiting requests with a lower number begin first.
         stop_token_ids: Tokens that end the answer as a stop string does, beside the end tokens.
-        client: Whose earlier answers this one may repeat and joins, if the session remembers answers; None: nobody's.
+        client: Whose earlier answers this one may repeat and joins, if the session remembers answers; None:
+            nobody's.
 
     Examples:
         >>> import longgraft

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from itertools import chain
 from weakref import ref
 
 from torch import nn
@@ -42,7 +43,11 @@ class Lane:
 
     def __init__(self, target: Target, proposer: Proposer, clock: Clock, regions: Regions = EAGER,
                  verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier) -> None:
-        self.target, self.proposer, self.clock, self.regions, self.verifies = target, proposer, clock, regions, verifies
+        self.target = target
+        self.proposer = proposer
+        self.clock = clock
+        self.regions = regions
+        self.verifies = verifies
         self.cache: KVCache = target.cache(0)
         self.snapshot: Snapshot | None = None
         self._lock = threading.Lock()
@@ -53,36 +58,41 @@ class Lane:
     def request(self) -> Request | None:
         """The request that is being answered."""
         current = self._current()
-        return current if current is not None and current.finish_reason is None else None
+        if current is None or current.finish_reason is not None:
+            return None
+        return current
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes per token of the target's cache, and of the drafters' caches as far as they are allocated."""
-        drafters = (memory.aligned for memory in self.proposer.memories)
-        return self.target.cache_bytes_per_token() + sum(
-            cache.bytes() // rows for cache in drafters if cache is not None and (rows := cache.capacity))
+        total = self.target.cache_bytes_per_token()
+        for memory in self.proposer.memories:
+            cache = memory.aligned
+            if cache is not None and cache.capacity:
+                total += cache.bytes() // cache.capacity
+        return total
 
     @property
     def networks(self) -> list[nn.Module]:
         """The target's model and the drafters' networks."""
-        return [self.target.model, *(network for memory in self.proposer.memories for network in memory.networks)]
+        drafters = chain.from_iterable(memory.networks for memory in self.proposer.memories)
+        return [self.target.model, *drafters]
 
     def weight_state(self) -> bytes:
         """Returns the state of the weights that kept prefixes depend on."""
         self.target.forget_changed()
         return weight_state(self.networks)
 
-    def begin(self, capacity: int, tell: Callable[[Memory], None], made: Callable[[], Request]) -> Request:
+    def begin(self, capacity: int, tell: Callable[[Memory], None], make: Callable[[], Request]) -> Request:
         """Empties cache and memories for a request, or takes them back to the lane's snapshot.
 
         Args:
             capacity: Rows of the target's cache that the request reserves, if there is no snapshot.
             tell: Called with each memory after its reset.
-            made: Makes the request.
+            make: Makes the request.
         """
         with self._lock:
-            if (current := self._current()) is not None:
-                current.supersede()
+            self._supersede()
             try:
                 if self.snapshot is None:
                     self._empty(capacity)
@@ -93,7 +103,7 @@ class Lane:
                     for memory in self.proposer.memories:
                         tell(memory)
                 reset_peak_memory(self.target.device)
-                request = made()
+                request = make()
             except BaseException:
                 self.release()
                 raise
@@ -115,8 +125,7 @@ class Lane:
         A request that is being answered is cancelled.
         """
         with self._lock:
-            if (current := self._current()) is not None:
-                current.supersede()
+            self._supersede()
             self.regions.forget()       # recordings use the caches' addresses
             if self.snapshot is None:
                 self.cache.release()
@@ -124,7 +133,16 @@ class Lane:
                 for memory in self.proposer.memories:
                     memory.release()
             self.snapshot = snapshot
-            self.cache = self.target.cache(0) if snapshot is None else snapshot.cache
+            if snapshot is None:
+                self.cache = self.target.cache(0)
+            else:
+                self.cache = snapshot.cache
+
+    def _supersede(self) -> None:
+        """Ends the request that is being answered, if one is."""
+        current = self._current()
+        if current is not None:
+            current.supersede()
 
     def release(self) -> None:
         """Frees the caches of a request that has ended."""
@@ -141,7 +159,7 @@ class Lane:
         """
         _, *drafters = self.networks
         if self.target.kernels is not None:
-            for parameter in (parameter for network in drafters for parameter in network.parameters()):
+            for parameter in chain.from_iterable(network.parameters() for network in drafters):
                 self.target.kernels.forget_changed(parameter)
         if self.regions.fixed:
             now = addresses(self.networks)

@@ -22,7 +22,10 @@ HOST = torch.device("cpu")
 
 @dataclass
 class SavingReader(PrefixReader):
-    """Collects all rows of one prompt on the host, so that the device holds only the caches; it recalls nothing."""
+    """Collector of all rows of one prompt on the host, so that the device holds only the caches.
+
+    It recalls nothing.
+    """
 
     reports: list[Rows] = field(default_factory=list)
 
@@ -32,31 +35,41 @@ class SavingReader(PrefixReader):
 
     @torch.inference_mode()
     def keep(self, seen: Observation) -> None:
-        self.reports.append({name: rows.to(HOST) for name, rows in rows_of(seen, reported(self.memories)).items()})
+        rows = rows_of(seen, reported(self.memories))
+        self.reports.append({name: values.to(HOST) for name, values in rows.items()})
 
     @torch.inference_mode()
     def rows(self) -> Cell:
         """Returns the rows of all tokens read so far, as one cell."""
-        held = caches(self.cache, self.memories).items()
-        return Cell({owner: cache.copied(0, self.cache.length, HOST) for owner, cache in held}, joined(self.reports))
+        held = caches(self.cache, self.memories)
+        copies = {owner: cache.copied(0, self.cache.length, HOST) for owner, cache in held.items()}
+        return Cell(copies, joined(self.reports))
 
 
 def needed(engine: Engine, tokenizer: Any, method: str) -> Needed:
     """Returns what an engine's prefixes must hold, and the identity of all that their rows depend on."""
-    target, memories = engine.target, engine.proposer.memories
+    target = engine.target
+    memories = engine.proposer.memories
     identity = {**target.identity, "tokenizer": vocabulary(tokenizer)}
     held = caches(engine.cache, memories)
     owners = [memory for memory in memories if memory.aligned is not None]
-    for name, memory in zip([name for name in held if name != TARGET], owners, strict=True):
-        identity |= {f"{name} {label}": value for label, value in memory.identity.items()}
+    drafters = [name for name in held if name != TARGET]
+    for name, memory in zip(drafters, owners, strict=True):
+        for label, value in memory.identity.items():
+            identity[f"{name} {label}"] = value
     return Needed(identity, list(held), reported(memories), engine.cell, target.vocab_size, target.name, method)
 
 
 def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lambda read: None) -> Cell:
-    """Reads these tokens and returns their rows on the host; tell: called with the number of tokens of each step."""
+    """Reads these tokens and returns their rows on the host.
+
+    Args:
+        tell: Called with the number of tokens of each step.
+    """
     if engine.cache.stateful:
-        raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a prefix file "
-                         "does not hold. Prompts that begin alike are read once in a session that keeps prefixes.")
+        raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a "
+                         "prefix file does not hold. Prompts that begin alike are read once in a session "
+                         "that keeps prefixes.")
     whole = partial(SavingReader, Prefixes(0, engine.cell))
     # A limit of 1 would finish in the prefill.
     with engine.open(GenerationRequest(ids, 2, client=None), reads=whole) as request:
@@ -69,8 +82,10 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
 
 
 def pin(engine: Engine, path: Path, wanted: Needed) -> int:
-    """Pins a file's prefix for the engine's lifetime and returns its length in tokens; ValueError if it does not
-    fit."""
+    """Pins a file's prefix for the engine's lifetime and returns its length in tokens.
+
+    Raises ValueError if it does not fit.
+    """
     ids, rows = load(path, wanted, engine.target.device)
     if engine.prefixes is None:
         engine.prefixes = Prefixes(0, engine.cell)

@@ -8,7 +8,7 @@ from longgraft.protocol.observation import Observation
 
 
 class PromptReader(Protocol):
-    """Recalls the beginning of one prompt, and keeps what is read of it."""
+    """Reader of one prompt, which recalls its beginning and keeps what is read of it."""
 
     @property
     def first_difference(self) -> int | None:
@@ -19,7 +19,10 @@ class PromptReader(Protocol):
         """Tokens of a cell, as in `read_prompt`; None: no cells are kept."""
 
     def recall(self) -> int:
-        """Restores the target's cache and the memories; returns the number of tokens that need not be read."""
+        """Restores the target's cache and the memories.
+
+        Returns the number of tokens that need not be read.
+        """
 
     def keep(self, seen: Observation) -> None:
         """Keeps the rows of the chunk that was just observed."""

@@ -13,20 +13,26 @@ GRAM = 8        # tokens of an n-gram
 def loops(tokens: Sequence[int], gram: int = GRAM) -> bool:
     """Tells if more than half of a continuation repeats itself, by either of two measures.
 
-    The first is the share that the occurrences of one n-gram cover; it finds a phrase that returns at uneven distances.
-    The second is the share of tokens equal to those one period before, in stretches of n or more; it finds long
-    periods.
+    The first is the share that the occurrences of one n-gram cover; it finds a phrase that returns at uneven
+    distances. The second is the share of tokens equal to those one period before, in stretches of n or more;
+    it finds long periods.
     """
     return 2 * max(_covered(tokens, gram), _periodic(np.asarray(tokens), gram)) > len(tokens)
 
 
 def _covered(tokens: Sequence[int], gram: int) -> int:
-    """Returns the most tokens that the occurrences of one n-gram cover, among n-grams that occur at least twice."""
+    """Returns the most tokens that the occurrences of one n-gram cover, among n-grams that occur at least
+    twice.
+    """
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
         starts.setdefault(tuple(tokens[start:start + gram]), []).append(start)
-    return max((gram + sum(min(gram, b - a) for a, b in pairwise(found))
-                for found in starts.values() if len(found) > 1), default=0)
+    most = 0
+    for places in starts.values():
+        if len(places) > 1:
+            covered = gram + sum(min(gram, after - before) for before, after in pairwise(places))
+            most = max(most, covered)
+    return most
 
 
 def _periodic(tokens: np.ndarray, gram: int) -> int:

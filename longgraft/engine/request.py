@@ -25,10 +25,11 @@ from longgraft.trees.tree import ROOT, ProposalTree
 class Request:
     """One prompt and its answer.  Iterate it, or call `step` until it returns None.
 
-    A step reads a chunk of the prompt, or proposes a tree, verifies it and shows the memories what came of it.
+    A step reads a chunk of the prompt, or proposes a tree, verifies it and shows the memories what came of
+    it.
 
-    It releases model and memories when it ends, when it is closed, and at the end of a `with` block.  Use it from one
-    thread at a time; `cancel` may be called from any thread.
+    It releases model and memories when it ends, when it is closed, and at the end of a `with` block.  Use it
+    from one thread at a time; `cancel` may be called from any thread.
 
     Args:
         ids: Token ids of the prompt.
@@ -99,9 +100,11 @@ class Request:
     @property
     def stats(self) -> Stats:
         """Costs and acceptance so far."""
+        difference = None
+        if self.reader is not None:
+            difference = self.reader.first_difference
         return self._tally.stats(
-            prompt_tokens=len(self._ids), reused_tokens=self._reused,
-            first_difference=None if self.reader is None else self.reader.first_difference,
+            prompt_tokens=len(self._ids), reused_tokens=self._reused, first_difference=difference,
             prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._decode_seconds.values()),
             seconds_by_part=dict(self._decode_seconds), forwards=dict(self._forwards),
             peak_memory_bytes=self._peak)
@@ -109,7 +112,9 @@ class Request:
     @property
     def unread(self) -> int:
         """Number of prompt tokens that are still to be read."""
-        return 0 if self._prefill is None else len(self._ids) - self.written
+        if self._prefill is None:
+            return 0
+        return len(self._ids) - self.written
 
     @property
     def written(self) -> int:
@@ -146,8 +151,8 @@ class Request:
             RuntimeError: another request was started on the session, or another thread is stepping this one.
         """
         if self._superseded:
-            raise RuntimeError("Another request was started on this session; it serves one at a time. Finish this one "
-                               "before the next, or load another session.")
+            raise RuntimeError("Another request was started on this session; it serves one at a time. Finish "
+                               "this one before the next, or load another session.")
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
         self._stepper = threading.current_thread()
@@ -190,21 +195,26 @@ class Request:
         """Recalls a known prefix, then reads chunk by chunk; the last chunk yields the first token."""
         reader = self.reader
         shaping = self._shaping
-        if reader is not None and not (shaping is not None and shaping.reads_prompt):   # recalled tokens have no logits
-            self._reused = reader.recall()
-            if self._reused:
-                yield Step(read=self._reused, reused=self._reused)
+        cell = None
+        if reader is not None:
+            cell = reader.cell
+            needs_logits = shaping is not None and shaping.reads_prompt     # recalled tokens have none
+            if not needs_logits:
+                self._reused = reader.recall()
+        if self._reused:
+            yield Step(read=self._reused, reused=self._reused)
         rest = torch.tensor(self._ids[self._reused:])
-        for seen in read_prompt(self.verifier, rest, self._wants, self._chunk,
-                                cell=None if reader is None else reader.cell, most=lambda: self._batch.chunk):
-            self._observe(seen)
+        chunks = read_prompt(self.verifier, rest, self._wants, self._chunk, cell=cell, most=lambda: self._batch.chunk)
+        for observation in chunks:
+            self._observe(observation)
             if reader is not None:
-                reader.keep(seen)
-            step = Step()
+                reader.keep(observation)
+            step = Step(read=len(observation.tree))
             if self.verifier.cache.length == len(self._ids):
-                step = self._first(seen.next_token)
-            yield replace(step, read=len(seen.tree),
-                          prompt_logprobs=() if shaping is None else shaping.taken_of_prompt())
+                step = replace(self._first(observation.next_token), read=len(observation.tree))
+            if shaping is not None:
+                step = replace(step, prompt_logprobs=shaping.taken_of_prompt())
+            yield step
 
     def _first(self, token: int) -> Step:
         """Begins the answer with its first token, which the prefill drew."""
@@ -235,7 +245,9 @@ class Request:
         return step
 
     def _proposed(self) -> ProposalTree | PaddedTree:
-        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is used."""
+        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is
+        used.
+        """
         left = self._answer_end.limit - self._tally.new_tokens
         if left > 1:
             ask = Ask(self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses,
@@ -247,13 +259,15 @@ class Request:
             tree = self._shaping.fitted(on_host(tree), self._budget)
         return tree.shallower(left - 1)
 
-    def _observe(self, seen: Observation) -> None:
+    def _observe(self, observation: Observation) -> None:
         """Shows an observation to every memory."""
         for memory in self.proposer.memories:
-            memory.observe(seen)
+            memory.observe(observation)
 
     def _logprobs(self, tokens: int) -> tuple[TokenLogprob, ...]:
-        return () if self._shaping is None else self._shaping.taken(tokens)
+        if self._shaping is None:
+            return ()
+        return self._shaping.taken(tokens)
 
     def cancel(self) -> None:
         """Ends the answer before its next step."""
@@ -262,8 +276,8 @@ class Request:
     def close(self) -> None:
         """Releases model and memories; an unfinished answer is cancelled.
 
-        It waits for a step in another thread.  Within a step of this thread (in a signal handler) it only cancels, and
-        the next step closes.
+        It waits for a step in another thread.  Within a step of this thread (in a signal handler) it only
+        cancels, and the next step closes.
         """
         if self._stepping.locked() and self._stepper is threading.current_thread():
             return self.cancel()
@@ -272,12 +286,15 @@ class Request:
                 self._end("cancelled")
 
     def supersede(self) -> None:
-        """Closes it for a new request; a later `step` raises.  RuntimeError if another, living thread steps it."""
+        """Closes it for a new request; a later `step` raises.
+
+        RuntimeError if another, living thread steps it.
+        """
         if self._finish is not None:
             return
         if self._stepper is not threading.current_thread() and self._stepper.is_alive():
-            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a time. Wait "
-                               "for it, or load another session.")
+            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a "
+                               "time. Wait for it, or load another session.")
         self.close()
         self._superseded = True
 

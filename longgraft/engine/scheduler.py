@@ -1,8 +1,10 @@
-"""The scheduler: runs many requests of one session.  It decides who begins, who reads how much, and who rests.
+"""The scheduler: runs many requests of one session.
 
-Several requests on one target share its passes (continuous batching).  In float32, or with whole compiled layers, an
-exact method gives each request the answer that it would get alone; elsewhere rounding may decide a near tie differently
-(docs/exactness.md).
+It decides who begins, who reads how much, and who rests.
+
+Several requests on one target share its passes (continuous batching).  In float32, or with whole compiled
+layers, an exact method gives each request the answer that it would get alone; elsewhere rounding may decide a
+near tie differently (docs/exactness.md).
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.request import Request
 from longgraft.engine.session import Session
 from longgraft.engine.step import Step
-from longgraft.protocol.proposer import BatchLoad
+from longgraft.protocol.proposer import SINGLE_REQUEST, BatchLoad
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
@@ -79,17 +81,17 @@ def by_priority(waiting: Sequence[Entry]) -> Entry:
 
 
 class Scheduler(Generic[Entry]):
-    """Gives requests a lane of a session's engine, and runs their steps.
+    """Runner of many requests, each in a lane of a session's engine.
 
     `add` and `cancel` may be called from any thread; only one thread calls `step`, `end` and `close`.
 
     Args:
         session: The session that answers.
-        most: Most requests that run at once.  It is 1 if the engine has one lane, as with CUDA graphs, whose recordings
-            hold one request's cache.
-        low_latency: Let a new request start soon: a lone request reads at most PASS_TOKENS prompt tokens per pass, and
-            a long prompt fewer while others decode.  Only on a CPU, if several requests may run; on a GPU small
-            chunks are much slower.
+        most: Most requests that run at once.  It is 1 if the engine has one lane, as with CUDA graphs, whose
+            recordings hold one request's cache.
+        low_latency: Let a new request start soon: a lone request reads at most PASS_TOKENS prompt tokens per
+            pass, and a long prompt fewer while others decode.  Only on a CPU, if several requests may run; on
+            a GPU small chunks are much slower.
         pick: Chooses the next of the waiting requests, which are in the order of their arrival.
     """
 
@@ -98,8 +100,9 @@ class Scheduler(Generic[Entry]):
         self.session = session
         self.engine = session.engine
         self.pick = pick
-        several = self.engine.another is not None and not self.engine.regions.fixed
-        self.most = most if several else 1
+        self.most = most
+        if self.engine.another is None or self.engine.regions.fixed:
+            self.most = 1
         self.low_latency = low_latency and self.most > 1 and self.engine.target.device.type == "cpu"
         self.waiting: list[Entry] = []      # the oldest first
         self.running: list[Entry] = []      # likewise; the last may still be without its request
@@ -138,7 +141,9 @@ class Scheduler(Generic[Entry]):
         written = sum(request.written for request in requests)
         reserved = sum(request.unwritten for request in requests)
         most = written + max(self._room(), reserved)
-        return (written + reserved) / most if most else 0.0
+        if not most:
+            return 0.0
+        return (written + reserved) / most
 
     def add(self, entry: Entry) -> None:
         """Queues a request."""
@@ -155,11 +160,12 @@ class Scheduler(Generic[Entry]):
         return waits
 
     def step(self) -> Iterator[Event[Entry]]:
-        """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all rest.
+        """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all
+        rest.
 
         Yields:
-            One event for each that could not begin, and then one for each step.  A request whose event ends it is
-            removed after its event, so that none is lost if the caller fails.
+            One event for each that could not begin, and then one for each step.  A request whose event ends
+            it is removed after its event, so that none is lost if the caller fails.
         """
         yield from self._begin()
         running = [(entry, entry.request) for entry in self.running if entry.request is not None]
@@ -213,7 +219,10 @@ class Scheduler(Generic[Entry]):
                 self.end(entry)
 
     def _next(self) -> tuple[Entry, Lane] | None:
-        """Moves the next waiting request to those that run, and returns it with its lane; None if it has to wait."""
+        """Moves the next waiting request to those that run, and returns it with its lane.
+
+        None if it has to wait.
+        """
         with self._lock:
             self._no_place = False
             if not self.waiting:
@@ -233,8 +242,8 @@ class Scheduler(Generic[Entry]):
     def lane(self, requested: GenerationRequest) -> Lane | None:
         """Returns a lane for another request, or None.
 
-        If no request runs it is the first lane, even if memory may not suffice.  None if `most` requests run, if memory
-        has no room for another, or if no further lane could be made.
+        If no request runs it is the first lane, even if memory may not suffice.  None if `most` requests run,
+        if memory has no room for another, or if no further lane could be made.
         """
         if not self.running:
             return self.engine.lanes[0]
@@ -249,9 +258,10 @@ class Scheduler(Generic[Entry]):
 
     def _room(self) -> float:
         """Returns how many more KV rows memory has room for, less what the prefix cache may still grow by."""
-        kept = self.engine.prefixes
-        growth = 0 if kept is None else max(0, kept.most - kept.bytes)
-        free = MEMORY_SHARE * free_bytes(self.engine.target.device) - growth
+        free = MEMORY_SHARE * free_bytes(self.engine.target.device)
+        prefixes = self.engine.prefixes
+        if prefixes is not None:
+            free -= max(0, prefixes.most - prefixes.bytes)
         return free / max(lane.bytes_per_token for lane in self.engine.lanes)
 
     def _made(self) -> Lane | None:
@@ -281,28 +291,32 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
     chunks = shares(unread, [request.weight for request in requests], long_tokens)
     if len(requests) == 1:
         try:
-            return [requests[0].step(BatchLoad(chunk=chunks[0] if low_latency else None))]
+            alone = BatchLoad(chunk=chunks[0]) if low_latency else SINGLE_REQUEST
+            return [requests[0].step(alone)]
         except Exception as error:
             return [error]
     answering = [tokens == 0 for tokens in unread]
-    loads = [BatchLoad(sum(answering) - answers, sum(chunks) - chunk, chunk)
-             for answers, chunk in zip(answering, chunks, strict=True)]
-    return together([partial(request.step, load) for request, load in zip(requests, loads, strict=True)])
+    steps = []
+    for request, answers, chunk in zip(requests, answering, chunks, strict=True):
+        load = BatchLoad(sum(answering) - answers, sum(chunks) - chunk, chunk)
+        steps.append(partial(request.step, load))
+    return together(steps)
 
 
 def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = PASS_TOKENS) -> list[int]:
     """Returns the prompt tokens that each request may prefill in a shared pass.
 
-    Tokens are weighted by their cost: the pass takes about as long as PASS_TOKENS tokens at the beginning of a prompt.
-    OLDEST_TOKENS of them are for the oldest prefill, so that it never starves.  The rest goes to the shortest remaining
-    prompts first, so that a short prompt is answered before a long one is read.  A request with 0 rests in this pass.
+    Tokens are weighted by their cost: the pass takes about as long as PASS_TOKENS tokens at the beginning of
+    a prompt.  OLDEST_TOKENS of them are for the oldest prefill, so that it never starves.  The rest goes to
+    the shortest remaining prompts first, so that a short prompt is answered before a long one is read.  A
+    request with 0 rests in this pass.
 
     Args:
         unread: Remaining prompt tokens, the oldest request first; 0 for one that decodes.
         weights: Cost of each request's next token, as in `Request.weight`.
-        long_tokens: Limit, in weighted tokens, for all prompts together that have more than PASS_TOKENS tokens left.
-            `advance` sets it to the number of decoding rows: a pass then has about twice as many rows, so a streamed
-            answer waits about twice as long for its next token.
+        long_tokens: Limit, in weighted tokens, for all prompts together that have more than PASS_TOKENS
+            tokens left.  `advance` sets it to the number of decoding rows: a pass then has about twice as
+            many rows, so a streamed answer waits about twice as long for its next token.
     """
     chunks = [0] * len(unread)
     room = float(PASS_TOKENS)

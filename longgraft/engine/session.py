@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +66,8 @@ class Saved:
 class Session:
     """A target with one method; `load` makes it.
 
-    Its own requests are answered one at a time; `generate_all` and the server run several beside each other in the
-    engine's lanes.  A request leaves no state on the model.
+    Its own requests are answered one at a time; `generate_all` and the server run several beside each other
+    in the engine's lanes.  A request leaves no state on the model.
 
     Attributes:
         about: What was chosen, as lines for people.
@@ -106,8 +105,9 @@ class Session:
         """Returns the sampling of a request, as `generate` makes it.
 
         Args:
-            **options: Fields of `Sampling`.  Without a temperature the answer is greedy.  A sampled answer takes what
-                is left out from the model's generation_config.json; a `Sampling` object is taken as it is.
+            **options: Fields of `Sampling`.  Without a temperature the answer is greedy.  A sampled answer
+                takes what is left out from the model's generation_config.json; a `Sampling` object is taken
+                as it is.
 
         Raises:
             ValueError: a value is out of range, or would change nothing.
@@ -194,8 +194,12 @@ class Session:
     def constraint(self, sampling: Sampling, ends: Iterable[int]) -> Constraint | None:
         """Returns the constraint that the answer must follow, or None.
 
-        ends: tokens that end the answer once it is complete.  Raises ValueError if the constraint cannot be followed,
-        or if the vocabulary lacks a biased token.
+        Args:
+            sampling: The sampling of the request.
+            ends: Tokens that end the answer once it is complete.
+
+        Raises:
+            ValueError: the constraint cannot be followed, or the vocabulary lacks a biased token.
         """
         if sampling.logit_bias:
             self._encoder.known(list(sampling.logit_bias), "logit_bias")
@@ -204,7 +208,10 @@ class Session:
         return constraint(*sampling.constraint, self.tokenizer, self.target.vocab_size, sorted(ends))
 
     def corpus(self, name: str) -> Corpus:
-        """Returns the corpus of this name; raises ValueError if this tokenizer has none, or the method reads none."""
+        """Returns the corpus of this name.
+
+        Raises ValueError if this tokenizer has none, or the method reads none.
+        """
         if not any(memory.reads_corpora for memory in self.engine.proposer.memories):
             raise ValueError(f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or "
                              "graft-x-text.")
@@ -255,7 +262,9 @@ class Session:
 
     def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
                progress: bool | None = None, **options: Any) -> Iterator[str]:
-        """Yields pieces of text as they become final; together they are the text of `generate` with these arguments.
+        """Yields pieces of text as they become final.
+
+        Together they are the text of `generate` with these arguments.
 
         Examples:
             >>> import longgraft
@@ -275,21 +284,25 @@ class Session:
                  progress: bool | None = None, **options: Any) -> Generation:
         """Returns the whole answer.
 
-        Its tokens are those that the method promises (`longgraft.methods.method.Method`): an exact method, as most are,
-        gives the tokens of plain decoding, in float32 token for token; a method with the promise "distribution" gives
-        these if greedy, and the target's distribution if sampled; a lossy method promises neither.
+        Its tokens are those that the method promises (`longgraft.methods.method.Method`): an exact method, as
+        most are, gives the tokens of plain decoding, in float32 token for token; a method with the promise
+        "distribution" gives these if greedy, and the target's distribution if sampled; a lossy method
+        promises neither.
 
         Args:
             prompt: Text, chat messages or token ids ([T] or [1, T]).
             max_new_tokens: Most tokens of the answer.
-            stop: Stop strings; the answer ends before the first that occurs.  One may be the text of a special token.
+            stop: Stop strings; the answer ends before the first that occurs.  One may be the text of a
+                special token.
             progress: Show a progress bar over the prompt; None: on a terminal.
-            **options: The fields of `Sampling` (temperature, top_p, top_k, min_p, seed, replay, json_schema, regex,
-                grammar, logit_bias, penalties, logprobs and prompt_logprobs), completed as by `sampling`, and:
-                prediction: A text that the answer may repeat, or several.  The model does not read it; memories that
-                learn from tokens alone propose from it.
-                budget: Most nodes per verification, root included, if less than the session's; 1: nothing is proposed.
-                corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's, if any.
+            **options: The fields of `Sampling` (temperature, top_p, top_k, min_p, seed, replay, json_schema,
+                regex, grammar, logit_bias, penalties, logprobs and prompt_logprobs), completed as by
+                `sampling`, and:
+                prediction: A text that the answer may repeat, or several.  The model does not read it;
+                memories that learn from tokens alone propose from it.
+                budget: Most nodes per verification, root included, if less than the session's; 1: nothing is
+                proposed.
+                corpus: Name of a corpus (`longgraft corpus`) that the answer may repeat; None: the session's.
                 eos: Ids of the end tokens; None: the model's own.
                 stop_token_ids: Ids of tokens that end the answer, too; the text ends before them.
 
@@ -324,7 +337,9 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
            ) -> Generation:
     """Steps a request to its end and returns the answer.
 
-    progress: show the prefill's progress; None: on a terminal.  tell: called with each piece of text.
+    Args:
+        progress: Show the prefill's progress; None: on a terminal.
+        tell: Called with each piece of text.
     """
     steps = list[Step]()
     with request, _bar(request.prompt_tokens, progress) as bar:
@@ -338,15 +353,24 @@ def answer(request: Request, progress: bool | None = None, tell: Callable[[str],
 def generation(steps: Sequence[Step], request: Request) -> Generation:
     """Returns the answer that these steps of an ended request gave."""
     assert request.finish_reason is not None
-    text = "".join(step.text for step in steps)
-    tokens = list(chain.from_iterable(step.tokens for step in steps))
-    logprobs = tuple(chain.from_iterable(step.logprobs for step in steps))
-    prompt_logprobs = tuple(chain.from_iterable(step.prompt_logprobs for step in steps))
-    return Generation(text, tokens, request.stats, request.finish_reason, logprobs, prompt_logprobs)
+    pieces = list[str]()
+    tokens = list[int]()
+    logprobs = list[TokenLogprob]()
+    prompt_logprobs = list[TokenLogprob]()
+    for step in steps:
+        pieces.append(step.text)
+        tokens += step.tokens
+        logprobs += step.logprobs
+        prompt_logprobs += step.prompt_logprobs
+    return Generation("".join(pieces), tokens, request.stats, request.finish_reason, tuple(logprobs),
+                      tuple(prompt_logprobs))
 
 
 def _show_read(bar: Any, step: Step) -> None:
-    """Moves the bar by the prompt tokens that a step read; a full one goes, because the answer is printed next."""
+    """Moves the bar by the prompt tokens that a step read.
+
+    A full one goes, because the answer is printed next.
+    """
     bar.update(step.read)
     if bar.n == bar.total:
         bar.close()

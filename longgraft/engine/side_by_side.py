@@ -41,11 +41,18 @@ def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: in
         steps[Scheduled(requested)] = []
     for scheduled, step in steps_of(Scheduler(session, most), list(steps)):
         steps[scheduled].append(step)
-    return [generation(taken, scheduled.request) for scheduled, taken in steps.items() if scheduled.request is not None]
+    answers = []
+    for scheduled, taken in steps.items():
+        assert scheduled.request is not None
+        answers.append(generation(taken, scheduled.request))
+    return answers
 
 
 def steps_of(scheduler: Scheduler[Scheduled], requests: Sequence[Scheduled]) -> Iterator[tuple[Scheduled, Step]]:
-    """Yields the steps of these requests until all have ended.  All end with the iterator, or if one fails."""
+    """Yields the steps of these requests until all have ended.
+
+    All end with the iterator, or if one fails.
+    """
     for scheduled in requests:
         scheduler.add(scheduled)
     try:

@@ -28,17 +28,20 @@ class Stats:
         stages: Number of drafted trees by where drafting was pruned: d0, d1, ... (expansions), or none.
         kinds: Number of steps by what was proposed: plain (nothing), memory (nothing drafted), draft.
         forwards: Decode forwards other than verifications: draft (a draft network), own (the target).
-        by_probability: Proposed nodes by the estimated probability of their path, in tenths named by the lower edge,
-            such as "0.9": (nodes, sum of the estimates, accepted nodes); nodes without an estimate are left out.
-        by_match: Retrieved nodes by the length in tokens of the match that retrieved them; values as in by_probability.
+        by_probability: Proposed nodes by the estimated probability of their path, in tenths named by the
+            lower edge, such as "0.9": (nodes, sum of the estimates, accepted nodes); nodes without an
+            estimate are left out.
+        by_match: Retrieved nodes by the length in tokens of the match that retrieved them; values as in
+            by_probability.
         prefill_seconds: Wall-clock seconds of the prefill; shared passes include the work of other requests.
         decode_seconds: Wall-clock seconds of decoding, likewise.
         seconds_by_part: Seconds of decoding by part of a step.
-        peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last began.
+        peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last
+            began.
         reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
         proposed_by_depth: Number of proposed nodes at each depth of the trees, from depth 1.
-        first_difference: Place of the first token in which the prompt differs from the kept prompt that it follows
-            longest; None if it continues a kept prompt, or if none is kept.
+        first_difference: Place of the first token in which the prompt differs from the kept prompt that it
+            follows longest; None if it continues a kept prompt, or if none is kept.
     """
 
     prompt_tokens: int = 0
@@ -66,7 +69,7 @@ class Stats:
     @property
     def mat(self) -> float:
         """Mean accepted tokens per step, bonus excluded."""
-        return sum(self.accepted_per_step) / self.steps if self.steps else 0.0
+        return _ratio(sum(self.accepted_per_step), self.steps)
 
     @property
     def tokens_per_step(self) -> float:
@@ -74,12 +77,12 @@ class Stats:
 
         This is mat + 1, except that an end inside the last step cuts off that step's bonus token.
         """
-        return (self.new_tokens - 1) / self.steps if self.steps else 0.0
+        return _ratio(self.new_tokens - 1, self.steps)
 
     @property
     def decode_tokens_per_second(self) -> float:
         """Tokens after the first, divided by the seconds of decoding alone."""
-        return (self.new_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+        return _ratio(self.new_tokens - 1, self.decode_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON, without what depends on other requests."""
@@ -104,7 +107,8 @@ class Tally:
         self._origins: Counter[str] = Counter(draft=0, retrieved=0, both=0)
         self._stages: Counter[str] = Counter()
         self._kinds: Counter[str] = Counter()
-        self._by_probability, self._by_match = Bins(), Bins()
+        self._by_probability = Bins()
+        self._by_match = Bins()
         self._proposed: Counter[int] = Counter()
 
     def first(self) -> None:
@@ -122,10 +126,16 @@ class Tally:
         self._proposed.update(tree.depths.tolist()[1:])
         origins = tree.origin.tolist()
         self._origins.update(_origin(origins[node]) for node in accepted)
-        if tree.stage is not None:
-            self._stages["none" if tree.stage == UNPRUNED else f"d{tree.stage}"] += 1
-        drafted = tree.stage is not None or any(bits & DRAFT for bits in origins)
-        self._kinds["plain" if len(tree) == 1 else "draft" if drafted else "memory"] += 1
+        if tree.stage == UNPRUNED:
+            self._stages["none"] += 1
+        elif tree.stage is not None:
+            self._stages[f"d{tree.stage}"] += 1
+        if len(tree) == 1:
+            self._kinds["plain"] += 1
+        elif tree.stage is not None or any(bits & DRAFT for bits in origins):
+            self._kinds["draft"] += 1
+        else:
+            self._kinds["memory"] += 1
         self._bin_estimates(tree, set(accepted))
 
     def _bin_estimates(self, tree: ProposalTree, accepted: Set[int]) -> None:
@@ -133,22 +143,24 @@ class Tally:
         match = [0] * len(tree) if tree.match is None else tree.match.tolist()
         for node, score in enumerate(tree.scores.tolist()):
             if node and score == score:
-                probability, right = math.exp(score), node in accepted
+                probability = math.exp(score)
+                right = node in accepted
                 self._by_probability.add(f"0.{min(9, int(10 * probability))}", probability, right)
                 if match[node]:
                     self._by_match.add(MATCHES[bisect_left(MATCH_ENDS, match[node])], probability, right)
 
     def stats(self, **figures: Any) -> Stats:
         """Returns the `Stats` of these counts; figures: its other fields."""
+        depths = range(1, len(self._proposed) + 1)
         return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
                      accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
                      by_probability=self._by_probability.rows(), by_match=self._by_match.rows(),
-                     proposed_by_depth=tuple(self._proposed[depth + 1] for depth in range(len(self._proposed))),
+                     proposed_by_depth=tuple(map(self._proposed.__getitem__, depths)),
                      **figures)
 
 
 class Bins:
-    """Maps a bin's name to (nodes, sum of their estimates, accepted nodes)."""
+    """Bins of nodes by a name: (nodes, sum of their estimates, accepted nodes) each."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -162,8 +174,15 @@ class Bins:
 
     def rows(self) -> dict[str, tuple[int, float, int]]:
         """Returns the bins, ascending."""
-        return {name: (int(n), estimates, int(accepted))
-                for name, (n, estimates, accepted) in sorted(self._sums.items(), key=lambda one: _leading(one[0]))}
+        rows = {}
+        for name in sorted(self._sums, key=_leading):
+            nodes, estimates, accepted = self._sums[name]
+            rows[name] = int(nodes), estimates, int(accepted)
+        return rows
+
+
+def _ratio(count: float, of_total: float) -> float:
+    return count / of_total if of_total else 0.0
 
 
 def _leading(name: str) -> float:
@@ -173,4 +192,8 @@ def _leading(name: str) -> float:
 def _origin(bits: int) -> str:
     if bits & DRAFT and bits & RETRIEVED:
         return "both"
-    return "draft" if bits & DRAFT else "retrieved" if bits & RETRIEVED else "forced"
+    if bits & DRAFT:
+        return "draft"
+    if bits & RETRIEVED:
+        return "retrieved"
+    return "forced"

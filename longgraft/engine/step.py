@@ -18,13 +18,15 @@ class Step:
     Attributes:
         read: Prompt tokens read; 0 in a decode step.
         tokens: New tokens.
-        origins: For each new token the sources that proposed it (bits of `ProposalTree.origin`); ROOT: only the target.
+        origins: For each new token the sources that proposed it (bits of `ProposalTree.origin`); ROOT: only
+            the target.
         text: New text that is final: incomplete characters and the beginning of a stop string are held back.
         tree: The verified tree of a decode step; None in a prefill step.
         path: Its accepted nodes, the root first; () in a prefill step.
         reused: How many of the read tokens were recalled from an earlier prompt.
         logprobs: One entry per new token, if they were asked for.
-        prompt_logprobs: One entry for each token of the prompt that follows one of those read, if they were asked for.
+        prompt_logprobs: One entry for each token of the prompt that follows one of those read, if they were
+            asked for.
     """
 
     read: int = 0

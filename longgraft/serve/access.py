@@ -1,8 +1,8 @@
 """Access control before a body is read: API key, origin of the page, host name, body size.
 
-Every page in a browser on this machine can send requests to a server on this machine.  A request from another origin
-has an Origin header and is refused unless the origin is allowed.  A request from a page whose name resolves to this
-machine (DNS rebinding) has that name in its Host header and is refused, too.
+Every page in a browser on this machine can send requests to a server on this machine.  A request from another
+origin has an Origin header and is refused unless the origin is allowed.  A request from a page whose name
+resolves to this machine (DNS rebinding) has that name in its Host header and is refused, too.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Guard:
     """ASGI middleware that lets a request through, or answers it with an error."""
 
     def __init__(self, app: Asgi, options: Serving) -> None:
-        self.app, self.options = app, options
+        self.app = app
+        self.options = options
         self._arriving = 0      # bytes of large bodies that are not complete yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,7 +46,7 @@ class Guard:
             self._check_host(headers.get("host", ""))
             self._check_origin(headers.get("origin"), headers.get("host", ""))
             if scope["path"] not in PUBLIC_PATHS:
-                self._check_key(given_key(headers))
+                self._check_key(sent_key(headers))
             self._check_length(headers)
         except ApiError as error:
             return await error.response()(scope, receive, send)
@@ -53,29 +54,35 @@ class Guard:
             await self.app(scope, limited, send)
 
     def _check_host(self, host: str) -> None:
-        """Refuses unknown names if only this machine can reach the server; the names on a network are not known."""
+        """Refuses unknown names if only this machine can reach the server.
+
+        The names on a network are not known.
+        """
         name = _split(f"//{host}", "Host").hostname or ""
-        known = [one.lower() for one in self.options.hosts]
-        if self.options.local and not of_this_machine(name) and name not in known:
+        allowed = [host.lower() for host in self.options.hosts]
+        if self.options.local and not of_this_machine(name) and name not in allowed:
             raise ApiError(403, f"The Host header names {name!r}, which is not this server. Call it "
                                 f"{self.options.host}, or allow the name with --allow-host.")
 
     def _check_origin(self, origin: str | None, host: str) -> None:
-        allowed = self.options.cors
-        if origin is None or "*" in allowed or origin in allowed or _split(origin, "Origin").netloc == host != "":
+        if origin is None or "*" in self.options.cors or origin in self.options.cors:
             return
-        raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its own. "
-                            "Allow it with --cors and that origin.")
+        page_host = _split(origin, "Origin").netloc
+        if host and page_host == host:
+            return
+        raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its "
+                            "own. Allow it with --cors and that origin.")
 
-    def _check_key(self, given: str) -> None:
+    def _check_key(self, sent: str) -> None:
         key = self.options.api_key
         if key is None:
             return
         # The comparison takes constant time, so that it does not reveal how many bytes are right.
-        if not hmac.compare_digest(given.encode("latin-1"), key.encode()):
-            raise ApiError(401, "The API key is wrong. Send the server's as `Authorization: Bearer KEY`." if given else
-                           "This server needs an API key. Send it as `Authorization: Bearer KEY`.",
-                           code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        if not hmac.compare_digest(sent.encode("latin-1"), key.encode()):
+            message = "This server needs an API key. Send it as `Authorization: Bearer KEY`."
+            if sent:
+                message = "The API key is wrong. Send the server's as `Authorization: Bearer KEY`."
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
     def _check_length(self, headers: dict[str, str]) -> None:
         length = headers.get("content-length", "")
@@ -88,11 +95,13 @@ class Guard:
 
     @contextmanager
     def _limited(self, receive: Receive) -> Iterator[Receive]:
-        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete yet.
+        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete
+        yet.
 
         A client may send no Content-Length, and many clients may send half a body.
         """
-        seen = counted = 0
+        arrived = 0
+        counted = 0
 
         def count(size: int) -> None:
             nonlocal counted
@@ -100,16 +109,19 @@ class Guard:
             counted = size
 
         async def limited() -> Message:
-            nonlocal seen
+            nonlocal arrived
             message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > self.options.max_body * MIB:
+            arrived += len(message.get("body", b""))
+            if arrived > self.options.max_body * MIB:
                 raise self._too_large()
-            count(seen if seen > LARGE and message.get("more_body") else 0)
-            if counted and self._arriving > (most := ARRIVING * self.options.max_body * MIB):
+            incomplete = arrived > LARGE and message.get("more_body")
+            count(arrived if incomplete else 0)
+            most = ARRIVING * self.options.max_body * MIB
+            if counted and self._arriving > most:
                 count(0)
-                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB together, and no "
-                                    "more is allowed. Send this one again later.", headers={"Retry-After": "5"})
+                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB "
+                                    "together, and no more is allowed. Send this one again later.",
+                               headers={"Retry-After": "5"})
             return message
         try:
             yield limited
@@ -117,8 +129,8 @@ class Guard:
             count(0)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that is read. "
-                             "Send less, or raise --max-body.", code="body_too_large")
+        return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that "
+                             "is read. Send less, or raise --max-body.", code="body_too_large")
 
 
 class Clients:
@@ -129,15 +141,20 @@ class Clients:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            key = given_key(_headers(scope))
-            CLIENT.set(hashlib.sha256(key.encode()).hexdigest() if key else "")
+            key = sent_key(_headers(scope))
+            client = ""
+            if key:
+                client = hashlib.sha256(key.encode()).hexdigest()
+            CLIENT.set(client)
         await self.app(scope, receive, send)
 
 
-def given_key(headers: Mapping[str, str]) -> str:
+def sent_key(headers: Mapping[str, str]) -> str:
     """Returns the API key of a request; "" if it has none."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    return bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    if scheme.lower() == "bearer":
+        return bearer.strip()
+    return headers.get("x-api-key", "")
 
 
 def _headers(scope: Scope) -> dict[str, str]:

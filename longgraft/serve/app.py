@@ -29,11 +29,11 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     guarded: False if something in front of it controls access
     """
     options = options or Serving()
-    state = State(session, options, Worker(session, options.queue, running=options.max_running),
-                  EncodingPool(options.queue))
-
-    tracing = over_http(options.otlp_endpoint, state.name) if options.otlp_endpoint else None
-    if tracing is not None:
+    worker = Worker(session, options.queue, running=options.max_running)
+    state = State(session, options, worker, EncodingPool(options.queue))
+    tracing = None
+    if options.otlp_endpoint:
+        tracing = over_http(options.otlp_endpoint, state.name)
         state.worker.watchers.append(tracing)
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
 """Threads that parse, validate and encode request bodies, so that the event loop only moves bytes.
 
-As many tasks may wait as there are places in the queue. Large bodies, and requests with a constraint to compile, have
-their own threads, so that no other request waits for them.
+As many tasks may wait as there are places in the queue. Large bodies, and requests with a constraint to
+compile, have their own threads, so that no other request waits for them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,19 @@ LARGE = 2 ** 18         # bytes; longer bodies are large.  The text of a prompt 
 
 
 class EncodingPool:
-    """Threads for request bodies.  waiting: most tasks that may wait for a thread; refused: tasks refused so far."""
+    """Threads for request bodies.
+
+    Args:
+        waiting: Most tasks that may wait for a thread.
+
+    Attributes:
+        limit: Most tasks that may run and wait.
+        refused: Number of tasks that were refused so far.
+    """
 
     def __init__(self, waiting: int = 16) -> None:
-        self.limit, self.refused = waiting + THREADS, 0
+        self.limit = waiting + THREADS
+        self.refused = 0
         self._small = ThreadPoolExecutor(THREADS, "longgraft-encoding")
         self._large = ThreadPoolExecutor(1, "longgraft-encoding-large")
         self._constrained = ThreadPoolExecutor(THREADS, "longgraft-encoding-constrained")
@@ -50,7 +59,11 @@ class EncodingPool:
         if self.active >= self.limit:
             self.refused += 1
             raise Busy(self.active, 1)
-        threads = self._constrained if constrained else self._large if size > LARGE else self._small
+        threads = self._small
+        if constrained:
+            threads = self._constrained
+        elif size > LARGE:
+            threads = self._large
         task = threads.submit(work, *args)
         self._tasks.append(task)
         return await asyncio.wrap_future(task)

@@ -16,7 +16,8 @@ class HeadRequests:
             return await self.app(scope, receive, send)
 
         async def send_head(message: Message) -> None:
-            bodiless = {"body": b""} if message["type"] == "http.response.body" else {}
-            await send({**message, **bodiless})
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
 
         await self.app({**scope, "method": "GET"}, receive, send_head)

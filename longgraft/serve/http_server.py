@@ -1,4 +1,6 @@
-"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and shutdown."""
+"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and
+shutdown.
+"""
 
 from __future__ import annotations
 
@@ -35,28 +37,34 @@ def bind(options: Serving) -> socket.socket:
     """
     where = f"{options.host}:{options.port}"
     try:
-        found = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
-        made = socket.socket(family, kind, protocol)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
+        addresses = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = min(addresses, key=lambda entry: entry[0] != socket.AF_INET)
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ValueError(f"{where} is taken by another program. Give another --port, or 0 for any that is free."
                              ) from error
         raise ValueError(f"{where} cannot be listened on: {error.strerror or error}. Give another --host or --port."
                          ) from error
-    return made
+    return bound
 
 
-def url(made: socket.socket, options: Serving) -> str:
+def url(bound: socket.socket, options: Serving) -> str:
     """Returns the URL of a bound socket."""
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"http://{host}:{made.getsockname()[1]}"
+    host = options.host
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{bound.getsockname()[1]}"
 
 
 def run(app: FastAPI, listens: socket.socket, ready: Callable[[], None]) -> None:
-    """Serves until a signal ends it.  ready: called when requests are accepted"""
+    """Serves until a signal ends it.
+
+    Args:
+        ready: Called when requests are accepted.
+    """
     # Otherwise each body with many lists makes the garbage collector visit all objects of the model and of torch.
     gc.collect()
     gc.freeze()
@@ -77,7 +85,8 @@ class Drains(Protocol):
 class Server(uvicorn.Server):
     """A uvicorn server that drains on SIGTERM, and ends after the current step on Ctrl-C or a second signal.
 
-    While it drains, new requests are refused, and those that run or wait are answered, for at most `drain_timeout`.
+    While it drains, new requests are refused, and those that run or wait are answered, for at most
+    `drain_timeout`.
     """
 
     def __init__(self, app: FastAPI, ready: Callable[[], None]) -> None:
@@ -88,7 +97,8 @@ class Server(uvicorn.Server):
             app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
             proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=options.keep_alive,
             headers=[("Keep-Alive", f"timeout={options.keep_alive}")]))
-        self._app, self._ready = app, ready
+        self._app = app
+        self._ready = ready
         self._worker: Drains = app.state.longgraft.worker
         self._until = math.inf      # time at which draining ends
 
@@ -137,12 +147,18 @@ class Connection(H11Protocol):
         self._cancel_deadline()
 
     def handle_events(self) -> None:
-        """Handles data that has arrived, and updates the deadline; uvicorn also calls it after each response."""
+        """Handles data that has arrived, and updates the deadline.
+
+        Uvicorn also calls it after each response.
+        """
         super().handle_events()
         self._set_deadline()
 
     def on_response_complete(self) -> None:
-        """Ends the deadline until the next request begins to arrive; uvicorn closes connections that stay idle."""
+        """Ends the deadline until the next request begins to arrive.
+
+        Uvicorn closes connections that stay idle.
+        """
         super().on_response_complete()
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
             self._client_state = None
@@ -160,7 +176,8 @@ class Connection(H11Protocol):
             return
         self._client_state = state
         self._cancel_deadline()
-        if (seconds := self._seconds.get(state)) is not None:
+        seconds = self._seconds.get(state)
+        if seconds is not None:
             self._deadline = self.loop.call_later(seconds, self._expire, seconds)
 
     def _expire(self, seconds: float) -> None:

@@ -62,7 +62,9 @@ class InfillStop:
             yield Step(text=rest)
 
     def without_held(self, decoded: str) -> str:
-        """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated them."""
+        """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated
+        them.
+        """
         same = 0
         while same < min(len(decoded), len(self.held)) and decoded[same] == self.held[same]:
             same += 1
@@ -79,7 +81,10 @@ class InfillStop:
         return None
 
     def certain(self, text: str) -> int:
-        """Returns how many characters are kept whatever follows; a short last line's indentation is not known yet."""
+        """Returns how many characters are kept whatever follows.
+
+        A short last line's indentation is not known yet.
+        """
         start = text.rfind("\n")
         if self.indent and start >= 0 and len(text) - start - 1 < self.indent:
             return start

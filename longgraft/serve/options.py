@@ -17,7 +17,9 @@ POLICIES = ("allow", "escape", "refuse")
 class Serving(Checked):
     """Address, access control and limits.
 
-    cors: origins whose pages may send requests; hosts: further names of the server
+    Attributes:
+        cors: Origins whose pages may send requests.
+        hosts: Further names of the server.
     """
 
     host: str = option("127.0.0.1", "Address to listen on; require a key if other machines can reach it")
@@ -50,11 +52,11 @@ class Serving(Checked):
     drain_timeout: float = option(30.0, "Time after SIGTERM for requests that run or wait; what is left is cut off",
                                   unit="seconds", low=0.0, high=86400)
     metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")
-    otlp_endpoint: str | None = option(None, "Collector that gets OpenTelemetry traces over OTLP/HTTP, such as "
-                                       "http://127.0.0.1:4318; extra otel", none="no traces", metavar="URL")
+    otlp_endpoint: str | None = option(None, "Collector that gets OpenTelemetry traces over OTLP/HTTP, such "
+                                       "as http://127.0.0.1:4318; extra otel", none="no traces", metavar="URL")
     special_tokens_in_content: str = option(
-        "escape", "What to do with special tokens that messages spell: encode them as text (escape), let them count as "
-        "tokens (allow), or refuse the request", choices=POLICIES)
+        "escape", "What to do with special tokens that messages spell: encode them as text (escape), let "
+        "them count as tokens (allow), or refuse the request", choices=POLICIES)
     model_name: str | None = option(None, "Name of the model for clients", none="its own")
 
     def __post_init__(self) -> None:
@@ -62,14 +64,14 @@ class Serving(Checked):
         if not self.host.strip():
             raise ValueError("The host is empty. Give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
         if not re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):
-            raise ValueError(f"The metrics' prefix is {self.metrics_prefix!r}; it must be of letters, digits, _ and :, "
-                             "such as vllm:.")
+            raise ValueError(f"The metrics' prefix is {self.metrics_prefix!r}; it must be of letters, "
+                             "digits, _ and :, such as vllm:.")
         if self.otlp_endpoint is not None and not re.match("https?://.", self.otlp_endpoint):
             raise ValueError(f"The OTLP endpoint is {self.otlp_endpoint!r}; it must be a URL, such as "
                              "http://127.0.0.1:4318.")
         if self.api_key is not None and not self.api_key.strip():
-            raise ValueError(f"The API key is empty. Give one of at least one character, or leave --api-key and "
-                             f"{KEY_VARIABLE} out.")
+            raise ValueError(f"The API key is empty. Give one of at least one character, or leave --api-key "
+                             f"and {KEY_VARIABLE} out.")
 
     @property
     def local(self) -> bool:
@@ -91,8 +93,8 @@ class Replicas(Checked):
     Each has its own model, queue and kept prompts; --queue, --max-running and --prefixes hold for each.
     """
 
-    ray: str | None = option(None, "Serve from replicas on a Ray cluster: auto, HOST:PORT, or local to start one here. "
-                             "Models and files given as paths must be there on every node", metavar="ADDRESS",
+    ray: str | None = option(None, "Serve from replicas on a Ray cluster: auto, HOST:PORT, or local to start "
+                             "one here. Models and files given as paths must be there on every node", metavar="ADDRESS",
                              none="no cluster; the model is loaded here")
     replicas: int | None = option(None, "Number of replicas", low=1, high=4096, none="one per GPU, else per node")
     autoscale: str | None = option(None, "Fewest and most replicas; their number follows the running requests",
@@ -101,14 +103,14 @@ class Replicas(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ray is None and (self.replicas or self.autoscale):
-            raise ValueError(f"--{'replicas' if self.replicas else 'autoscale'} needs a Ray cluster. Give --ray local "
-                             "to start one here, or the address of one.")
+            flag = "--replicas" if self.replicas else "--autoscale"
+            raise ValueError(f"{flag} needs a Ray cluster. Give --ray local to start one here, or the address of one.")
         if self.replicas and self.autoscale:
             raise ValueError("--replicas is a fixed number, and --autoscale lets it change. Leave one out.")
         if self.autoscale is not None and (not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}", self.autoscale)
                                            or self.fewest > (self.most or 0)):
-            raise ValueError(f"--autoscale is {self.autoscale!r}; it must be the fewest and the most replicas, such as "
-                             "1:4.")
+            raise ValueError(f"--autoscale is {self.autoscale!r}; it must be the fewest and the most "
+                             "replicas, such as 1:4.")
 
     @property
     def fewest(self) -> int:
@@ -118,4 +120,6 @@ class Replicas(Checked):
     @property
     def most(self) -> int | None:
         """Most replicas; None if the cluster decides."""
-        return self.replicas if self.autoscale is None else int(self.autoscale.partition(":")[2])
+        if self.autoscale is None:
+            return self.replicas
+        return int(self.autoscale.partition(":")[2])

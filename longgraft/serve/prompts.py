@@ -18,7 +18,7 @@ from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
 from longgraft.serve.state import State
-from longgraft.serve.tools.families import Family, family_of
+from longgraft.serve.tools.families import ToolFamily, family_of
 from longgraft.serve.tools.grammar import Tool, grammar
 from longgraft.serve.tools.reader import CallReader
 from longgraft.serve.tools.rendering import rendered
@@ -51,10 +51,13 @@ def _completion(state: State, body: CompletionRequest, prompt: str | list[int]) 
 def plain_prompt(state: State, prompt: str | list[int], policy: str) -> GenerationRequest:
     """Encodes text or token ids.  The current window of a next edit's prompt is a prediction.
 
-    policy: what to do with special tokens that the text spells
+    Args:
+        policy: What to do with special tokens that the text spells.
     """
     ids = _plain_ids(state, prompt, policy)
-    window = current_window(prompt) if isinstance(prompt, str) else None
+    if not isinstance(prompt, str):
+        return GenerationRequest(ids)
+    window = current_window(prompt)
     if window is None:
         return GenerationRequest(ids)
     return GenerationRequest(ids, predictions=(state.ids(window, "prompt")[:state.positions],))
@@ -99,7 +102,8 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
     Args:
         state: The server.
         body: The fields of the request.
-        encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of calls.
+        encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of
+            calls.
         limit: Most new tokens; None: as many as are allowed.
     """
     requested, context = encoded
@@ -111,15 +115,18 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
         state.need_tokenizer("stop")
     state.check_ids(body.stop_token_ids or (), "stop_token_ids")
     budget, corpus = speculation_of(state, body)
-    constraint_field = "tools" if tool_calls else next(iter(body.constraints()), None)
+    constraint_field = next(iter(body.constraints()), None)
+    if tool_calls:
+        constraint_field = "tools"
     new_tokens = state.new_tokens(requested.ids, limit)
     client = client_of(state, body)
     predicted = prediction_ids(state, body)
     # The request's own prediction comes last, because retrievers prefer the last text.
     predictions = [tokens for tokens in (*requested.predictions, predicted) if tokens]
-    requested = replace(requested, max_new_tokens=new_tokens, sampling=sampling, stop=stop,
-                        eos=(*body.eos(state.session.eos), *(requested.eos or ())), predictions=tuple(predictions),
-                        budget=budget, corpus=corpus, priority=body.priority or 0, client=client)
+    eos = (*body.eos(state.session.eos), *(requested.eos or ()))
+    requested = replace(requested, max_new_tokens=new_tokens, sampling=sampling, stop=stop, eos=eos,
+                        predictions=tuple(predictions), budget=budget, corpus=corpus,
+                        priority=body.priority or 0, client=client)
     return requested, replace(context, predicted=predicted, constraint_field=constraint_field)
 
 
@@ -128,7 +135,8 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
 
     Raises ApiError about the wrong field, whose name is the first word of the error.
 
-    tool_calls: the grammar of the answer's tool calls
+    Args:
+        tool_calls: The grammar of the answer's tool calls.
     """
     about = ""
     try:
@@ -136,15 +144,17 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         about = next(iter(body.constraints()), "")
         if tool_calls is not None:
             if about:
-                raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one out, or set "
-                                 "tool_choice to none.")
+                raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one "
+                                 "out, or set tool_choice to none.")
             sampling = replace(sampling, tool_calls=tool_calls)
             about = "tools"
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
         first, _, rest = str(error).partition(" ")
-        field = about if first in CONSTRAINTS and about else first
+        field = first
+        if first in CONSTRAINTS and about:
+            field = about
         raise ApiError(400, f"{field} {rest}", field) from error
     return sampling
 
@@ -153,11 +163,13 @@ def chat(state: State, body: ChatRequest) -> Encoded:
     """Encodes messages with the model's chat template, and prepares for the calls that the answer may have."""
     text, ids = chat_text(state, body)
     tokenizer = state.need_template("messages")
-    requested = GenerationRequest(state.ids(text, "messages") if ids is None else ids)
+    if ids is None:
+        ids = state.ids(text, "messages")
+    requested = GenerationRequest(ids)
     return _with_calls(state, requested, body, _shown(tokenizer, body)[1])
 
 
-def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Family]:
+def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], ToolFamily]:
     """Returns (the tools for the chat template, the way in which the model writes calls)."""
     tools = [tool.for_template() for tool in body.tools or ()]
     return tools, family_of(tokenizer.get_chat_template(tools=tools or None))
@@ -187,13 +199,15 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
                        "messages") from error
 
 
-def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, family: Family) -> Encoded:
+def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, family: ToolFamily) -> Encoded:
     """Adds the reader and the grammar of the tool calls that the answer may have."""
     with client_errors("tool_choice"):
         tools = body.callable_tools()
     if not body.tools or (not tools and body.constraints()):
         return requested, AnswerContext()
-    reader = CallReader(family if tools else None, [tool.name for tool in tools])
+    reader = CallReader()
+    if tools:
+        reader = CallReader(family, [tool.name for tool in tools])
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
@@ -207,7 +221,7 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     return replace(requested, sampling=Sampling(tool_calls=rules)), context
 
 
-def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Tool]:
+def _followable(state: State, family: ToolFamily, tools: Sequence[Tool]) -> list[Tool]:
     """Returns the tools; one whose schema takes too much work for a token takes any arguments."""
     if _followed(state, family, tools):
         return list(tools)
@@ -219,7 +233,7 @@ def _followable(state: State, family: Family, tools: Sequence[Tool]) -> list[Too
     return followable
 
 
-def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
+def _followed(state: State, family: ToolFamily, tools: Sequence[Tool]) -> bool:
     """Returns True if answers can follow the schemas of these tools."""
     calls = grammar(family, tools, state.tokenizer.get_added_vocab(), text=not tools)
     try:
@@ -230,7 +244,10 @@ def _followed(state: State, family: Family, tools: Sequence[Tool]) -> bool:
 
 
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
-    """Returns the token ids of the request's prediction, or []; raises ApiError if no answer could be as long."""
+    """Returns the token ids of the request's prediction, or [].
+
+    Raises ApiError if no answer could be as long.
+    """
     with client_errors("prediction"):
         ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
     if len(ids) > state.positions:
@@ -244,10 +261,10 @@ def client_of(state: State, body: AnswerRequest) -> str | None:
 
     Raises ApiError if answers are to be remembered and the server does not.
     """
-    remember = None if body.longgraft is None else body.longgraft.remember
+    remember = body.longgraft.remember if body.longgraft else None
     if remember and state.session.engine.earlier is None:
-        raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, or start "
-                            "the server with --remember and a number of bytes.", "longgraft.remember")
+        raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, "
+                            "or start the server with --remember and a number of bytes.", "longgraft.remember")
     return None if remember is False else ""
 
 
@@ -255,7 +272,7 @@ def speculation_of(state: State, body: AnswerRequest) -> tuple[int | None, str |
     """Returns the request's (largest number of nodes per verification, corpus name); None: the server's."""
     with client_errors("speculative"):
         budget = body.budget(state.session.method)
-    corpus = None if body.longgraft is None else body.longgraft.corpus
+    corpus = body.longgraft.corpus if body.longgraft else None
     with client_errors("longgraft.corpus"):
         if corpus is not None:
             state.session.corpus(corpus)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 
 class Busy(Exception):
-    """The refusal of a full queue.  retry_after: estimated seconds until a place is free"""
+    """The refusal of a full queue.
+
+    Attributes:
+        retry_after: Estimated seconds until a place is free.
+    """
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(f"{waiting} requests wait already, and no more are accepted. Try again in {retry_after} s.")

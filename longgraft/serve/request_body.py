@@ -1,4 +1,7 @@
-"""Parses request bodies into pydantic models off the event loop; one sentence describes a body's first mistake."""
+"""Parses request bodies into pydantic models off the event loop.
+
+One sentence describes a body's first mistake.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.refusals import Busy
 
 T = TypeVar("T")
+Path = tuple[int | str, ...]
+"""The keys and indices that lead to a place in a JSON value."""
 # Limits of an answer, for which some clients send -1.
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 NO_LIMIT = "For as many as are allowed, give a large number."
@@ -29,7 +34,8 @@ class BodyRequest(Request):
 
     def __init__(self, request: Request, model: type[BaseModel]) -> None:
         super().__init__(request.scope, request.receive)
-        self._model, self.size = model, 0       # bytes of the body, once it is read
+        self._model = model
+        self.size = 0       # bytes of the body, once it is read
 
     async def json(self) -> Any:
         """Returns an instance of the model, which FastAPI's own validation leaves as it is."""
@@ -39,12 +45,12 @@ class BodyRequest(Request):
         """Runs `work` in a thread of the pool (`EncodingPool.run`).
 
         Raises:
-            ApiError: 429 if the pool is full, 499 if the client has disconnected; work that has not begun by then
-                never runs.
+            ApiError: 429 if the pool is full, 499 if the client has disconnected; work that has not begun by
+                then never runs.
         """
         self.size = len(await self.body())
-        task = asyncio.ensure_future(self.app.state.longgraft.pool.run(self.size, work, *args,
-                                                                          constrained=constrained))
+        pool = self.app.state.longgraft.pool
+        task = asyncio.ensure_future(pool.run(self.size, work, *args, constrained=constrained))
         gone = asyncio.create_task(disconnected(self))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -63,17 +69,17 @@ class BodyRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Returns FastAPI's handler, called with a `BodyRequest`."""
-        handler, field = super().get_route_handler(), self.body_field
-        if field is None:
+        handler = super().get_route_handler()
+        if self.body_field is None:
             return handler
-        model: Any = field.field_info.annotation
+        model: Any = self.body_field.field_info.annotation
 
         async def handle(request: Request) -> Response:
-            made = BodyRequest(request, model)
+            body_request = BodyRequest(request, model)
             try:
-                return await handler(made)
+                return await handler(body_request)
             finally:
-                request.app.state.longgraft.pool.trim_later(made.size)
+                request.app.state.longgraft.pool.trim_later(body_request.size)
         return handle
 
 
@@ -96,8 +102,8 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     except ValueError as error:
         raise ApiError(400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
                        ) from error
-    if ESCAPED_SURROGATE.search(body) and (broken := _half_character(value)) is not None:
-        raise broken
+    if ESCAPED_SURROGATE.search(body):
+        _check_characters(value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -105,27 +111,31 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     raise refusal       # raised out here, it has no context that would keep the whole parsed body in memory
 
 
-def _half_character(body: Any) -> ApiError | None:
-    """Returns the error about the first text with half a surrogate pair, which no tokenizer encodes.
-
-    None: there is none.
-    """
+def _check_characters(body: Any) -> None:
+    """Raises ApiError about the first text with half a surrogate pair, which no tokenizer encodes."""
     waiting: list[tuple[str, Any]] = [("", body)]
     while waiting:
         name, value = waiting.pop()
         if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                message = (f"{name or 'The body'} has half a character at place {error.start:,}: an emoji was cut in "
-                           "two. Cut the text elsewhere.")
-                return ApiError(400, message, name or None)
+            place = _half_character(value)
+            if place is not None:
+                raise ApiError(400, f"{name or 'The body'} has half a character at place {place:,}: an emoji "
+                                    "was cut in two. Cut the text elsewhere.", name or None)
         elif isinstance(value, list):
-            waiting += [(f"{name}[{n}]", one) for n, one in reversed(list(enumerate(value)))]
+            for index in reversed(range(len(value))):
+                waiting.append((f"{name}[{index}]", value[index]))
         elif isinstance(value, dict):
-            for key, one in reversed(value.items()):
+            for key, item in reversed(value.items()):
                 inner = f"{name}.{key}".removeprefix(".")
-                waiting += [(inner, one), (inner, key)]
+                waiting += [(inner, item), (inner, key)]
+
+
+def _half_character(text: str) -> int | None:
+    """Returns the place of the first half of a surrogate pair, or None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return error.start
     return None
 
 
@@ -135,33 +145,58 @@ def invalid(error: ValidationError, value: Any) -> ApiError:
     If a field has several types, the type that fits the value furthest is taken as the intended one.
     """
     errors = error.errors(include_url=False, include_input=False)
-    first = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-    paths = [_path(one["loc"], value, one["type"] == "missing") for one in first]
-    deepest = max(paths, key=lambda path: (len(path), [part for part in path if isinstance(part, int)]))
+    first = [detail for detail in errors if detail["loc"][:1] == errors[0]["loc"][:1]]
+    paths = [_path(detail["loc"], value, detail["type"] == "missing") for detail in first]
+    deepest = max(paths, key=_depth)
     if not deepest:
         return ApiError(400, "The body must be a JSON object, sent with Content-Type: application/json.")
-    meant = [one for one, path in zip(first, paths, strict=True) if path == deepest]
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in deepest).removeprefix(".")
+    meant = [detail for detail, path in zip(first, paths, strict=True) if path == deepest]
+    name = _name(deepest)
     if meant[0]["type"] == "missing":
         return ApiError(400, f"{name} is missing. Give it.", name)
     if meant[0]["type"] == "extra_forbidden":
         return ApiError(400, f"{name} is not known here. Leave it out.", name)
     if meant[0]["type"] == "value_error":
         return ApiError(400, str(meant[0]["ctx"]["error"]), name)
-    reasons = dict.fromkeys("be a JSON object" if one["type"] == "model_type" else
-                            re.sub(r"^\w+ should | after validation", "", one["msg"]) for one in meant)
-    hint = f" {NO_LIMIT}" if deepest[-1] in LIMITS else ""
-    return ApiError(400, f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}.{hint}", name)
+    reasons = list[str]()
+    for detail in meant:
+        reason = re.sub(r"^\w+ should | after validation", "", detail["msg"])
+        if detail["type"] == "model_type":
+            reason = "be a JSON object"
+        if reason not in reasons:
+            reasons.append(reason)
+    message = f"{name} must {', or '.join(reasons).replace(', or be ', ', or ')}."
+    if deepest[-1] in LIMITS:
+        message = f"{message} {NO_LIMIT}"
+    return ApiError(400, message, name)
 
 
-def _path(place: tuple[int | str, ...], value: Any, missing: bool) -> tuple[int | str, ...]:
-    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union types."""
-    found: list[int | str] = []
+def _depth(path: Path) -> tuple[int, list[int]]:
+    """Returns what orders paths: their length, and then their indices."""
+    return len(path), [part for part in path if isinstance(part, int)]
+
+
+def _name(path: Path) -> str:
+    """Returns a path as JavaScript writes it."""
+    name = ""
+    for part in path:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return name.removeprefix(".")
+
+
+def _path(place: Path, value: Any, missing: bool) -> Path:
+    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union
+    types.
+    """
+    path: list[int | str] = []
     for part in place:
         if isinstance(part, int):
-            found.append(part)
-            value = value[part] if isinstance(value, list) and part < len(value) else None
+            path.append(part)
+            inside = isinstance(value, list) and part < len(value)
+            value = value[part] if inside else None
         elif isinstance(value, dict) and part in value:
-            found.append(part)
+            path.append(part)
             value = value[part]
-    return (*found, place[-1]) if missing else tuple(found)
+    if missing:
+        path.append(place[-1])
+    return tuple(path)

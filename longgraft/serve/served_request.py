@@ -1,4 +1,6 @@
-"""A request of the server: it waits for its turn, is decoded by the worker, and streams its steps to a coroutine."""
+"""A request of the server: it waits for its turn, is decoded by the worker, and streams its steps to a
+coroutine.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class End:
     """The end of a request.
 
     Attributes:
-        reason: The answer's finish reason; or time, by `ServedRequest.seconds`; or cut, by `ServedRequest.complete`.
+        reason: The answer's finish reason; or time, by `ServedRequest.seconds`; or cut, by
+            `ServedRequest.complete`.
         stats: Costs and acceptance.
         queued: Seconds in the queue.
     """
@@ -52,18 +55,27 @@ class Watcher(Protocol):
     """Observer of every request.  The decoding thread calls it and waits for it."""
 
     def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
-        """Observes a step.  seconds: duration of the step, which other requests may share"""
+        """Observes a step.
+
+        Args:
+            seconds: Duration of the step, which other requests may share.
+        """
 
     def ended(self, served: ServedRequest, end: End | None) -> None:
-        """Observes the end of a request.  end: None if decoding raised an exception"""
+        """Observes the end of a request.
+
+        Args:
+            end: None if decoding raised an exception.
+        """
 
 
 class ServedRequest(Scheduled):
     """A request of the server, made in the coroutine that answers it.
 
-    Iterate over it once for its steps; `end` is set afterwards.  It is queued by `submit`, or by the iteration when its
-    turn comes: after its leader has read their prompt, and when one of its places is free.  Iteration raises Failed if
-    decoding failed, ValueError if the session refused the request, and Closing at shutdown.
+    Iterate over it once for its steps; `end` is set afterwards.  It is queued by `submit`, or by the
+    iteration when its turn comes: after its leader has read their prompt, and when one of its places is free.
+    Iteration raises Failed if decoding failed, ValueError if the session refused the request, and Closing at
+    shutdown.
 
     Args:
         worker: Decodes it.
@@ -121,7 +133,10 @@ class ServedRequest(Scheduled):
         self._submitted = True
 
     def cancel(self) -> None:
-        """Ends it before its next step, also before its turn.  It may be called from any thread, repeatedly."""
+        """Ends it before its next step, also before its turn.
+
+        It may be called from any thread, repeatedly.
+        """
         self.cancelled = True
         self._worker.cancel(self)
 
@@ -165,7 +180,10 @@ class ServedRequest(Scheduled):
             self._prompt_read.set()
 
     async def _event(self, beat: float | None) -> Step | End | None:
-        """Returns the next event, or None after `beat` seconds without one; raises an exception that was sent."""
+        """Returns the next event, or None after `beat` seconds without one.
+
+        Raises an exception that was sent.
+        """
         if beat is None or not self._events.empty():    # no timeout without need: it costs time
             event = await self._events.get()
         else:

@@ -14,17 +14,21 @@ from longgraft.serve.state import State
 
 def served_answers(state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int,
                    only_reads: bool = False) -> list[ServedRequest]:
-    """Returns the requests for `count` answers to each prompt; as many run at once as the worker decodes at once.
+    """Returns the requests for `count` answers to each prompt.
 
-    The other answers to a prompt begin when the first has read it, so that they find it among the kept prompts.
+    As many run at once as the worker decodes at once.
+
+    The other answers to a prompt begin when the first has read it, so that they find it among the kept
+    prompts.
     """
     places = asyncio.Semaphore(state.worker.max_running)
     answers = list[ServedRequest]()
     for requested, context in prompts:
         leader: ServedRequest | None = None
         for number in range(count):
-            served = ServedRequest(state.worker, _drawn_apart(requested, number), context.again(), leader=leader,
-                                   places=places, only_reads=only_reads, seconds=state.options.max_seconds)
+            served = ServedRequest(state.worker, _drawn_apart(requested, number), context.again(),
+                                   seconds=state.options.max_seconds, leader=leader, places=places,
+                                   only_reads=only_reads)
             answers.append(served)
             leader = leader or served
     return answers

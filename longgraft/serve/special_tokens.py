@@ -1,6 +1,7 @@
 """Special tokens that the text of a request spells, such as <|im_end|>: allowed, encoded as text, or refused.
 
-The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for /v1/completions may.
+The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for
+/v1/completions may.
 """
 
 from __future__ import annotations
@@ -17,22 +18,33 @@ T = TypeVar("T")
 
 
 class SpecialTokens:
-    """Encodes texts of a request by one policy."""
+    """Encoder of a request's texts by one policy.
+
+    Args:
+        coder: Finds special tokens, and encodes texts without them.
+        policy: allow, escape or refuse.
+    """
 
     def __init__(self, coder: PartEncoder, policy: str) -> None:
-        """policy: allow, escape or refuse"""
-        self._coder, self._policy = coder, policy
+        self._coder = coder
+        self._policy = policy
 
     def check(self, value: Any, param: str) -> None:
-        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse it."""
+        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse
+        it.
+        """
         if self._policy != "refuse":
             return
-        if found := next(filter(None, map(self._coder.marked, texts_of(value))), None):
-            raise ApiError(400, f"{param} spells the special token {found}. Leave it out, or set "
-                                "special_tokens_in_content to escape.", param)
+        for text in texts_of(value):
+            token = self._coder.marked(text)
+            if token:
+                raise ApiError(400, f"{param} spells the special token {token}. Leave it out, or set "
+                                    "special_tokens_in_content to escape.", param)
 
     def encode(self, text: str, param: str) -> list[int] | None:
-        """Returns the ids of a text, encoded as ordinary text; None if its special tokens are allowed, or it has none.
+        """Returns the ids of a text, encoded as ordinary text.
+
+        None if its special tokens are allowed, or it has none.
 
         Raises:
             ApiError: they are refused.
@@ -60,8 +72,10 @@ class SpecialTokens:
         texts = list(texts_of(value))
         if self._policy != "escape" or not any(map(self._coder.marked, texts)):
             return render(value), None
-        mark = next(one for one in MARKS if not any(one in text for text in texts))
-        parts = render(mapped(value, lambda text: mark.join(self._coder.pieces(text)))).split(mark)
+        used = set("".join(texts))
+        mark = next(mark for mark in MARKS if mark not in used)
+        marked = mapped(value, lambda text: mark.join(self._coder.pieces(text)))
+        parts = render(marked).split(mark)
         return "".join(parts), self._coder.joined(parts)
 
 
@@ -69,8 +83,12 @@ def texts_of(value: Any) -> Iterator[str]:
     """Yields each text of a JSON value."""
     if isinstance(value, str):
         yield value
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from texts_of(one)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from texts_of(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_of(item)
 
 
 def mapped(value: Any, change: Callable[[str], str]) -> Any:
@@ -78,5 +96,7 @@ def mapped(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {key: mapped(one, change) for key, one in value.items()}
-    return [mapped(one, change) for one in value] if isinstance(value, list) else value
+        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mapped(item, change) for item in value]
+    return value

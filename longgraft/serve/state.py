@@ -24,7 +24,10 @@ from longgraft.serve.worker import Worker
 
 @dataclass(frozen=True)
 class State:
-    """The state of one server.  Only the worker opens requests on the session; routes only read its properties."""
+    """The state of one server.
+
+    Only the worker opens requests on the session; routes only read its properties.
+    """
 
     session: Session
     options: Serving
@@ -34,7 +37,10 @@ class State:
 
     @property
     def name(self) -> str:
-        """Name of the model for clients.  If it is a path, only the last part is shown, to reveal no folders."""
+        """Name of the model for clients.
+
+        If it is a path, only the last part is shown, to reveal no folders.
+        """
         if self.options.model_name:
             return self.options.model_name
         path = Path(self.session.target.name)
@@ -70,8 +76,10 @@ class State:
     @property
     def max_prompt_tokens(self) -> int:
         """Most tokens of a prompt; one new token must still fit."""
-        allowed = self.options.max_prompt_tokens
-        return self.positions - 1 if allowed is None else min(self.positions - 1, allowed)
+        most = self.positions - 1
+        if self.options.max_prompt_tokens is None:
+            return most
+        return min(most, self.options.max_prompt_tokens)
 
     @property
     def positions(self) -> int:
@@ -81,14 +89,15 @@ class State:
     def need_tokenizer(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if the model has none."""
         if self.tokenizer is None:
-            raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids as the "
-                                "prompt.", param)
+            raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids "
+                                "as the prompt.", param)
         return self.tokenizer
 
     def ids(self, text: str, param: str, special: bool = False) -> list[int]:
         """Encodes text; raises ApiError about this field if that is impossible.
 
-        special: add the tokens that the tokenizer puts around a prompt
+        Args:
+            special: Add the tokens that the tokenizer puts around a prompt.
         """
         tokenizer = self.need_tokenizer(param)
         # Making an attention mask of a million tokens would hold the interpreter's lock.
@@ -104,8 +113,8 @@ class State:
     def need_template(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if it has no chat template."""
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt as text "
-                                "to /v1/completions.", param)
+            raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt "
+                                "as text to /v1/completions.", param)
         return self.tokenizer
 
     @cached_property
@@ -128,4 +137,6 @@ class State:
             raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes "
                                 f"{self.max_prompt_tokens:,} here. Shorten it.", param, "context_length_exceeded")
         allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
-        return allowed if requested is None else min(requested, allowed)
+        if requested is None:
+            return allowed
+        return min(requested, allowed)

@@ -46,10 +46,19 @@ class AnswerFormat(Protocol):
         """Yields the chunks that come before the first step."""
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[Any]:
-        """Yields the chunks of new text.  ids: the tokens since the last chunk"""
+        """Yields the chunks of new text.
+
+        Args:
+            ids: The tokens since the last chunk.
+        """
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[Any]:
-        """Yields the last chunks.  ids: tokens of the whole answer; rest: those that no chunk contained"""
+        """Yields the last chunks.
+
+        Args:
+            ids: Tokens of the whole answer.
+            rest: Those that no chunk contained.
+        """
 
 
 @asynccontextmanager
@@ -115,7 +124,9 @@ class EventForm:
         return event
 
     def error(self, error: ApiError) -> str:
-        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
+        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have
+        names.
+        """
         body = error.body
         if self.named:
             body = body | {"sequence_number": 0} | body["error"] | {"type": "error"}
@@ -166,8 +177,12 @@ class EventStream(Response):
             yield self.events.last
 
 
-async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
-    """Yields the events of one answer's chunks, and comments; nothing but comments before there is something to say."""
+async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm
+                    ) -> AsyncIterator[str]:
+    """Yields the events of one answer's chunks, and comments.
+
+    Nothing but comments before there is something to say.
+    """
     opening = form.opening_chunks()
     ids = list[int]()
     sent = 0        # ids that a chunk contained

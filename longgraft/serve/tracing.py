@@ -1,7 +1,7 @@
 """OpenTelemetry traces: one span per answer, sent to a collector over OTLP/HTTP (extra otel).
 
-The attributes have the names of OpenTelemetry's conventions for generative models, and beside them vLLM's.  A span
-belongs to the trace that the request's headers traceparent and tracestate name.
+The attributes have the names of OpenTelemetry's conventions for generative models, and beside them vLLM's.  A
+span belongs to the trace that the request's headers traceparent and tracestate name.
 """
 
 from __future__ import annotations
@@ -112,6 +112,10 @@ class TraceHeaders:
 
 
 def trace_of(headers: Any) -> Mapping[str, str]:
-    """Returns the headers that name a trace.  headers: pairs of bytes"""
+    """Returns the headers that name a trace.
+
+    Args:
+        headers: Pairs of bytes.
+    """
     named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
     return {name: value for name, value in named if name in HEADERS}

@@ -40,7 +40,8 @@ class Worker:
         draining: No more requests are accepted, and those that have come are answered.
     """
 
-    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
+    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1
+                 ) -> None:
         self.session = session
         self.limit = waiting
         self.watchers = list(watchers)
@@ -102,7 +103,10 @@ class Worker:
         return ""
 
     def check(self) -> None:
-        """Raises Busy, Closing or Failed if a request would be refused now; called before a long prompt is encoded."""
+        """Raises Busy, Closing or Failed if a request would be refused now.
+
+        Called before a long prompt is encoded.
+        """
         with self._changed:
             if self._closed or self.draining:
                 raise Closing
@@ -130,7 +134,10 @@ class Worker:
             served.send(End("cancelled", queued=time.monotonic() - served.since))
 
     def close(self) -> None:
-        """Accepts no more requests and ends all of them.  The thread ends after its step; this does not wait for it."""
+        """Accepts no more requests and ends all of them.
+
+        The thread ends after its step; this does not wait for it.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -144,7 +151,9 @@ class Worker:
             self._thread.join(seconds)
 
     def _retry_after(self) -> int:
-        """Estimates the seconds until a place is free: the mean duration of recent requests / number that run."""
+        """Estimates the seconds until a place is free: the mean duration of recent requests / number that
+        run.
+        """
         mean = sum(self._recent) / max(1, len(self._recent))
         return max(1, math.ceil(mean / max(1, len(self.running))))
 
@@ -179,13 +188,16 @@ class Worker:
                 self._scheduler.end(served)
                 self._end(served, end)
 
-    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float) -> End | Exception | None:
+    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float
+                 ) -> End | Exception | None:
         """Sends a step to the request's client; returns its end or its exception, or None if it goes on."""
         request = served.request
         if isinstance(step, Exception):
             # The request could not be opened, or its constraint allows nothing: then the client must mend it.
             refusal = ValueError if request is None else DeadEnd
-            return step if isinstance(step, refusal) else self._failed(step)
+            if isinstance(step, refusal):
+                return step
+            return self._failed(step)
         assert request is not None
         if step is not None:
             served.send(step)
@@ -193,7 +205,9 @@ class Worker:
                 watcher.stepped(served, step, seconds)
         if request.finish_reason is not None:
             return End(request.finish_reason, request.stats, served.queued)
-        reason = None if step is None else self._cut(served, step)
+        if step is None:
+            return None
+        reason = self._cut(served, step)
         if reason is None:
             return None
         request.close()
@@ -206,7 +220,9 @@ class Worker:
             served.until = min(served.until, now + served.seconds)
         if served.complete is not None and served.complete(step):
             return "cut"
-        return "time" if now >= served.until else None
+        if now >= served.until:
+            return "time"
+        return None
 
     def _failed(self, error: BaseException) -> Failed:
         """Logs an error, and returns the exception that the client gets."""
@@ -220,7 +236,7 @@ class Worker:
 
     def _end(self, served: ServedRequest, result: End | Exception) -> None:
         """Tells the watchers and the client that a request has ended."""
-        end = None if isinstance(result, Exception) else result
+        end = result if isinstance(result, End) else None
         # The watchers come first: a client that has the end may read the counts.
         for watcher in self.watchers:
             try:
@@ -228,8 +244,9 @@ class Worker:
             except Exception:
                 LOG.exception("a watcher failed")
         self._recent.append(time.monotonic() - served.since - served.queued)
-        closed = self._closed and end is not None and end.reason == "cancelled"
-        served.send(Closing() if closed else result)
+        if self._closed and end is not None and end.reason == "cancelled":
+            result = Closing()
+        served.send(result)
 
     def _memory_message(self) -> str:
         """Drops the kept prompts, once for all requests that failed in a step, and returns the error message."""

@@ -21,7 +21,7 @@ MUTATIONS = (
     Mutation("the tokens allowed before are allowed again", "Constraint.advance", "self._next = None", "pass", "test_constraints.py::test_every_method_equals_plain_decoding_under_the_same_constraints"),
     Mutation("a slow constraint slows everyone", "Scheduler.step", "pair[0].rests_until <= since", "True", "test_constraints.py::test_request_with_a_slow_constraint_rests_while_others_are_decoded"),
     Mutation("a large schema is written before it is refused", "_least_length", "len(part) if isinstance(part, str) else 1", "0", "test_constraints.py::test_mistakes_raise_one_sentence"),
-    Mutation("a dead end names no field", "client_errors", "constraint if isinstance(error, DeadEnd) else param", "param", "test_constraints.py::test_a_dead_end_is_an_invalid_request"),
+    Mutation("a dead end names no field", "client_errors", "field = constraint", "pass", "test_constraints.py::test_a_dead_end_is_an_invalid_request"),
     Mutation("an endless bias is taken", "LogitOptions.__post_init__", "BIAS.check(", "Option(kind=float).check(", "test_constraints.py::test_mistakes_raise_one_sentence"),
     Mutation("an empty schema counts as none", "LogitFields.constraints", "if value is not None:", "if value:", "test_constraints.py::test_the_server_accepts_the_fields_of_other_servers"),
     Mutation("an answer that cannot go on is the server's fault", "Worker._deliver", "if request is None else DeadEnd", "if request is None else ()", "test_constraints.py::test_a_dead_end_is_an_invalid_request"),

@@ -5,11 +5,11 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation("a fork's cache keeps what was decoded", "Snapshot.restore", "self.cache.crop(self.recall())", "self.cache.crop(min(self.cache.length, len(self.ids)))", "test_fork.py::test_each_method_answers_from_a_fork_as_it_does_alone"),
     Mutation("a fork's memories keep what was decoded", "Snapshot.restore", "            memory.rewind(self.marks[id(memory)])", "            pass", "test_fork.py::test_each_method_answers_from_a_fork_as_it_does_alone"),
-    Mutation("a fork's memories do not see the prompt", "Fork._read", "memory.observe(seen)", "pass", "test_fork.py::test_each_method_answers_from_a_fork_as_it_does_alone"),
+    Mutation("a fork's memories do not see the prompt", "Fork._read", "memory.observe(observation)", "pass", "test_fork.py::test_each_method_answers_from_a_fork_as_it_does_alone"),
     Mutation("an answer frees the fork", "Lane.release", "self.regions.fixed or self.snapshot is not None", "self.regions.fixed", "test_fork.py::test_each_method_answers_from_a_fork_as_it_does_alone"),
     Mutation("a request of a fork reads the prompt again", "Snapshot.recall", "len(self.ids) - 1", "0", "test_fork.py::test_a_request_of_a_fork_reads_only_the_last_token"),
     Mutation("a closed fork keeps its lanes", "Fork.close", "lane.continue_from(None)", "pass", "test_fork.py::test_a_closed_fork_leaves_the_engines_as_they_were"),
-    Mutation("a request outlives its fork", "Lane.continue_from", "                current.supersede()", "                pass", "test_fork.py::test_a_closed_fork_leaves_the_engines_as_they_were"),
+    Mutation("a request outlives its fork", "Lane.continue_from", "            self._supersede()", "            pass", "test_fork.py::test_a_closed_fork_leaves_the_engines_as_they_were"),
     Mutation("a fork answers another prompt", "Snapshot.check", "if tuple(ids) != self.ids", "if False", "test_fork.py::test_a_request_that_cannot_continue_is_refused_and_says_why"),
     Mutation("a fork's room is not checked", "Snapshot.check", "if rows > self.cache.capacity", "if False", "test_fork.py::test_a_request_that_cannot_continue_is_refused_and_says_why"),
     Mutation("a fork ignores predictions", "Engine.open", "bool(predictions or corpora or needs_prompt)", "False", "test_fork.py::test_a_request_that_cannot_continue_is_refused_and_says_why"),

@@ -11,8 +11,8 @@ MUTATIONS = (
     Mutation("the beginning of an emoji is given out after other bytes", "Detokenizer._within_bytes", "min(new, ", "min(0, ", "test_text.py::test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none"),
     Mutation("characters that were given out are held back again", "Detokenizer._within_bytes", "min(new, ", "min(", "test_text.py::test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none"),
     Mutation("stop strings end calls", "Detokenizer._append", "self._until.search(self.text, looked_at)", "None", "test_text.py::test_stop_strings_count_until_a_match test_tools.py::test_stop_strings_do_not_end_a_call"),
-    Mutation("stop strings count again later", "Detokenizer._append", "self.stop, self._until = [], None", "pass", "test_text.py::test_stop_strings_never_count_again_after_a_match"),
-    Mutation("the last stop string in a token ends the text", "Detokenizer._append", "self.text.find(s,", "self.text.rfind(s,", "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token"),
-    Mutation("the later of two stop strings ends the text", "Detokenizer._append", "self.text[:min(found)]", "self.text[:max(found)]", "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token"),
-    Mutation("a stop string counts where the match begins", "Detokenizer._append", "until.start() <= min(", "until.start() < min(", "test_text.py::test_a_stop_string_does_not_count_where_the_match_begins"),
+    Mutation("stop strings count again later", "Detokenizer._append", "self.stop = []", "pass", "test_text.py::test_stop_strings_never_count_again_after_a_match"),
+    Mutation("the last stop string in a token ends the text", "Detokenizer._append", "self.text.find(stop,", "self.text.rfind(stop,", "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token"),
+    Mutation("the later of two stop strings ends the text", "Detokenizer._append", "if 0 <= place < end:", "if 0 <= place:", "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token"),
+    Mutation("a stop string counts where the match begins", "Detokenizer._append", "until.start() <= end", "until.start() < end", "test_text.py::test_a_stop_string_does_not_count_where_the_match_begins"),
 )

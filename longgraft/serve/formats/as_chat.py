@@ -17,37 +17,37 @@ ONLY_CHATS: Mapping[str, tuple[Any, ...]] = {
 SAME = {"max_completion_tokens": "max_tokens"}      # two names of one field
 
 
-def chat_of(own: Mapping[str, Any], others: Mapping[str, Any]) -> ChatRequest:
+def chat_of(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> ChatRequest:
     """Returns the chat of a request.
 
     Args:
-        own: Fields of the chat, made of the request's.
-        others: Fields of the request that its API does not have.  Those that a chat has count as there.
+        fields: Fields of the chat, made of the request's.
+        extra: Fields of the request that its API does not have.  Those that a chat has count as there.
 
     Raises:
         Unsupported: a further field is not supported, or there already.
         ApiError: a further field is wrong.
         ValueError: there is no message.
     """
-    if not own["messages"]:
+    if not fields["messages"]:
         raise ValueError("There is no message to answer. Send one of the user at least.")
-    given = {name: value for name, value in own.items() if value is not None}
-    for name, value in others.items():
+    named = {name: value for name, value in fields.items() if value is not None}
+    for name, value in extra.items():
         if value is None:
             continue
-        if SAME.get(name, name) in given:
+        if SAME.get(name, name) in named:
             raise Unsupported(name, f"{name} is given beside this API's own field for it. Leave it out.")
         if name in ONLY_CHATS and value not in ONLY_CHATS[name]:
             raise Unsupported(name, f"{name} is not supported here. Leave it out, or ask /v1/chat/completions.")
-    fields = {**others, **given}
+    body = {**extra, **named}
     try:
-        chat = ChatRequest.model_validate(fields)
+        chat = ChatRequest.model_validate(body)
     except ValidationError as error:
-        raise invalid(error, fields) from error
+        raise invalid(error, body) from error
     chat.check_supported()
     return chat
 
 
-def may_constrain(others: Mapping[str, Any]) -> bool:
+def may_constrain(extra: Mapping[str, Any]) -> bool:
     """Returns True if a further field may have a constraint to compile."""
-    return any(others.get(name) is not None for name in LogitFields.model_fields)
+    return any(extra.get(name) is not None for name in LogitFields.model_fields)

@@ -9,12 +9,19 @@ from typing import Literal
 
 from longgraft.serve.tools.reader import CallReader, Piece, parsed
 
-Event = tuple[Literal["open", "more", "close"], "Block", str]
+Event = tuple[Literal["open", "more", "close"], "AnswerBlock", str]
 
 
 @dataclass
-class Block:
-    """A text, or the call of a tool with its arguments as JSON text.  name: the tool's; "": a text"""
+class AnswerBlock:
+    """A text, or the call of a tool with its arguments as JSON text.
+
+    Attributes:
+        index: The block's place in the answer.
+        name: The tool's name; "": a text.
+        text: The text, or the arguments.
+        id: A random name for the client.
+    """
 
     index: int
     name: str = ""
@@ -28,11 +35,16 @@ class Block:
 
 
 class Blocks:
-    """The blocks of one answer.  blocks: those that have begun"""
+    """The blocks of one answer.
+
+    Attributes:
+        blocks: Those that have begun.
+    """
 
     def __init__(self, reader: CallReader) -> None:
-        self.blocks: list[Block] = []
-        self._reader, self._open = reader.again(), False
+        self.blocks: list[AnswerBlock] = []
+        self._reader = reader.again()
+        self._open = False
 
     @property
     def called(self) -> bool:
@@ -45,7 +57,10 @@ class Blocks:
             pass
 
     def push(self, text: str) -> Iterator[Event]:
-        """Takes new text, and yields what begins, grows and ends with it.  The text of an event is the new one."""
+        """Takes new text, and yields what begins, grows and ends with it.
+
+        The text of an event is the new one.
+        """
         return self._events(self._reader.push(text))
 
     def finish(self) -> Iterator[Event]:
@@ -55,12 +70,14 @@ class Blocks:
 
     def _events(self, pieces: Sequence[Piece]) -> Iterator[Event]:
         for piece in pieces:
-            if piece.name or (piece.text and not (self._open and not self.blocks[-1].name)):
+            in_text = self._open and not self.blocks[-1].name
+            if piece.name or (piece.text and not in_text):
                 yield from self._close()
-                self.blocks.append(Block(len(self.blocks), piece.name))
+                self.blocks.append(AnswerBlock(len(self.blocks), piece.name))
                 self._open = True
                 yield "open", self.blocks[-1], ""
-            if more := piece.text or piece.arguments:
+            more = piece.text or piece.arguments
+            if more:
                 self.blocks[-1].text += more
                 yield "more", self.blocks[-1], more
 

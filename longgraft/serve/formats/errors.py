@@ -37,16 +37,25 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(HTTPException):
-    """An API error response.  param: the wrong field; code: an error code that programs can read"""
+    """An API error response.
+
+    Attributes:
+        param: The wrong field.
+        code: An error code that programs can read.
+    """
 
     def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
                  headers: Mapping[str, str] | None = None) -> None:
         super().__init__(status, message, dict(headers or {}))
-        self.param, self.code = param, code
+        self.param = param
+        self.code = code
 
     @classmethod
     def of(cls, error: Exception) -> ApiError:
-        """Returns the response to an exception; an unexpected one is a bug of the server, and goes to the log."""
+        """Returns the response to an exception.
+
+        An unexpected one is a bug of the server, and goes to the log.
+        """
         if isinstance(error, ApiError):
             return error
         if isinstance(error, Busy):
@@ -59,9 +68,12 @@ class ApiError(HTTPException):
         return cls(500, "The server failed; its log says why.")
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
-        """Returns the error about a field by its name in another API.  names: names there, by the names here"""
-        own = re.match(r"\w*", self.param or "")
-        old = own[0] if own else ""
+        """Returns the error about a field by its name in another API.
+
+        Args:
+            names: Names there, by the names here.
+        """
+        old = re.split(r"\W", self.param or "")[0]
         new = names.get(old, old)
         if not old or new == old:
             return self
@@ -70,9 +82,12 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        kind = TYPES.get(self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error")
+        kind = "server_error"
+        if self.status_code < 500:
+            kind = TYPES.get(self.status_code, "invalid_request_error")
         # A client's own text or key may have half a surrogate pair, which UTF-8 cannot encode.
-        message, param = (text and text.encode("utf-8", "replace").decode() for text in (self.detail, self.param))
+        message = self.detail.encode("utf-8", "replace").decode()
+        param = self.param and self.param.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def response(self) -> JSONResponse:
@@ -90,7 +105,9 @@ def client_errors(param: str | None = None, constraint: str | None = None) -> It
     try:
         yield
     except ValueError as error:
-        field = constraint if isinstance(error, DeadEnd) else param
+        field = param
+        if isinstance(error, DeadEnd):
+            field = constraint
         raise ApiError(400, " ".join(str(error).split()), field) from error
 
 
@@ -110,8 +127,8 @@ def _answer_http_exception(request: Request, error: Any) -> JSONResponse:
     """Answers the framework's own errors: an unknown path or method."""
     facts = {"path": request.url.path, "method": request.method, "known": ", ".join(request.app.openapi()["paths"]),
              "allowed": (error.headers or {}).get("Allow", "others")}
-    sentence = SENTENCES.get(error.status_code)
-    message = sentence.format(**facts) if sentence else f"{str(error.detail).rstrip('.')}."
+    detail = str(error.detail).rstrip(".")
+    message = SENTENCES.get(error.status_code, "{detail}.").format(**facts, detail=detail)
     return _response(request, ApiError(error.status_code, message, headers=error.headers))
 
 
@@ -123,5 +140,7 @@ def _answer_invalid_body(request: Request, error: Any) -> JSONResponse:
 
 def _response(request: Request, error: ApiError) -> JSONResponse:
     """Returns the response; Anthropic's API has a further field, and the same names of errors."""
-    more = {"type": "error"} if request.url.path.startswith("/v1/messages") else {}
-    return JSONResponse(error.body | more, error.status_code, error.headers)
+    body = error.body
+    if request.url.path.startswith("/v1/messages"):
+        body["type"] = "error"
+    return JSONResponse(body, error.status_code, error.headers)

@@ -10,7 +10,9 @@ from longgraft.config.options import options
 
 
 class JsonFields(BaseModel):
-    """An object of a body: values are not converted, and unknown fields are ignored unless a class says otherwise."""
+    """An object of a body: values are not converted, and unknown fields are ignored unless a class says
+    otherwise.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -18,8 +20,11 @@ class JsonFields(BaseModel):
 def described_by(group: type, name: str, more: str = "") -> Any:
     """Returns a field that may be null, described by an option, which is the place of its range.
 
-    The range is checked when the request's `Sampling` is made, because a greedy request may say anything of the rest.
+    The range is checked when the request's `Sampling` is made, because a greedy request may say anything of
+    the rest.
 
-    more: what only requests know of it
+    Args:
+        more: What only requests know of it.
     """
-    return Field(None, description=options(group)[name].help_text("") + (f" {more}" if more else ""))
+    description = f"{options(group)[name].help_text('')} {more}"
+    return Field(None, description=description.rstrip())

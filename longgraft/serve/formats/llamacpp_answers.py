@@ -78,11 +78,12 @@ class LlamaCppFormat:
         stats = end.stats
         new_tokens = stats.new_tokens
         content = text
-        tokens = list(ids) if self.body.return_tokens else []
+        tokens = list[int]()
         if self._only_reads:
             new_tokens = 0
             content = ""
-            tokens = []
+        elif self.body.return_tokens:
+            tokens = list(ids)
         word = ""
         if end.reason == "stop":
             tail = self.state.text(ids[-TAIL:])
@@ -105,5 +106,7 @@ class LlamaCppFormat:
 def _at(value: Any, path: str) -> Any:
     """Returns the value at a path such as a/b; None if there is none."""
     for key in path.split("/"):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(key)
     return value

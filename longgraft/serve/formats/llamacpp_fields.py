@@ -14,12 +14,13 @@ PIECES = 256                # most pieces of other text; llama.vim sends 16
 class LlamaCppRequest(AnswerRequest):
     """The limits of an answer, and the fields of its response."""
 
-    n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: the "
-                                                           "prompt is only read, so that the next is read faster")
+    n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: "
+                                                           "the prompt is only read, so that the next is "
+                                                           "read faster")
     n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(
         None, description="Least indentation of each new line")
-    t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="Time from the first token after "
-                                           "which the answer ends with its line; 0: no limit")
+    t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="Time from the first token "
+                                           "after which the answer ends with its line; 0: no limit")
     response_fields: Annotated[list[str], Field(max_length=PIECES, fail_fast=True)] | None = Field(
         None, description="Paths such as timings/prompt_n; none: all")
     return_tokens: bool | None = False
@@ -28,13 +29,17 @@ class LlamaCppRequest(AnswerRequest):
     def new_tokens(self) -> int | None:
         """Most new tokens; None: as many as are allowed."""
         limit = self.token_limit if self.n_predict is None else self.n_predict
-        return None if limit is None or limit < 0 else limit
+        if limit is None or limit < 0:
+            return None
+        return limit
 
     @property
     def seconds(self) -> float | None:
         """Time after which the answer ends with its line; None: no limit."""
         limit = self.t_max_predict_ms or 0.0
-        return limit / 1000 if limit > 0 else None
+        if limit <= 0:
+            return None
+        return limit / 1000
 
 
 class LlamaCppCompletionRequest(LlamaCppRequest):

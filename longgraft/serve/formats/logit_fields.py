@@ -1,4 +1,6 @@
-"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and llama.cpp."""
+"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and
+llama.cpp.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ ANY_OBJECT = {"type": "object"}
 class NamedSchema(JsonFields):
     """OpenAI's named schema.
 
-    strict: True: refuse a schema that cannot be followed; otherwise what cannot be followed is left out
+    Attributes:
+        json_schema: The schema.
+        strict: Refuse a schema that cannot be followed; otherwise what cannot be followed is left out.
     """
 
     json_schema: dict[str, Any] = Field(alias="schema")
@@ -27,7 +31,10 @@ class NamedSchema(JsonFields):
     @property
     def followed(self) -> dict[str, Any]:
         """The schema that answers follow."""
-        return self.json_schema if self.strict else followable(self.json_schema)[0]
+        if self.strict:
+            return self.json_schema
+        schema, _ = followable(self.json_schema)
+        return schema
 
 
 class ResponseFormat(JsonFields):
@@ -36,6 +43,17 @@ class ResponseFormat(JsonFields):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
     of_object: dict[str, Any] | None = Field(None, alias="schema", description="llama.cpp's, for type json_object")
+
+    @property
+    def followed(self) -> dict[str, Any]:
+        """The schema that answers follow; raises ValueError if it is missing."""
+        if self.json_schema is not None:
+            return self.json_schema.followed
+        if self.type == "json_schema":
+            raise ValueError("response_format is of type json_schema and has none. Give json_schema.schema.")
+        if self.of_object is None:
+            return ANY_OBJECT
+        return self.of_object
 
 
 class StructuredOutputs(JsonFields):
@@ -77,31 +95,29 @@ class LogitFields(JsonFields):
 
     def logit_options(self) -> dict[str, Any]:
         """Returns fields of `LogitOptions`; raises ValueError if several constraints are given."""
-        found = {name: value for name in ("presence_penalty", "frequency_penalty")
-                 if (value := getattr(self, name)) is not None}
-        penalty = self.repeat_penalty if self.repetition_penalty is None else self.repetition_penalty
-        if penalty is not None:
-            found["repetition_penalty"] = penalty
+        penalties = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
+                     "repetition_penalty": self.repetition_penalty}
+        if self.repetition_penalty is None:
+            penalties["repetition_penalty"] = self.repeat_penalty
+        named: dict[str, Any] = {name: value for name, value in penalties.items() if value is not None}
         if self.logit_bias:
-            found["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
+            named["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         constraints = self.constraints()
         if len(constraints) > 1:
-            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others "
-                             "out.")
-        return found | dict(constraints.values())
+            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. Leave "
+                             "the others out.")
+        return named | dict(constraints.values())
 
     def constraints(self) -> dict[str, tuple[str, Any]]:
         """Returns {field of the request: (field of `LogitOptions`, its value)}.
 
         Raises ValueError if a schema is missing.
         """
-        vllm, form = self.structured_outputs or StructuredOutputs(json=None), self.response_format
-        found: dict[str, tuple[str, Any]] = {}
+        vllm = self.structured_outputs or StructuredOutputs(json=None)
+        constraints: dict[str, tuple[str, Any]] = {}
+        form = self.response_format
         if form is not None and form.type != "text":
-            if form.type == "json_schema" and form.json_schema is None:
-                raise ValueError("response_format is of type json_schema and has none. Give json_schema.schema.")
-            schema = form.of_object if form.json_schema is None else form.json_schema.followed
-            found["response_format"] = "json_schema", ANY_OBJECT if schema is None else schema
+            constraints["response_format"] = "json_schema", form.followed
         for name, kind, value in (
                 ("json_schema", "json_schema", self.json_schema), ("grammar", "grammar", self.grammar or None),
                 ("guided_json", "json_schema", self.guided_json), ("guided_regex", "regex", self.guided_regex),
@@ -113,10 +129,15 @@ class LogitFields(JsonFields):
                 ("structured_outputs.choice", "grammar", _any_of(vllm.choice)),
                 ("structured_outputs.grammar", "grammar", vllm.grammar)):
             if value is not None:       # an empty schema counts: it allows every document
-                found[name] = kind, value
-        return found
+                constraints[name] = kind, value
+        return constraints
 
 
 def _any_of(choice: list[str] | None) -> str | None:
-    """Returns a grammar of these choices as one terminal; a rule for each would be an item of the parser's row."""
-    return f"start: ANSWER\nANSWER: {' | '.join(map(json.dumps, choice))}" if choice else None
+    """Returns a grammar of these choices as one terminal.
+
+    A rule for each would be an item of the parser's row.
+    """
+    if not choice:
+        return None
+    return f"start: ANSWER\nANSWER: {' | '.join(map(json.dumps, choice))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,36 +14,56 @@ Fields = Callable[[Sequence[TokenLogprob], TokenBytes, int], dict[str, Any]]
 
 
 def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: TokenBytes, offset: int = 0) -> dict[str, Any]:
-    """Returns log-probabilities for /v1/completions, as columns; offsets are in characters of the choice's text.
+    """Returns log-probabilities for /v1/completions, as columns.
+
+    Offsets are in characters of the choice's text.
 
     The first token of a prompt has none, which is NaN here and null in the answer.
     """
-    rows = [(label(spelt(one.token)), one) for one in tokens]
-    ends = [offset]
-    for one in tokens:
-        ends.append(ends[-1] + characters(spelt(one.token)))
-    return {"tokens": [text for text, _ in rows],
-            "token_logprobs": [None if first(one) else one.logprob for _, one in rows],
-            "top_logprobs": [None if first(one) else labelled(one.top, spelt) for _, one in rows],
-            "text_offset": [max(0, at) for at in ends[:-1]]}
+    columns: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    for entry in tokens:
+        logprob = None
+        top = None
+        if not first(entry):
+            logprob = entry.logprob
+            top = labelled(entry.top, spelt)
+        columns["tokens"].append(label(spelt(entry.token)))
+        columns["token_logprobs"].append(logprob)
+        columns["top_logprobs"].append(top)
+        columns["text_offset"].append(max(0, offset))
+        offset += characters(spelt(entry.token))
+    return columns
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], spelt: TokenBytes, offset: int = 0) -> dict[str, Any]:
     """Returns log-probabilities for /v1/chat/completions, one row per token."""
     def row(token: int, value: float) -> dict[str, Any]:
         return {"token": spelt.text(token), "logprob": value, "bytes": list(spelt(token))}
-    return {"content": [row(one.token, one.logprob) | {"top_logprobs": [row(*pair) for pair in one.top]}
-                        for one in tokens], "refusal": None}
+
+    rows = []
+    for entry in tokens:
+        top = [row(token, value) for token, value in entry.top]
+        rows.append(row(entry.token, entry.logprob) | {"top_logprobs": top})
+    return {"content": rows, "refusal": None}
 
 
 class LogprobSeries:
-    """Gives out the log-probabilities of one answer in parts, before the first those of its prompt."""
+    """The log-probabilities of one answer, given out in parts; the first part has those of the prompt, too."""
 
     def __init__(self, fields: Fields = chat_logprobs, spelt: TokenBytes | None = None, echo: str = "") -> None:
-        """fields: makes the field of a choice; spelt: bytes of tokens; echo: the prompt, if the text begins with it"""
-        self.begun = False      # the first part was given
-        self._fields, self._spelt, self._echo = fields, spelt or TokenBytes(None), echo
-        self._given = self._offset = 0
+        """Begins with the first token.
+
+        Args:
+            fields: Makes the field of a choice.
+            spelt: Bytes of tokens.
+            echo: The prompt, if the text begins with it.
+        """
+        self.begun = False      # the first part was taken
+        self._fields = fields
+        self._spelt = spelt or TokenBytes(None)
+        self._echo = echo
+        self._taken = 0         # tokens of the answer that were taken
+        self._offset = 0
 
     def part(self, prompt: Sequence[TokenLogprob], answer: Sequence[TokenLogprob], tokens: int
              ) -> dict[str, Any] | None:
@@ -53,16 +74,21 @@ class LogprobSeries:
             answer: Those of the answer's tokens so far.
             tokens: Number of tokens.
         """
-        before = () if self.begun else prompt
-        if not self.begun:      # the echo lacks what the tokenizer puts before the text of a prompt
+        entries = list(answer[self._taken:self._taken + tokens])
+        if not self.begun:
+            # The echo lacks what the tokenizer puts before the text of a prompt.
             self._offset = len(self._echo) - self._characters(prompt)
-        found = [*before, *answer[self._given:self._given + tokens]]
-        self.begun, self._given = True, self._given + tokens
-        offset, self._offset = self._offset, self._offset + self._characters(found)
-        return self._fields(found, self._spelt, offset) if found else None
+            entries = [*prompt, *entries]
+        self.begun = True
+        self._taken += tokens
+        offset = self._offset
+        self._offset += self._characters(entries)
+        if not entries:
+            return None
+        return self._fields(entries, self._spelt, offset)
 
-    def _characters(self, tokens: Sequence[TokenLogprob]) -> int:
-        return sum(characters(self._spelt(one.token)) for one in tokens)
+    def _characters(self, entries: Sequence[TokenLogprob]) -> int:
+        return sum(characters(self._spelt(entry.token)) for entry in entries)
 
 
 def unfollowed(token: int) -> TokenLogprob:
@@ -70,9 +96,9 @@ def unfollowed(token: int) -> TokenLogprob:
     return TokenLogprob(token, float("nan"))
 
 
-def first(one: TokenLogprob) -> bool:
+def first(entry: TokenLogprob) -> bool:
     """Returns True for the entry of a prompt's first token."""
-    return one.logprob != one.logprob
+    return math.isnan(entry.logprob)
 
 
 def label(spelt: bytes) -> str:
@@ -80,16 +106,27 @@ def label(spelt: bytes) -> str:
     try:
         return spelt.decode()
     except UnicodeDecodeError:
-        return "bytes:" + "".join(chr(byte) if 32 <= byte < 127 else f"\\x{byte:02x}" for byte in spelt)
+        return "bytes:" + "".join(map(_escaped, spelt))
+
+
+def _escaped(byte: int) -> str:
+    if 32 <= byte < 127:
+        return chr(byte)
+    return f"\\x{byte:02x}"
 
 
 def labelled(top: Sequence[tuple[int, float]], spelt: TokenBytes) -> dict[str, float]:
-    """Returns the log-probabilities by text; a further token of the same text is named by its id, as vLLM does."""
-    found: dict[str, float] = {}
+    """Returns the log-probabilities by text.
+
+    A further token of the same text is named by its id, as vLLM does.
+    """
+    values: dict[str, float] = {}
     for token, value in top:
         text = label(spelt(token))
-        found[f"token_id:{token}" if text in found else text] = value
-    return found
+        if text in values:
+            text = f"token_id:{token}"
+        values[text] = value
+    return values
 
 
 def characters(spelt: bytes) -> int:

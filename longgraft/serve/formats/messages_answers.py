@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from longgraft.serve.formats.blocks import Block, Blocks, Event
+from longgraft.serve.formats.blocks import AnswerBlock, Blocks, Event
 from longgraft.serve.formats.openai_answers import cost
 from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
@@ -59,7 +59,9 @@ class MessagesFormat:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content}
 
     def _stop(self, ids: Sequence[int], end: End) -> dict[str, Any]:
-        tail = self._text(ids[-TAIL:]) if end.reason == "stop" else ""
+        tail = ""
+        if end.reason == "stop":
+            tail = self._text(ids[-TAIL:])
         reason = REASONS[end.reason]
         if self.blocks.called and reason == "end_turn":
             reason = "tool_use"
@@ -80,7 +82,7 @@ def usage(end: End) -> dict[str, Any]:
             "cache_read_input_tokens": stats.reused_tokens, "output_tokens": stats.new_tokens}
 
 
-def _whole(block: Block) -> dict[str, Any]:
+def _whole(block: AnswerBlock) -> dict[str, Any]:
     """Returns a block with its content."""
     if not block.name:
         return {"type": "text", "text": block.text}
@@ -102,5 +104,5 @@ def _event(event: Event) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": delta}
 
 
-def _tool_use(block: Block) -> dict[str, Any]:
+def _tool_use(block: AnswerBlock) -> dict[str, Any]:
     return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": {}}

@@ -19,7 +19,7 @@ HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_too
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
 
 
-class Block(JsonFields):
+class ContentBlock(JsonFields):
     """A part of a message: text, tool_use or tool_result."""
 
     type: str
@@ -28,10 +28,10 @@ class Block(JsonFields):
     name: str = ""
     input: dict[str, Any] | str | None = None
     tool_use_id: str | None = None
-    content: str | Annotated[list[Block], Field(fail_fast=True, max_length=MESSAGES)] | None = None
+    content: str | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=MESSAGES)] | None = None
 
 
-Content = str | Annotated[list[Block], Field(fail_fast=True, max_length=MESSAGES)]
+Content = str | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=MESSAGES)]
 
 
 class AnthropicMessage(JsonFields):
@@ -56,15 +56,22 @@ class AnthropicTool(JsonFields):
         return (self.type or "").startswith(HOSTED_TOOLS)
 
     def for_chat(self, place: str) -> dict[str, Any]:
-        """Returns the tool for a chat; raises Unsupported if it cannot be one.  place: the field"""
+        """Returns the tool for a chat; raises Unsupported if it cannot be one.
+
+        Args:
+            place: The field.
+        """
         if self.type not in (None, "custom", "function"):
-            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's models know. "
-                                               "Give it with an input_schema instead of the type.")
+            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's "
+                                               "models know. Give it with an input_schema instead of the "
+                                               "type.")
         if self.function is not None:
             return {"type": "function", "function": self.function.model_dump()}
         if self.name is None:
             raise Unsupported(f"{place}.name", f"{place}.name is missing. Give it.")
-        schema = self.parameters if self.input_schema is None else self.input_schema
+        schema = self.input_schema
+        if schema is None:
+            schema = self.parameters
         return {"type": "function", "function": {"name": self.name, "description": self.description,
                                                  "parameters": schema, "strict": self.strict}}
 
@@ -73,6 +80,12 @@ class ToolChoice(JsonFields):
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
     disable_parallel_tool_use: bool | None = False
+
+    def for_chat(self) -> Any:
+        """Returns the chat's choice of a tool."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return CHOICES[self.type]
 
 
 class OutputFormat(JsonFields):
@@ -115,8 +128,8 @@ class CountTokensRequest(JsonFields):
         """Raises Unsupported for fields that need Anthropic's servers."""
         for name in HOSTED:
             if (self.model_extra or {}).get(name):
-                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's servers. Leave "
-                                        "it out.")
+                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's "
+                                        "servers. Leave it out.")
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
@@ -125,17 +138,20 @@ class CountTokensRequest(JsonFields):
     def chat_fields(self) -> dict[str, Any]:
         """Returns the fields of the chat that the tokens of the prompt depend on, and the choice of a tool."""
         if self.messages[-1].role == "assistant":
-            raise ValueError("The last message is the assistant's, and an answer is not continued here. End with a "
-                             "message of the user.")
-        messages = [{"role": "system", "content": text_of(self.system)}] if self.system else []
+            raise ValueError("The last message is the assistant's, and an answer is not continued here. End "
+                             "with a message of the user.")
+        messages = list[dict[str, Any]]()
+        if self.system:
+            messages.append({"role": "system", "content": text_of(self.system)})
         for message in self.messages:
-            messages += _assistant(message) if message.role == "assistant" else _other(message)
+            if message.role == "assistant":
+                messages += _assistant(message)
+            else:
+                messages += _other(message)
         tools = [tool.for_chat(f"tools[{n}]") for n, tool in enumerate(self.tools or ()) if not tool.hosted]
-        asked = self.tool_choice or ToolChoice(type="auto")
-        return {"messages": messages, "tools": tools or None,
-                "tool_choice": ({"type": "function", "function": {"name": asked.name}} if asked.type == "tool"
-                                else CHOICES[asked.type]),
-                "parallel_tool_calls": not asked.disable_parallel_tool_use}
+        choice = self.tool_choice or ToolChoice(type="auto")
+        return {"messages": messages, "tools": tools or None, "tool_choice": choice.for_chat(),
+                "parallel_tool_calls": not choice.disable_parallel_tool_use}
 
 
 class MessagesRequest(CountTokensRequest):
@@ -161,22 +177,30 @@ class MessagesRequest(CountTokensRequest):
     @property
     def names(self) -> dict[str, str]:
         """The names of fields here, by those of the chat."""
-        found = {"stop": "stop_sequences"} if self.stop_sequences else {}
-        if self._format:
-            found["response_format"] = "output_format" if self.output_format else "output_config.format"
-        return found
+        names = {}
+        if self.stop_sequences:
+            names["stop"] = "stop_sequences"
+        if self.output_format:
+            names["response_format"] = "output_format"
+        elif self._format:
+            names["response_format"] = "output_config.format"
+        return names
 
     @property
     def _format(self) -> OutputFormat | None:
-        return self.output_format or (self.output_config.format if self.output_config else None)
+        if self.output_format or self.output_config is None:
+            return self.output_format
+        return self.output_config.format
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns all fields of the chat."""
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft")
         form = self._format and {"type": "json_schema",
                                  "json_schema": {"schema": self._format.json_schema, "strict": True}}
-        return (super().chat_fields() | {"stop": self.stop_sequences, "response_format": form}
-                | {name: getattr(self, name) for name in same})
+        fields = super().chat_fields() | {"stop": self.stop_sequences, "response_format": form}
+        for name in same:
+            fields[name] = getattr(self, name)
+        return fields
 
 
 def text_of(content: Content | None) -> str:
@@ -185,8 +209,8 @@ def text_of(content: Content | None) -> str:
         return content or ""
     for block in content:
         if block.type != "text":
-            raise ValueError(f"A block is of type {block.type!r}, which this model cannot read in this place. Send "
-                             "text.")
+            raise ValueError(f"A block is of type {block.type!r}, which this model cannot read in this "
+                             "place. Send text.")
     return "\n".join(block.text or "" for block in content)
 
 
@@ -203,7 +227,9 @@ def _assistant(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
 
 def _other(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     """Yields the results of tools, and then the text of a message."""
-    content = message.content if isinstance(message.content, list) else [Block(type="text", text=message.content)]
+    content = message.content
+    if isinstance(content, str):
+        content = [ContentBlock(type="text", text=content)]
     rest = [block for block in content if block.type != "tool_result"]
     for block in content:
         if block.type == "tool_result":

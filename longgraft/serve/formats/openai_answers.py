@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,15 @@ SHOWN = 16      # tokens of the prompt that are shown before and after its first
 class Kind:
     """The fields that differ between completions and chats.
 
-    message, delta: make the fields of a choice's text, in the response and in a chunk
-    logprobs:       makes the field of a choice's log-probabilities
-    opening, last:  fields of the first chunk, and of the one with the finish reason
+    Attributes:
+        prefix: Beginning of the response's id.
+        name: The response's `object`.
+        chunk_name: A chunk's `object`.
+        message: Makes the fields of a choice's text in the response.
+        delta: Makes those in a chunk.
+        opening: Fields of the first chunk; None: there is none.
+        last: Fields of the chunk with the finish reason.
+        logprobs: Makes the field of a choice's log-probabilities.
     """
 
     prefix: str
@@ -57,18 +63,29 @@ class Usage:
         self.fields: dict[str, Any] = {}
         self._left = answers
 
-    def add(self, found: dict[str, Any], first: bool) -> bool:
-        """Adds an answer's counts, and returns True if it was the last answer.  first: the first of its prompt"""
+    def add(self, counts: dict[str, Any], first: bool) -> bool:
+        """Adds an answer's counts, and returns True if it was the last answer.
+
+        Args:
+            first: The first of its prompt.
+        """
         if not first:
-            found = found | {"prompt_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0},
-                             "total_tokens": found["completion_tokens"]}
-        self.fields, self._left = _sum(self.fields, found) if self.fields else found, self._left - 1
+            counts = counts | {"prompt_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0},
+                               "total_tokens": counts["completion_tokens"]}
+        self.fields = _sum(self.fields, counts)
+        self._left -= 1
         return not self._left
 
 
-def _sum(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {name: _sum(value, other[name]) if isinstance(value, dict) else value + other[name]
-            for name, value in one.items()}
+def _sum(total: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the sums of two nested mappings of counts; what one lacks is 0."""
+    sums = {}
+    for name, count in counts.items():
+        if isinstance(count, Mapping):
+            sums[name] = _sum(total.get(name, {}), count)
+        else:
+            sums[name] = total.get(name, 0) + count
+    return sums
 
 
 @dataclass(frozen=True)
@@ -102,9 +119,12 @@ class OpenAIFormat:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def response(self, answers: Sequence[Answer], others: Sequence[OpenAIFormat] = ()) -> dict[str, Any]:
-        """Returns the whole response.  Tokens are counted over all answers; the other costs are the first answer's.
+        """Returns the whole response.
 
-        others: the formats of the other answers
+        Tokens are counted over all answers; the other costs are the first answer's.
+
+        Args:
+            others: The formats of the other answers.
         """
         choices = []
         for form, answer in zip([self, *others], answers, strict=True):
@@ -131,7 +151,7 @@ class OpenAIFormat:
         if not deltas and (self.with_ids or self.served.requested.sampling.logprobs is not None):
             deltas = [{"delta": {}}]
         for number, delta in enumerate(deltas):
-            yield self._chunk(delta, () if number else ids)
+            yield self._chunk(delta, ids if number == 0 else ())
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the finish reason with the statistics, and then the usage if the request asks for it."""
@@ -160,13 +180,17 @@ class OpenAIFormat:
                 "metrics": metrics(end.stats)}
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
-        made = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
-        return made | {"usage": None} if self.with_usage else made
+        chunk = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
+        if self.with_usage:
+            chunk["usage"] = None
+        return chunk
 
     def _choice(self, fields: dict[str, Any], ids: Sequence[int], reason: str | None) -> dict[str, Any]:
-        given = self.logprobs.part(self.served.leader.prompt_logprobs, self.served.logprobs, len(ids))
-        choice = {"index": self.index, **fields, "logprobs": given, "finish_reason": reason}
-        return choice | {"token_ids": list(ids)} if self.with_ids else choice
+        logprobs = self.logprobs.part(self.served.leader.prompt_logprobs, self.served.logprobs, len(ids))
+        choice = {"index": self.index, **fields, "logprobs": logprobs, "finish_reason": reason}
+        if self.with_ids:
+            choice["token_ids"] = list(ids)
+        return choice
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": f"{self.kind.prefix}-{self.id}", "object": name, "created": self.created, "model": self.model,
@@ -182,32 +206,44 @@ def called(name: str, arguments: str) -> dict[str, Any]:
 
 
 def reason(end: End, called: bool) -> str:
-    """Returns OpenAI's finish reason.  called: the answer calls tools, and every call is whole"""
-    found = REASONS[end.reason]
-    return "tool_calls" if called and found == "stop" else found
+    """Returns OpenAI's finish reason.
+
+    Args:
+        called: The answer calls tools, and every call is whole.
+    """
+    reason = REASONS[end.reason]
+    if called and reason == "stop":
+        return "tool_calls"
+    return reason
 
 
 def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:
     """Returns token counts, with the reused prompt tokens and the predicted tokens that the answer repeated."""
     stats = end.stats
-    repeated, others = accepted(predicted, ids)
+    repeated, rejected = accepted(predicted, ids)
     return {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.new_tokens,
             "total_tokens": stats.prompt_tokens + stats.new_tokens,
             "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
             "completion_tokens_details": {"accepted_prediction_tokens": repeated,
-                                          "rejected_prediction_tokens": others}}
+                                          "rejected_prediction_tokens": rejected}}
 
 
 def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
     """Returns seconds, steps, accepted tokens by origin, and where the prompt first differs from a kept one.
 
-    prompt: its token ids; spelt: decodes token ids
+    Args:
+        prompt: Its token ids.
+        spelt: Decodes token ids.
     """
-    stats, at = end.stats, end.stats.first_difference
-    differs = None if at is None else {"token": at, "before": spelt(prompt[max(0, at - SHOWN):at]),
-                                       "after": spelt(prompt[at:at + SHOWN])}
+    stats = end.stats
+    at = stats.first_difference
+    difference = None
+    if at is not None:
+        before = prompt[max(0, at - SHOWN):at]
+        difference = {"token": at, "before": spelt(before), "after": spelt(prompt[at:at + SHOWN])}
     return {"finish_reason": end.reason, "queued_seconds": end.queued, "prefill_seconds": stats.prefill_seconds,
             "decode_seconds": stats.decode_seconds, "decode_tokens_per_second": stats.decode_tokens_per_second,
-            "reused_tokens": stats.reused_tokens, "first_difference": differs, "steps": stats.steps, "mat": stats.mat,
-            "tokens_per_step": stats.tokens_per_step, "accepted_by_origin": dict(stats.accepted_by_origin),
+            "reused_tokens": stats.reused_tokens, "first_difference": difference, "steps": stats.steps,
+            "mat": stats.mat, "tokens_per_step": stats.tokens_per_step,
+            "accepted_by_origin": dict(stats.accepted_by_origin),
             "kinds": dict(stats.kinds)}

@@ -1,7 +1,7 @@
 """The fields of requests: OpenAI's, and those that clients of llama.cpp and vLLM add.
 
-Unknown fields are ignored, because editors send many fields of other servers.  Known fields that are not supported and
-would change the answer are refused.
+Unknown fields are ignored, because editors send many fields of other servers.  Known fields that are not
+supported and would change the answer are refused.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -43,21 +43,25 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
 
 class Unsupported(ValueError):
-    """A field asks for something that is not supported.  param: the field"""
+    """A field asks for something that is not supported.
+
+    Attributes:
+        param: The field.
+    """
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
         self.param = param
 
 
-class Part(JsonFields):
+class MessagePart(JsonFields):
     """A part of a message; only text is supported."""
 
     type: str
     text: str | None = None
 
 
-ContentParts = Annotated[list[Part], Field(fail_fast=True, max_length=MESSAGES)]
+ContentParts = Annotated[list[MessagePart], Field(fail_fast=True, max_length=MESSAGES)]
 
 
 class Message(JsonFields):
@@ -69,14 +73,14 @@ class Message(JsonFields):
 
     def for_template(self) -> dict[str, Any]:
         """Returns the message for a chat template; raises ValueError for content other than text."""
-        # Templates do not know developer, OpenAI's newer name of the role system.
-        found: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role,
-                                 "content": text_of(self.content)}
+        message: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
+        if self.role == "developer":        # OpenAI's newer name of the role system, which templates do not know
+            message["role"] = "system"
         if self.tool_calls:
-            found["tool_calls"] = [call.for_template() for call in self.tool_calls]
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         if self.role == "tool":
-            found |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
-        return found
+            message |= {"tool_call_id": self.tool_call_id or "", "name": self.name or ""}
+        return message
 
 
 class Prediction(JsonFields):
@@ -104,8 +108,9 @@ class Own(JsonFields):
 
     corpus: str | None = Field(None, max_length=100,
                                description="Name of a corpus on the server that the answer may repeat")
-    remember: bool | None = Field(None, description="The answer may repeat earlier ones of the same API key, and later "
-                                  "ones may repeat it; needs a server with --remember, where it is the default")
+    remember: bool | None = Field(None, description="The answer may repeat earlier ones of the same API key, "
+                                  "and later ones may repeat it; needs a server with --remember, where it is "
+                                  "the default")
 
 
 class StreamOptions(JsonFields):
@@ -118,8 +123,9 @@ class AnswerRequest(LogitFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
-    temperature: float | None = described_by(SamplingSettings, "temperature", "A greedy answer ignores top_p, top_k, "
-                                             "min_p and seed. None: as generation_config.json says, or greedy.")
+    temperature: float | None = described_by(SamplingSettings, "temperature", "A greedy answer ignores "
+                                             "top_p, top_k, min_p and seed. None: as generation_config.json "
+                                             "says, or greedy.")
     top_p: float | None = described_by(SamplingSettings, "top_p")
     top_k: int | None = described_by(SamplingSettings, "top_k")
     min_p: float | None = described_by(SamplingSettings, "min_p")
@@ -145,20 +151,29 @@ class AnswerRequest(LogitFields):
     def check_supported(self) -> None:
         """Raises Unsupported if a known field asks for something that is not supported."""
         for name, value in (self.model_extra or {}).items():
-            if value is not None and name in NEUTRAL and not any(_same(value, one) for one in NEUTRAL[name]):
-                may = " or ".join(map(json.dumps, NEUTRAL[name]))
-                raise Unsupported(name, f"{name} is not supported here. Leave it out{f' (or {may})' if may else ''}.")
+            if value is None or name not in NEUTRAL:
+                continue
+            if any(_same(value, neutral) for neutral in NEUTRAL[name]):
+                continue
+            remedy = "Leave it out"
+            if NEUTRAL[name]:
+                remedy += f" (or {' or '.join(map(json.dumps, NEUTRAL[name]))})"
+            raise Unsupported(name, f"{name} is not supported here. {remedy}.")
 
     def sampling(self, defaults: SamplingDefaults) -> Sampling:
         """Returns the sampling, which is greedy at temperature 0 whatever the other fields are.
 
         Raises ValueError if a number is out of range.
         """
-        temperature = defaults.temperature if self.temperature is None else self.temperature
+        temperature = self.temperature
+        if temperature is None:
+            temperature = defaults.temperature
         options = self.logit_options()
         if temperature == 0:
             return Sampling(**options)
-        seed = secrets.randbits(63) if self.seed is None or self.seed == -1 else self.seed
+        seed = self.seed
+        if seed is None or seed == -1:
+            seed = secrets.randbits(63)
         return defaults.sampling({"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k,
                                   "min_p": self.min_p, "seed": seed, **options})
 
@@ -167,31 +182,44 @@ class AnswerRequest(LogitFields):
         return stop_strings(self.stop or None)
 
     def eos(self, default: Sequence[int]) -> tuple[int, ...]:
-        """Returns the tokens that end the answer.  default: the model's own end tokens"""
-        return (*(() if self.ignore_eos else default), *(self.stop_token_ids or ()))
+        """Returns the tokens that end the answer.
+
+        Args:
+            default: The model's own end tokens.
+        """
+        stop_tokens = tuple(self.stop_token_ids or ())
+        if self.ignore_eos:
+            return stop_tokens
+        return (*default, *stop_tokens)
 
     @property
     def token_limit(self) -> int | None:
         """Most new tokens; max_completion_tokens, the newer name, wins."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        if self.max_completion_tokens is None:
+            return self.max_tokens
+        return self.max_completion_tokens
 
     @property
     def prediction_text(self) -> str | None:
         """The prediction's text; raises ValueError for content other than text."""
-        content = self.prediction.content if isinstance(self.prediction, Prediction) else self.prediction
-        return text_of(content) or None
+        if isinstance(self.prediction, Prediction):
+            return text_of(self.prediction.content) or None
+        return self.prediction or None
 
     def budget(self, served: str) -> int | None:
         """Returns the largest number of nodes per verification; None: the server's.
 
         Raises ValueError if a method is asked for that is not loaded.  served: the server's method
         """
-        if (asked := self.speculative) is None:
+        limits = self.speculative
+        if limits is None:
             return None
-        if asked.method not in (None, served, PLAIN):
-            raise ValueError(f"Method {asked.method!r} is not loaded here. Ask for {served} or {PLAIN} (plain), "
-                             "or start a server with --method.")
-        return 1 if asked.enabled is False or asked.method == PLAIN else asked.budget
+        if limits.method not in (None, served, PLAIN):
+            raise ValueError(f"Method {limits.method!r} is not loaded here. Ask for {served} or {PLAIN} "
+                             "(plain), or start a server with --method.")
+        if limits.enabled is False or limits.method == PLAIN:
+            return 1
+        return limits.budget
 
     @property
     def with_usage_chunk(self) -> bool:
@@ -218,23 +246,32 @@ class CompletionRequest(AnswerRequest):
         description=f"Text or token ids, or a list of up to {PROMPTS} of them")
     suffix: str | None = Field(None, description="Text after the completion")
     echo: bool | None = False
-    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, with echo also of the prompt's, "
-                                 "and of so many most probable ones")
+    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, with echo also of the "
+                                 "prompt's, and of so many most probable ones")
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0: the prompt is only read")
 
     def logit_options(self) -> dict[str, Any]:
-        wanted = {} if self.logprobs is None else {"logprobs": self.logprobs}
-        return super().logit_options() | wanted | ({"prompt_logprobs": self.logprobs} if wanted and self.echo else {})
+        options = super().logit_options()
+        if self.logprobs is not None:
+            options["logprobs"] = self.logprobs
+            if self.echo:
+                options["prompt_logprobs"] = self.logprobs
+        return options
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
         """All prompts."""
-        return cast("list[str | list[int]]", self.prompt if several(self.prompt) else [self.prompt])
+        prompts: Any = self.prompt
+        if not several(prompts):
+            prompts = [prompts]
+        return prompts
 
     @property
     def new_tokens(self) -> int:
         """Most new tokens."""
-        return DEFAULT_TOKENS if self.token_limit is None else self.token_limit
+        if self.token_limit is None:
+            return DEFAULT_TOKENS
+        return self.token_limit
 
 
 class ChatRequest(AnswerRequest, ToolFields):
@@ -253,10 +290,13 @@ class ChatRequest(AnswerRequest, ToolFields):
     def logit_options(self) -> dict[str, Any]:
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs was given without logprobs. Set logprobs to true.")
-        return super().logit_options() | ({"logprobs": self.top_logprobs or 0} if self.logprobs else {})
+        options = super().logit_options()
+        if self.logprobs:
+            options["logprobs"] = self.top_logprobs or 0
+        return options
 
 
-def text_of(content: str | list[Part] | None) -> str:
+def text_of(content: str | list[MessagePart] | None) -> str:
     """Returns the parts joined as lines; raises ValueError for content other than text."""
     if not isinstance(content, list):
         return content or ""

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from longgraft.serve.formats.blocks import Block, Blocks, Event
+from longgraft.serve.formats.blocks import AnswerBlock, Blocks, Event
 from longgraft.serve.formats.openai_answers import REASONS, cost
 from longgraft.serve.formats.responses_fields import ResponsesRequest
 from longgraft.serve.served_request import End, ServedRequest
@@ -57,12 +57,19 @@ class ResponsesFormat:
         yield self._event(f"response.{ended['status']}", {"response": ended})
 
     def _events(self, event: Event, cut: bool = False) -> Iterator[Fields]:
-        """Yields the events of a block's event.  cut: the answer's limit has cut it off"""
+        """Yields the events of a block's event.
+
+        Args:
+            cut: The answer's limit has cut it off.
+        """
         kind, block, _ = event
         if kind == "open":
             begun = self._item(block, "in_progress")
             yield self._event("response.output_item.added", {"output_index": block.index, "item": begun})
-        yield from self._call_events(event) if block.name else self._text_events(event)
+        if block.name:
+            yield from self._call_events(event)
+        else:
+            yield from self._text_events(event)
         if kind == "close":
             ended = self._item(block, _status(block, cut))
             yield self._event("response.output_item.done", {"output_index": block.index, "item": ended})
@@ -103,7 +110,9 @@ class ResponsesFormat:
         """Returns the fields that every response has, before its output."""
         body = self.body
         sampling = self.requested.sampling
-        choice = body.tool_choice or "auto"
+        choice: Any = body.tool_choice or "auto"
+        if not isinstance(choice, str):
+            choice = choice.model_dump()
         form: Fields = {"type": "text"}
         if body.text and body.text.format:
             form = body.text.format.model_dump(exclude_none=True)
@@ -112,7 +121,7 @@ class ResponsesFormat:
             "incomplete_details": None, "model": self.model, "output": [], "previous_response_id": None,
             "reasoning": {"effort": None, "summary": None}, "store": False, "temperature": sampling.temperature,
             "top_p": sampling.top_p, "truncation": "disabled", "usage": None,
-            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tool_choice": choice,
             "text": {"format": form}, **body.model_dump(include=set(ECHOED)),
             "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()]}
 
@@ -128,15 +137,18 @@ class ResponsesFormat:
         tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
                   "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
                   "total_tokens": stats.prompt_tokens + stats.new_tokens}
-        return self._response("completed" if whole else "incomplete") | {
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": items, "usage": tokens, "longgraft": figures}
+        response = self._response("completed" if whole else "incomplete")
+        if cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        return response | {"output": items, "usage": tokens, "longgraft": figures}
 
-    def _item(self, block: Block, status: str) -> Fields:
+    def _item(self, block: AnswerBlock, status: str) -> Fields:
         """Returns an item of the output, before its content if it is in progress."""
         if block.name:
             return self._tools[block.name].item(block, status)
-        content = [] if status == "in_progress" else [_text(block.text)]
+        content = []
+        if status != "in_progress":
+            content.append(_text(block.text))
         return {"id": f"msg_{block.id}", "status": status, "type": "message", "role": "assistant", "content": content}
 
 
@@ -145,10 +157,15 @@ def _cut(end: End) -> bool:
     return REASONS[end.reason] == "length"
 
 
-def _status(block: Block, cut: bool) -> str:
-    """Returns the status of a block that has ended.  cut: the answer's limit ended it; a call may be whole then"""
-    whole = block.whole if block.name else not cut
-    return "completed" if whole else "incomplete"
+def _status(block: AnswerBlock, cut: bool) -> str:
+    """Returns the status of a block that has ended.
+
+    Args:
+        cut: The answer's limit ended it; a call may be whole then.
+    """
+    if block.name:
+        cut = not block.whole
+    return "incomplete" if cut else "completed"
 
 
 def _text(text: str) -> Fields:

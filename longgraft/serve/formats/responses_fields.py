@@ -107,25 +107,32 @@ class ResponsesRequest(JsonFields):
     @property
     def names(self) -> dict[str, str]:
         """The names of fields here, by those of the chat."""
-        form = {"response_format": "text.format"} if self._response_format() else {}
-        return form | ({} if self.max_output_tokens is None else {"max_tokens": "max_output_tokens"})
+        names = {}
+        if self._response_format():
+            names["response_format"] = "text.format"
+        if self.max_output_tokens is not None:
+            names["max_tokens"] = "max_output_tokens"
+        return names
 
     def check_supported(self) -> None:
         """Raises Unsupported for fields that would change the answer and are not supported."""
         if self.truncation == "auto":
-            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it out, and "
-                                            "shorten the conversation if it is too long.")
+            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it "
+                                            "out, and shorten the conversation if it is too long.")
         if LOGPROBS in (self.include or ()):
-            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it out, or ask "
-                                         "/v1/chat/completions with logprobs.")
+            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it "
+                                         "out, or ask /v1/chat/completions with logprobs.")
         for name in STORED:
             if (self.model_extra or {}).get(name):
-                raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the whole "
-                                        "conversation as input.")
+                raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the "
+                                        "whole conversation as input.")
 
     @property
     def offered(self) -> dict[str, Offered]:
-        """The tools that the model may call, by the names of their functions.  Raises Unsupported for other tools."""
+        """The tools that the model may call, by the names of their functions.
+
+        Raises Unsupported for other tools.
+        """
         return offered(self.tools or ())
 
     @property
@@ -135,25 +142,32 @@ class ResponsesRequest(JsonFields):
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
-        messages = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        messages = list[dict[str, Any]]()
+        if self.instructions:
+            messages.append({"role": "system", "content": self.instructions})
         if isinstance(self.input, str):
             messages.append({"role": "user", "content": self.input})
         else:
             messages += _messages(self.input)
         tools = [{"type": "function", "function": tool.function} for tool in self.offered.values()]
         same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
-        return chat_of({
-            "messages": messages, "tools": tools or None, "tool_choice": self._choice(),
-            "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
-            | {name: getattr(self, name) for name in same}, self.model_extra or {})
+        fields = {"messages": messages, "tools": tools or None, "tool_choice": self._choice(),
+                  "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
+        for name in same:
+            fields[name] = getattr(self, name)
+        return chat_of(fields, self.model_extra or {})
 
     def _choice(self) -> Any:
         """Returns the chat's choice of a tool."""
-        asked = self.tool_choice
-        if not isinstance(asked, NamedTool):
-            return asked
-        named = (name for name, tool in self.offered.items() if (tool.kind, tool.name) == (asked.type, asked.name))
-        return {"type": "function", "function": {"name": next(named, asked.name)}}
+        choice = self.tool_choice
+        if not isinstance(choice, NamedTool):
+            return choice
+        function = choice.name
+        for name, tool in self.offered.items():
+            if tool.kind == choice.type and tool.name == choice.name:
+                function = name
+                break
+        return {"type": "function", "function": {"name": function}}
 
     def _response_format(self) -> dict[str, Any] | None:
         form = self.text and self.text.format
@@ -170,36 +184,38 @@ def text_of(content: Content | None) -> str:
         return content or ""
     for part in content:
         if part.type not in TEXTS:
-            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
-                             "of type input_text.")
+            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. "
+                             "Send parts of type input_text.")
     return "\n".join(part.text or part.refusal or "" for part in content)
 
 
 def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
     """Returns messages; calls that follow a message of the assistant, or one another, are one message."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for item in items:
         if item.type in (None, "message"):
-            found.append({"role": item.role, "content": text_of(item.content)})
+            messages.append({"role": item.role, "content": text_of(item.content)})
         elif item.type in CALLS:
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": ""})
-            found[-1].setdefault("tool_calls", []).append(_call(item))
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            messages[-1].setdefault("tool_calls", []).append(_call(item))
         elif item.type in OUTPUTS:
-            found.append({"role": "tool", "tool_call_id": item.call_id or item.id or "",
-                          "content": text_of(item.output)})
+            messages.append({"role": "tool", "tool_call_id": item.call_id or item.id or "",
+                             "content": text_of(item.output)})
         elif item.type != "reasoning":      # an earlier model's, which this one cannot read
-            raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. Send "
-                             f"messages, {', '.join(CALLS)}, and outputs of these.")
-    return found
+            raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. "
+                             f"Send messages, {', '.join(CALLS)}, and outputs of these.")
+    return messages
 
 
 def _call(item: Item) -> dict[str, Any]:
     """Returns an earlier call as one of the function by which the tool is offered."""
-    name, arguments = function_name(item.name, item.namespace), item.arguments
+    name = function_name(item.name, item.namespace)
+    arguments = item.arguments
     if item.type == "custom_tool_call":
         arguments = {INPUT: item.input or ""}
     elif item.type == "local_shell_call":
         action = item.action or {}
-        name, arguments = SHELL, {key: action[key] for key in COMMAND["properties"] if action.get(key) is not None}
+        name = SHELL
+        arguments = {key: action[key] for key in COMMAND["properties"] if action.get(key) is not None}
     return {"id": item.call_id or item.id, "function": {"name": name, "arguments": arguments}}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 from pydantic_core import from_json
 
-from longgraft.serve.formats.blocks import Block
+from longgraft.serve.formats.blocks import AnswerBlock
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import Unsupported
 from longgraft.serve.formats.tool_fields import Function, Name
@@ -37,7 +37,13 @@ class CustomFormat(JsonFields):
 
 
 class ResponsesTool(JsonFields):
-    """A tool.  function: the description in the form of chats; tools: those of a namespace; format: a custom tool's"""
+    """A tool.
+
+    Attributes:
+        function: The description in the form of chats.
+        tools: The tools of a namespace.
+        format: The format of a custom tool's input.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -55,9 +61,11 @@ class ResponsesTool(JsonFields):
 class Offered:
     """A tool that the model may call.
 
-    function:        as a chat offers it
-    kind:            what the client calls it
-    name, namespace: its name for the client; the function's name has both
+    Attributes:
+        function: The tool as a chat offers it.
+        kind: Its kind for the client.
+        name: Its name for the client; the function's name has the namespace, too.
+        namespace: Its namespace for the client.
     """
 
     function: Fields
@@ -65,18 +73,20 @@ class Offered:
     name: str
     namespace: str | None = None
 
-    def item(self, block: Block, status: str) -> Fields:
+    def item(self, block: AnswerBlock, status: str) -> Fields:
         """Returns an item of the output: a call, without its arguments while it is in progress."""
         same = {"id": self.id(block), "status": status, "call_id": f"call_{block.id}"}
         if self.kind == "local_shell":
             action = {"env": {}, "command": [], **_begun(block.text), "type": "exec"}
             return same | {"type": "local_shell_call", "action": action}
-        same |= {"name": self.name} | ({"namespace": self.namespace} if self.namespace else {})
+        same["name"] = self.name
+        if self.namespace:
+            same["namespace"] = self.namespace
         if self.kind == "custom":
             return same | {"type": "custom_tool_call", "input": self.text(block.text)}
         return same | {"type": "function_call", "arguments": block.text}
 
-    def id(self, block: Block) -> str:
+    def id(self, block: AnswerBlock) -> str:
         """Returns the item's id."""
         return f"{PREFIXES[self.kind]}_{block.id}"
 
@@ -85,8 +95,10 @@ class Offered:
         if self.kind == "function":
             return arguments
         values = _begun(arguments)
-        given = values.get(INPUT) if values else ""
-        return given if isinstance(given, str) else arguments
+        if not values:
+            return ""
+        text = values.get(INPUT)
+        return text if isinstance(text, str) else arguments
 
 
 def _begun(arguments: str) -> Fields:
@@ -99,7 +111,9 @@ def _begun(arguments: str) -> Fields:
 
 def function_name(name: str, namespace: str | None) -> str:
     """Returns the name of a function that the model sees."""
-    return f"{namespace.rstrip('_')}__{name}" if namespace else name
+    if not namespace:
+        return name
+    return f"{namespace.rstrip('_')}__{name}"
 
 
 def offered(tools: Sequence[ResponsesTool]) -> dict[str, Offered]:
@@ -108,55 +122,58 @@ def offered(tools: Sequence[ResponsesTool]) -> dict[str, Offered]:
     Raises:
         Unsupported: a tool cannot be offered.
     """
-    found: dict[str, Offered] = {}
-    for one in _offered(tools, "tools", None):
-        name = one.function["name"]
-        if name in found:
+    by_name: dict[str, Offered] = {}
+    for tool in _offered(tools, "tools", None):
+        name = tool.function["name"]
+        if name in by_name:
             raise Unsupported("tools", f"Two tools have the name {name}. Give each its own.")
-        found[name] = one
-    return found
+        by_name[name] = tool
+    return by_name
 
 
 def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
     """Returns a sentence on each tool of which something is ignored."""
-    found = []
+    notes = []
     for number, tool in enumerate(tools):
         if _hosted(tool):
-            found.append(f"tools[{number}] is ignored: {tool.type} runs on OpenAI's servers.")
+            notes.append(f"tools[{number}] is ignored: {tool.type} runs on OpenAI's servers.")
         elif tool.format is not None and tool.format.definition:
-            found.append(f"The grammar of tools[{number}] is shown to the model, and not enforced.")
-    return found
+            notes.append(f"The grammar of tools[{number}] is shown to the model, and not enforced.")
+    return notes
 
 
 def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) -> Iterator[Offered]:
     for number, tool in enumerate(tools):
-        here = f"{place}[{number}]"
+        field = f"{place}[{number}]"
         if tool.type == "namespace":
-            yield from _offered(tool.tools or (), f"{here}.tools", tool.name)
+            yield from _offered(tool.tools or (), f"{field}.tools", tool.name)
         elif tool.type == SHELL:
             yield Offered({"name": SHELL, "description": "Runs a command.", "parameters": COMMAND}, SHELL, SHELL)
         elif tool.type in ("function", "custom"):
-            yield _named(tool, here, namespace)
+            yield _named(tool, field, namespace)
         elif not _hosted(tool):
-            raise Unsupported(f"{here}.type", f"{here} is of type {tool.type}, which is not known here. Give a "
-                                              "function or a custom tool.")
+            raise Unsupported(f"{field}.type", f"{field} is of type {tool.type}, which is not known here. "
+                                              "Give a function or a custom tool.")
 
 
 def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
     """Returns a function or a custom tool."""
-    given: Mapping[str, Any] = tool.model_dump() if tool.function is None else tool.function.model_dump()
-    name = given.get("name")
+    fields: Fields = (tool.function or tool).model_dump()
+    name = fields.get("name")
     if name is None:
         raise Unsupported(f"{place}.name", f"{place}.name is missing. Give it.")
-    description, parameters = given.get("description"), given.get("parameters")
+    kind: Kind = "function"
+    description = fields.get("description")
+    parameters = fields.get("parameters")
     if tool.type == "custom":
+        kind = "custom"
         parameters = ONE_TEXT
         if tool.format is not None and tool.format.definition:
-            description = (f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} grammar:\n"
-                           f"{tool.format.definition}").strip()
+            description = (f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} "
+                           f"grammar:\n{tool.format.definition}").strip()
     function = {"name": function_name(name, namespace), "description": description, "parameters": parameters,
-                "strict": given.get("strict")}
-    return Offered(function, "custom" if tool.type == "custom" else "function", name, namespace)
+                "strict": fields.get("strict")}
+    return Offered(function, kind, name, namespace)
 
 
 def _hosted(tool: ResponsesTool) -> bool:

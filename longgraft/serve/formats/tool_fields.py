@@ -15,7 +15,14 @@ Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Function(JsonFields):
-    """A function that the model may call.  strict: refuse a schema that cannot be followed in every keyword"""
+    """A function that the model may call.
+
+    Attributes:
+        name: Its name.
+        description: What it does, for the model.
+        parameters: JSON schema of its arguments.
+        strict: Refuse a schema that cannot be followed in every keyword.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -59,24 +66,31 @@ class ToolCall(JsonFields):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON object.
+        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON
+        object.
 
         A model may have written such a text, and without it the conversation could not go on.
         """
-        given = self.function.arguments or {}
-        arguments = _object(given) if isinstance(given, str) else given
+        arguments = self.function.arguments or {}
+        if isinstance(arguments, str):
+            parsed = _object(arguments)
+            if parsed is not None:
+                arguments = parsed
         return {"id": self.id or "", "type": "function",
-                "function": {"name": self.function.name, "arguments": given if arguments is None else arguments}}
+                "function": {"name": self.function.name, "arguments": arguments}}
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object that a text spells in characters that can be encoded; None if it spells none."""
+    """Returns the JSON object that a text spells in characters that can be encoded.
+
+    None if it spells none.
+    """
     try:
-        found = json.loads(text)
-        json.dumps(found, ensure_ascii=False).encode()
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
 class ToolFields(BaseModel):
@@ -89,8 +103,10 @@ class ToolFields(BaseModel):
 
     def callable_tools(self) -> list[Tool]:
         """Returns the tools that the answer may call; raises ValueError about tools that cannot be chosen."""
-        tools = [Tool(one.function.name, one.function.parameters, bool(one.function.strict or self.must_call))
-                 for one in self.tools or ()]
+        tools = []
+        for tool in self.tools or ():
+            strict = bool(tool.function.strict or self.must_call)
+            tools.append(Tool(tool.function.name, tool.function.parameters, strict))
         if len({tool.name for tool in tools}) < len(tools):
             raise ValueError("Two tools have the same name. Give each its own.")
         if isinstance(self.tool_choice, NamedFunction):
@@ -100,7 +116,9 @@ class ToolFields(BaseModel):
             return [tool for tool in tools if tool.name == named]
         if self.must_call and not tools:
             raise ValueError("tool_choice is required, and there are no tools. Give tools.")
-        return [] if self.tool_choice == "none" else tools
+        if self.tool_choice == "none":
+            return []
+        return tools
 
     @property
     def must_call(self) -> bool:

@@ -21,7 +21,13 @@ QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 @dataclass(frozen=True)
 class Opened:
-    """The options with which a replica opens its session and its application."""
+    """The options with which a replica opens its session and its application.
+
+    Attributes:
+        pair: The model and the drafter.
+        settings: The settings of the session.
+        options: The options of the server.
+    """
 
     pair: Pair
     settings: Settings
@@ -29,13 +35,13 @@ class Opened:
 
     def everywhere(self) -> Opened:
         """Returns these options with absolute paths, and with the one GPU that a replica sees."""
-        pair, settings = self.pair, self.settings
-        return replace(
-            self, pair=replace(pair, model=absolute(pair.model), drafter=absolute(pair.drafter)),
-            settings=replace(settings, device=settings.device and settings.device.split(":")[0],
-                             calibration=absolute(settings.calibration), costs=absolute(settings.costs),
-                             prefix=tuple(map(absolute, settings.prefix)),
-                             given={name: absolute(path) for name, path in settings.given.items()}))
+        settings = self.settings
+        pair = replace(self.pair, model=absolute(self.pair.model), drafter=absolute(self.pair.drafter))
+        paths = {name: absolute(path) for name, path in settings.given.items()}
+        settings = replace(settings, device=settings.device and settings.device.split(":")[0],
+                           calibration=absolute(settings.calibration), costs=absolute(settings.costs),
+                           prefix=tuple(map(absolute, settings.prefix)), given=paths)
+        return replace(self, pair=pair, settings=settings)
 
 
 @contextmanager
@@ -53,17 +59,19 @@ def replicas(wanted: Replicas, opened: Opened, application: str) -> Iterator[tup
         from ray import serve
 
         share, count = NodeShare.fair(nodes_of(ray), wanted.most, opened.settings.device, "replicas")
-        scale: dict[str, Any] = {"num_replicas": count} if wanted.autoscale is None else {"autoscaling_config": {
-            "min_replicas": wanted.fewest, "max_replicas": count,
-            "target_ongoing_requests": opened.options.max_running}}
+        scale: dict[str, Any] = {"num_replicas": count}
+        if wanted.autoscale is not None:
+            scale = {"autoscaling_config": {"min_replicas": wanted.fewest, "max_replicas": count,
+                                            "target_ongoing_requests": opened.options.max_running}}
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled", logging_config=QUIET)
         try:
             try:
                 handle = serve.run(bound(opened, share, scale), name=application, route_prefix=None)
             except RuntimeError as error:
-                about = serve.status().applications[application].deployments.values()
-                raise ValueError(reason("\n".join(one.message for one in about) or str(error))) from error
+                deployments = serve.status().applications[application].deployments.values()
+                messages = "\n".join(deployment.message for deployment in deployments)
+                raise ValueError(reason(messages or str(error))) from error
             yield handle.options(stream=True), handle.name.remote().result()
         finally:
             serve.delete(application)
@@ -72,17 +80,22 @@ def replicas(wanted: Replicas, opened: Opened, application: str) -> Iterator[tup
 def reason(message: str) -> str:
     """Returns the exception at the end of the traceback in Ray Serve's message."""
     end = re.split(r"\n(?=[\w.]+: )", message)[-1].strip()
-    return (f"A replica could not start: {end}\nModels and files given as paths must be there on every node of the Ray "
-            "cluster.")
+    return (f"A replica could not start: {end}\nModels and files given as paths must be there on every node "
+            "of the Ray cluster.")
 
 
 def bound(opened: Opened, share: NodeShare, scale: Mapping[str, Any]) -> Any:
-    """Returns the application for Ray Serve.  scale: the options that set the number of replicas"""
+    """Returns the application for Ray Serve.
+
+    Args:
+        scale: The options that set the number of replicas.
+    """
     from ray import serve
 
     from longgraft.serve.replicas.replica import Replica
 
-    options, there = opened.options, opened.everywhere()
+    options = opened.options
+    there = opened.everywhere()
     deployment: Any = serve.deployment(Replica)
     return deployment.options(
         ray_actor_options={"num_cpus": share.cpus, "num_gpus": share.gpus},

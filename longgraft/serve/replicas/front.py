@@ -1,7 +1,7 @@
 """The front: an ASGI application without a model, which has a replica answer each request.
 
-A replica may die. If it had not begun to answer, another one gets the request, and the client notices nothing. An
-answer has begun when a byte of it was sent, comments of a stream apart.
+A replica may die. If it had not begun to answer, another one gets the request, and the client notices
+nothing. An answer has begun when a byte of it was sent, comments of a stream apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from longgraft.serve.head_requests import HeadRequests
 from longgraft.serve.options import Serving
 from longgraft.serve.refusals import Busy, Closing
 from longgraft.serve.replicas.prefix_routes import blocks_of
-from longgraft.serve.replicas.replica import Call, Head, Unfit
+from longgraft.serve.replicas.replica import ForwardedCall, Head, Unfit
 from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EVENTS, EventForm, cancelled_on_disconnect
 
 ATTEMPTS = 3        # replicas that may die of a request, or during it
@@ -91,13 +91,17 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
 
 
 class Forward:
-    """ASGI application that has replicas answer.  To the HTTP server it is what a worker is: it drains and closes."""
+    """ASGI application that has replicas answer.
+
+    To the HTTP server it is what a worker is: it drains and closes.
+    """
 
     def __init__(self, handle: Any, options: Serving) -> None:
         self._handle, self._options = handle, options
         self._answers: set[Any] = set()
         self._running = 0
-        self.draining = self._closed = False
+        self.draining = False
+        self._closed = False
         self.counts = FrontCounts(options.metrics_prefix)
 
     @property
@@ -106,18 +110,22 @@ class Forward:
 
     def close(self) -> None:
         """Ends all answers."""
-        self.draining = self._closed = True
+        self.draining = True
+        self._closed = True
         for answer in tuple(self._answers):
             with suppress(Exception):       # it has failed already, and its own request says so
                 answer.cancel()
 
     async def ask_all(self, method: str) -> list[Any]:
-        """Returns what this method of each replica returns; replicas where it raises an exception are left out."""
+        """Returns what this method of each replica returns.
+
+        Replicas where it raises an exception are left out.
+        """
         try:
-            found = await self._handle.broadcast(method).results_async(timeout_s=ASKED, return_exceptions=True)
+            results = await self._handle.broadcast(method).results_async(timeout_s=ASKED, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):
             return []
-        return [one for one in found if not isinstance(one, BaseException)]
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -127,13 +135,17 @@ class Forward:
         self._running += 1
         try:
             body = await Request(scope, receive).body()
-            blocks = await asyncio.to_thread(blocks_of, body) if len(body) > LARGE else blocks_of(body)
-            call = Call(scope["method"], scope["path"], scope["query_string"], tuple(scope["headers"]), body, blocks)
+            if len(body) > LARGE:
+                blocks = await asyncio.to_thread(blocks_of, body)
+            else:
+                blocks = blocks_of(body)
+            call = ForwardedCall(scope["method"], scope["path"], scope["query_string"], tuple(scope["headers"]), body,
+                                 blocks)
             await self._answer(call, receive, Reply(send, FORMS.get(scope["path"], OPENAI_EVENTS)))
         finally:
             self._running -= 1
 
-    async def _answer(self, call: Call, receive: Receive, reply: Reply) -> None:
+    async def _answer(self, call: ForwardedCall, receive: Receive, reply: Reply) -> None:
         for _ in range(ATTEMPTS):
             answer = self._handle.answer.remote(call)
             self._answers.add(answer)
@@ -143,7 +155,9 @@ class Forward:
                         await reply.take(part)
                 return await reply.end()
             except RequestCancelledError:       # the client has disconnected, or this server closes
-                return await reply.fail(ApiError.of(Closing())) if self._closed else None
+                if self._closed:
+                    await reply.fail(ApiError.of(Closing()))
+                return
             except BackPressureError:
                 return await reply.fail(ApiError.of(Busy(self._options.queue, 1)))
             except DeploymentUnavailableError:
@@ -165,18 +179,24 @@ class Forward:
         if len(call.avoid) == ATTEMPTS:     # no replica can take requests now, and none has ended
             return await reply.fail(NONE_READY)
         self.counts.lost.inc()
-        await reply.fail(ApiError(500, f"{ATTEMPTS} replicas ended while they had this request. It is not sent to "
-                                       "another one.", code="replica_lost"))
+        await reply.fail(ApiError(500, f"{ATTEMPTS} replicas ended while they had this request. It is not "
+                                       "sent to another one.", code="replica_lost"))
 
 
 class Reply:
-    """The response to a client.  begun: a byte of the answer was sent, so another replica cannot answer instead"""
+    """The response to a client.
+
+    Attributes:
+        begun: A byte of the answer was sent, so another replica cannot answer instead.
+    """
 
     def __init__(self, send: Send, form: EventForm) -> None:
-        self._send, self._form = send, form
+        self._send = send
+        self._form = form
         self._head = Head(500, ())
         self._sent: Head | None = None      # the head that the client got
-        self.begun = self._ended = False
+        self.begun = False
+        self._ended = False
 
     @property
     def started(self) -> bool:
@@ -209,8 +229,10 @@ class Reply:
 
         Raises ApiError if the response has not begun, or if it is no stream; then the connection breaks.
         """
-        if self._sent is None or not any(name == b"content-type" and value.startswith(EVENTS.encode())
-                                         for name, value in self._sent.headers):
+        if self._sent is None:
+            raise error
+        kind = dict(self._sent.headers).get(b"content-type", b"")
+        if not kind.startswith(EVENTS.encode()):
             raise error
         self._ended = True
         await self._send({"type": "http.response.body", "more_body": False,
@@ -228,24 +250,24 @@ class FrontCounts:
 
     def __init__(self, prefix: str) -> None:
         self._own = CollectorRegistry()
-        self.retried = Counter(prefix + "front_requests_retried", "Requests that another replica got, because one "
-                               "ended.", registry=self._own)
+        self.retried = Counter(prefix + "front_requests_retried", "Requests that another replica got, "
+                               "because one ended.", registry=self._own)
         self.lost = Counter(prefix + "front_requests_lost", "Answers that ended with an error because a replica ended.",
                             registry=self._own)
         self._replicas = Gauge(prefix + "front_replicas", "Replicas that sent their metrics.", registry=self._own)
 
-    def registry(self, found: Sequence[tuple[str, str]]) -> CollectorRegistry:
-        """Returns a registry with the given metrics, as (replica, text), and the front's own."""
-        self._replicas.set(len(found))
+    def registry(self, texts: Sequence[tuple[str, str]]) -> CollectorRegistry:
+        """Returns a registry with these metrics, as (replica, text), and the front's own."""
+        self._replicas.set(len(texts))
         families: dict[str, Metric] = {}
-        for replica, text in found:
+        for replica, text in texts:
             for family in text_string_to_metric_families(text):
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
-                for one in family.samples:
-                    merged.add_sample(one.name, {**one.labels, "replica": replica}, one.value)
-        made = CollectorRegistry()
-        made.register(_Families([*families.values(), *self._own.collect()]))
-        return made
+                for sample in family.samples:
+                    merged.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+        registry = CollectorRegistry()
+        registry.register(_Families([*families.values(), *self._own.collect()]))
+        return registry
 
 
 @dataclass(eq=False)

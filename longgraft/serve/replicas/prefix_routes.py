@@ -1,8 +1,9 @@
 """Routing by prefix: finds the replica that has probably kept the beginning of a prompt.
 
-A prompt is the JSON text of the fields that the prompt is made of, cut into blocks. Each block has the hash of all text
-up to its end. Nobody tells the front what a replica has kept; it remembers where it sent which blocks. A request goes
-where it ends first: reading a block again costs as much as waiting for a block of another request.
+A prompt is the JSON text of the fields that the prompt is made of, cut into blocks. Each block has the hash
+of all text up to its end. Nobody tells the front what a replica has kept; it remembers where it sent which
+blocks. A request goes where it ends first: reading a block again costs as much as waiting for a block of
+another request.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input_extra"
 
 
 def blocks_of(body: bytes) -> tuple[int, ...]:
-    """Returns the hashes of a request's prompt; none if the body is no JSON object, or shorter than a block."""
+    """Returns the hashes of a request's prompt.
+
+    None if the body is no JSON object, or shorter than a block.
+    """
     try:
         value: Any = json.loads(body)
     except (ValueError, RecursionError):        # the replica answers with the error
@@ -28,23 +32,25 @@ def blocks_of(body: bytes) -> tuple[int, ...]:
     if not isinstance(value, dict):
         return ()
     text = json.dumps([value.get(name) for name in FIELDS], separators=(",", ":"))
-    found, last = list[int](), 0
+    blocks = list[int]()
+    last = 0
     for end in range(BLOCK, len(text) + 1, BLOCK):
         last = hash((last, text[end - BLOCK:end]))
-        found.append(last)
-    return tuple(found)
+        blocks.append(last)
+    return tuple(blocks)
 
 
 @dataclass
 class PrefixRoutes(Generic[Id]):
-    """Remembers the blocks that each replica got, and the work that it has.
+    """The blocks that each replica got, and the work that it has.
 
-    The work of a request is the number of its blocks that its replica did not know, and `request` for its answer.  The
-    defaults come from docs/scale.md.
+    The work of a request is the number of its blocks that its replica did not know, and `request` for its
+    answer.  The defaults come from docs/scale.md.
 
-    request: work of an answer, in blocks that are read
-    imbalance: requests that a replica may have more than the one with the fewest, and still be preferred
-    blocks_each: blocks that are remembered per replica; the least recently used ones are forgotten
+    Attributes:
+        request: Work of an answer, in blocks that are read.
+        imbalance: Requests that a replica may have more than the one with the fewest, and still be preferred.
+        blocks_each: Blocks that are remembered per replica; the least recently used ones are forgotten.
     """
 
     request: float = 2.0
@@ -62,10 +68,14 @@ class PrefixRoutes(Generic[Id]):
 
         Of equal ones, the one comes first that has been longest without a request.
         """
-        known = self._known(blocks, set(replicas))
-        most = min((self._requests[one] for one in replicas), default=0) + self.imbalance
-        return sorted(replicas, key=lambda one: (
-            self._requests[one] > most, self._work.get(one, 0.0) - known.get(one, 0), self._turns.get(one, 0)))
+        recalled = self._recalled(blocks, set(replicas))
+        fewest = min((self._requests[replica] for replica in replicas), default=0)
+
+        def order(replica: Id) -> tuple[bool, float, int]:
+            busy = self._requests[replica] > fewest + self.imbalance
+            work = self._work.get(replica, 0.0) - recalled.get(replica, 0)
+            return busy, work, self._turns.get(replica, 0)
+        return sorted(replicas, key=order)
 
     def send(self, key: Hashable, blocks: Sequence[int], replica: Id, replicas: int) -> None:
         """Takes note that a replica has a request.
@@ -77,7 +87,7 @@ class PrefixRoutes(Generic[Id]):
         if self._running.get(key, (None,))[0] == replica:
             return
         self.end(key)
-        work = self.request + len(blocks) - self._known(blocks, {replica}).get(replica, 0)
+        work = self.request + len(blocks) - self._recalled(blocks, {replica}).get(replica, 0)
         self._running[key] = replica, work
         self._requests[replica] += 1
         self._work[replica] = self._work.get(replica, 0.0) + work
@@ -99,12 +109,12 @@ class PrefixRoutes(Generic[Id]):
         if not self._requests[replica]:     # replicas come and go
             del self._requests[replica], self._work[replica]
 
-    def _known(self, blocks: Sequence[int], replicas: set[Id]) -> dict[Id, int]:
+    def _recalled(self, blocks: Sequence[int], replicas: set[Id]) -> dict[Id, int]:
         """Returns how many of the first blocks each replica got."""
-        found: dict[Id, int] = {}
+        recalled: dict[Id, int] = {}
         for count, block in enumerate(blocks, 1):
             replicas = replicas & self._sent.get(block, set())
             if not replicas:
                 break
-            found |= dict.fromkeys(replicas, count)
-        return found
+            recalled |= dict.fromkeys(replicas, count)
+        return recalled

@@ -21,10 +21,17 @@ REPLICA_HEADER = b"x-longgraft-replica"
 
 
 @dataclass(frozen=True)
-class Call:
+class ForwardedCall:
     """An HTTP request on its way to a replica.
 
-    blocks: its prompt, for the router; avoid: replicas that were not fit to answer it
+    Attributes:
+        method: The HTTP method.
+        path: The path.
+        query: The query string.
+        headers: Names and values.
+        body: The body.
+        blocks: Its prompt, for the router.
+        avoid: Replicas that were not fit to answer it.
     """
 
     method: str
@@ -45,7 +52,11 @@ class Head:
 
 
 class Unfit(Exception):
-    """The replica cannot answer now, and another one should.  replica: its id"""
+    """The replica cannot answer now, and another one should.
+
+    Attributes:
+        replica: Its id.
+    """
 
     def __init__(self, replica: str, trouble: str) -> None:
         super().__init__(replica, trouble)
@@ -67,22 +78,29 @@ class Replica:
         return self._state.name
 
     def check_health(self) -> None:
-        """Raises RuntimeError if the decoding thread has ended, or has work and makes no step; called by Ray Serve."""
-        if trouble := self._state.worker.trouble:
+        """Raises RuntimeError if the decoding thread has ended, or has work and makes no step.
+
+        Called by Ray Serve.
+        """
+        trouble = self._state.worker.trouble
+        if trouble:
             raise RuntimeError(trouble)
 
     async def metrics(self) -> tuple[str, str]:
         """Returns the replica's id and its metrics as text."""
-        parts = [part async for part in self.answer(Call("GET", "/metrics"))]
+        parts = [part async for part in self.answer(ForwardedCall("GET", "/metrics"))]
         return self._id, b"".join(part for part in parts if isinstance(part, bytes)).decode()
 
-    async def answer(self, call: Call) -> AsyncIterator[Head | bytes]:
-        """Yields the head of the response and the parts of its body; if it is cancelled, the request is cancelled.
+    async def answer(self, call: ForwardedCall) -> AsyncIterator[Head | bytes]:
+        """Yields the head of the response and the parts of its body.
+
+        If it is cancelled, the request is cancelled.
 
         Raises:
             Unfit: The replica is not healthy.
         """
-        if trouble := self._state.worker.trouble:
+        trouble = self._state.worker.trouble
+        if trouble:
             raise Unfit(self._id, trouble)
         scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
                  "method": call.method, "path": call.path, "raw_path": call.path.encode(), "query_string": call.query,
@@ -93,11 +111,13 @@ class Replica:
         task: asyncio.Task[None] = asyncio.create_task(self._app(scope, arrives.get, events.put))     # type: ignore
         task.add_done_callback(events.put_nowait)
         try:
-            while not isinstance(event := await events.get(), asyncio.Task):
+            event = await events.get()
+            while not isinstance(event, asyncio.Task):
                 if event["type"] == "http.response.start":
                     yield Head(event["status"], (*event["headers"], (REPLICA_HEADER, self._id.encode())))
-                elif body := event.get("body"):
-                    yield body
+                elif event.get("body"):
+                    yield event["body"]
+                event = await events.get()
             event.result()
         finally:
             task.cancel()
@@ -111,22 +131,26 @@ class Replica:
 class PrefixRouter(RequestRouter):
     """Ray Serve's adapter of `PrefixRoutes`; it runs in the front."""
 
-    def initialize_state(self, **given: Any) -> None:
-        """Begins without knowledge.  given: fields of `PrefixRoutes`"""
-        self._routes = PrefixRoutes[ReplicaID](**given)
+    def initialize_state(self, **fields: Any) -> None:
+        """Begins without knowledge.  fields: those of `PrefixRoutes`"""
+        self._routes = PrefixRoutes[ReplicaID](**fields)
 
     async def choose_replicas(self, candidate_replicas: list[RunningReplica],
                               pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
         """Returns the replicas, the best first; Ray Serve takes the first that is not full."""
-        here = {one.replica_id: one for one in candidate_replicas}
+        candidates = {replica.replica_id: replica for replica in candidate_replicas}
         call = _call(pending_request)
-        ranked = self._routes.ranked(call.blocks, here)
-        ranked.sort(key=lambda one: one.unique_id in call.avoid)
+        ranked = self._routes.ranked(call.blocks, candidates)
+        ranked.sort(key=lambda replica_id: replica_id.unique_id in call.avoid)
         if pending_request is not None:     # noted at once, for requests that come together
             key = pending_request.metadata.internal_request_id
-            self._routes.send(key, call.blocks, ranked[0], len(here))
-            pending_request.future.add_done_callback(lambda done: self._routes.end(key) if done.cancelled() else None)
-        return [[here[one]] for one in ranked]
+            self._routes.send(key, call.blocks, ranked[0], len(candidates))
+
+            def end_if_cancelled(done: Any) -> None:
+                if done.cancelled():
+                    self._routes.end(key)
+            pending_request.future.add_done_callback(end_if_cancelled)
+        return [[candidates[replica_id]] for replica_id in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Takes note of a replica that has accepted a request, as the first one may have been full."""
@@ -138,7 +162,9 @@ class PrefixRouter(RequestRouter):
         self._routes.end(internal_request_id)
 
 
-def _call(request: PendingRequest | None) -> Call:
+def _call(request: PendingRequest | None) -> ForwardedCall:
     """Returns the call that a request carries; a bare one if it is for another method."""
-    found = [one for one in (request.args if request else ()) if isinstance(one, Call)]
-    return found[0] if found else Call("GET", "/")
+    for argument in request.args if request else ():
+        if isinstance(argument, ForwardedCall):
+            return argument
+    return ForwardedCall("GET", "/")

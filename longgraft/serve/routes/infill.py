@@ -1,7 +1,8 @@
 """/infill of llama.cpp's server, which llama.vim uses: the text between a prefix and a suffix.
 
-Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text that does
-not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.  llama.cpp's samplers are
+Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text
+that does not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.
+llama.cpp's samplers are
 ignored: the sampling fields are those of all requests.
 """
 
@@ -43,7 +44,11 @@ class Extra(JsonFields):
 
 
 class InfillRequest(LlamaCppRequest):
-    """A request to /infill.  prompt: text between the prefix and the answer that is already typed"""
+    """A request to /infill.
+
+    Attributes:
+        prompt: Text between the prefix and the answer that is already typed.
+    """
 
     input_prefix: str
     input_suffix: str
@@ -78,8 +83,8 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, encoded: Encoded
-                   ) -> Response:
+async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt,
+                   encoded: Encoded) -> Response:
     """Answers a request in llama.cpp's fields."""
     stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
     served = state.submitted(*encoded, complete=stop.detector(), trim=stop.trimmed)
@@ -90,7 +95,10 @@ async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, la
 
 
 class Prompts:
-    """Maker of the prompts of all requests; it keeps the last one's pieces, so that the next one begins alike."""
+    """Maker of the prompts of all requests.
+
+    It keeps the last one's pieces, so that the next one begins alike.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -100,12 +108,14 @@ class Prompts:
         """Returns the layout of the prompt, and the request."""
         state = self.state
         self._check_texts(body)
-        limit = state.options.max_answer_tokens if body.new_tokens is None else body.new_tokens
+        limit = body.new_tokens
+        if limit is None:
+            limit = state.options.max_answer_tokens
         laid = self._laid_out(body, min(limit, state.options.max_answer_tokens, state.positions // 2))
         requested = GenerationRequest(laid.ids, eos=laid.ends, predictions=laid.prediction)
         requested, context = prepared(state, body, (requested, AnswerContext()), max(1, limit))
-        fields = () if body.stream else body.response_fields or ()
-        if not fields or "prompt" in fields:
+        fields = body.response_fields
+        if body.stream or not fields or "prompt" in fields:
             context = replace(context, echo=state.text(laid.ids))
         return laid, (requested, context)
 
@@ -113,8 +123,8 @@ class Prompts:
         """Raises ApiError if there is no tokenizer, or if a text spells special tokens and may not."""
         self.state.need_tokenizer("input_prefix")
         if body.special_tokens_in_content == "allow":
-            raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. Set "
-                           "special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
+            raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. "
+                           "Set special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
         special = self.state.special_tokens(body.special_tokens_in_content or "escape")
         for name in ("input_prefix", "input_suffix", "prompt"):
             special.check(getattr(body, name) or "", name)

@@ -93,11 +93,17 @@ def router(state: State) -> APIRouter:
 
 
 async def _lines(state: State, served: ServedRequest, compare: bool) -> AsyncIterator[str]:
-    """Yields server-sent events: start; read, step, done; with `compare` plain, compared; error; end; and comments."""
+    """Yields server-sent events, and comments.
+
+    The events are start, read, step and done, with `compare` plain and compared, error, and end.
+    """
     try:
         with client_errors(constraint=served.context.constraint_field):
             async for event in _answer(state, served, compare):
-                yield ": waiting\n\n" if event is None else _line(*event)
+                if event is None:
+                    yield ": waiting\n\n"
+                else:
+                    yield _line(*event)
     except Exception as error:
         yield _line("error", ApiError.of(error).body["error"])
     yield _line("end", {})
@@ -114,7 +120,7 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
     yield "start", {"prompt_tokens": len(requested.ids), "max_tokens": requested.max_new_tokens}
     spans = Spans(state.tokenizer, requested.ids)
     pictures = Pictures(state.tokenizer)
-    progress = Progress(len(requested.ids))
+    progress = AnswerProgress(len(requested.ids))
     async for step in _steps(served, beat):
         if step is None:
             yield None
@@ -128,7 +134,7 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
                    "loops": await asyncio.to_thread(loops, progress.ids)}
     if not compare or end.reason in ("cancelled", "time"):
         return
-    again = Progress(len(requested.ids))
+    again = AnswerProgress(len(requested.ids))
     plain = state.submitted(replace(requested, corpus=None), served.context, session=plain_session(state.session))
     async for step in _steps(plain, beat):
         if step is None:
@@ -155,7 +161,7 @@ async def _steps(served: ServedRequest, beat: float) -> AsyncIterator[Step | Non
         served.cancel()
 
 
-class Progress:
+class AnswerProgress:
     """Counts of a running answer, timed by the arrival of its steps."""
 
     def __init__(self, prompt_tokens: int) -> None:
@@ -165,7 +171,8 @@ class Progress:
         self.passes = 0
         self.ids = list[int]()
         self._accepted = 0
-        self._began = self._now = time.monotonic()
+        self._now = time.monotonic()
+        self._began = self._now
 
     def step(self, step: Step) -> bool:
         """Counts one step; returns True if it has tokens."""

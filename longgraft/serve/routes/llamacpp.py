@@ -1,4 +1,6 @@
-"""/completion, /props, /slots and /apply-template of llama.cpp's server, as far as its editors and pages use them."""
+"""/completion, /props, /slots and /apply-template of llama.cpp's server, as far as its editors and pages use
+them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS
 
 
-class Template(BaseModel):
+class TemplateText(BaseModel):
     """The text of a chat."""
 
     prompt: str
@@ -46,21 +48,20 @@ def router(state: State) -> APIRouter:
         return await answered(state, request, body, laid, encoded)
 
     @routes.post("/apply-template")
-    async def apply_template(body: ChatRequest, request: BodyRequest) -> Template:
+    async def apply_template(body: ChatRequest, request: BodyRequest) -> TemplateText:
         """Returns the text that the model's chat template makes of messages."""
         text, _ = await request.run(chat_text, state, body)
-        return Template(prompt=text)
+        return TemplateText(prompt=text)
 
     @routes.get("/props")
     async def props() -> dict[str, Any]:
         """Describes the model and the server."""
-        tokenizer = state.tokenizer
-        return {"default_generation_settings": slot(state, 0) | {"params": params(state)},
-                "total_slots": state.worker.max_running, "model_alias": state.name, "model_path": state.name,
-                "modalities": {"vision": False, "audio": False}, "build_info": "longgraft",
-                "chat_template": getattr(tokenizer, "chat_template", None) or "",
-                "bos_token": getattr(tokenizer, "bos_token", None) or "",
-                "eos_token": getattr(tokenizer, "eos_token", None) or ""}
+        fields = {"default_generation_settings": slot(state, 0) | {"params": params(state)},
+                  "total_slots": state.worker.max_running, "model_alias": state.name, "model_path": state.name,
+                  "modalities": {"vision": False, "audio": False}, "build_info": "longgraft"}
+        for name in ("chat_template", "bos_token", "eos_token"):
+            fields[name] = getattr(state.tokenizer, name, None) or ""
+        return fields
 
     @routes.get("/slots")
     async def slots(fail_on_no_slot: bool = False) -> list[dict[str, Any]]:

@@ -17,7 +17,8 @@ def router(state: State) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     async def health() -> dict[str, str]:
         """Answers 200 while requests should come here, and 503 otherwise."""
-        if trouble := state.worker.trouble:
+        trouble = state.worker.trouble
+        if trouble:
             raise ApiError(503, trouble)
         return {"status": "ok"}
 

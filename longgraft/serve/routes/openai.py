@@ -39,7 +39,7 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-class Checked(Protocol):
+class Checkable(Protocol):
     def check_supported(self) -> None: ...
 
 
@@ -50,7 +50,7 @@ class AsChat(Protocol):
     def chat(self) -> ChatRequest: ...
 
 
-def check_request(state: State, body: Checked) -> None:
+def check_request(state: State, body: Checkable) -> None:
     """Raises an error for everything that can be refused before the prompt is encoded."""
     try:
         body.check_supported()
@@ -64,7 +64,11 @@ def unsupported(error: Unsupported) -> ApiError:
 
 
 def chat_of(body: AsChat, param: str) -> ChatRequest:
-    """Returns the chat that a request of another API stands for.  param: the field of its messages, for errors"""
+    """Returns the chat that a request of another API stands for.
+
+    Args:
+        param: The field of its messages, for errors.
+    """
     try:
         return body.chat()
     except Unsupported as error:
@@ -74,7 +78,11 @@ def chat_of(body: AsChat, param: str) -> ChatRequest:
 
 
 def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
-    """Does `prepared` for the chat that a request of another API stands for.  param: the field of its messages"""
+    """Does `prepared` for the chat that a request of another API stands for.
+
+    Args:
+        param: The field of its messages.
+    """
     chat_body = chat_of(body, param)
     try:
         requested, context = prepared(state, chat_body, chat(state, chat_body), chat_body.token_limit)
@@ -86,7 +94,11 @@ def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
 
 async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
                   encode: Callable[[State, Any], Sequence[Encoded]], limit: int | None) -> Response:
-    """Answers a request, whole or as a stream.  encode: makes the prompts from the request fields"""
+    """Answers a request, whole or as a stream.
+
+    Args:
+        encode: Makes the prompts from the request fields.
+    """
     def prepare() -> list[Encoded]:
         least = None if limit is None else max(1, limit)
         return [prepared(state, body, encoded, least) for encoded in encode(state, body)]

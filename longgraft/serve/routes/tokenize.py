@@ -41,11 +41,12 @@ class TokenizeRequest(JsonFields):
     @property
     def field(self) -> str:
         """The name of the field that is encoded; ApiError unless there is one."""
-        given = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ApiError(400, f"{' and '.join(given) or 'Nothing'} was given. Give one of content, prompt and "
-                                "messages.", given[1] if given else "content")
-        return given[0]
+        named = [name for name in ("content", "prompt", "messages") if getattr(self, name) is not None]
+        if len(named) == 1:
+            return named[0]
+        param = named[1] if named else "content"
+        raise ApiError(400, f"{' and '.join(named) or 'Nothing'} was given. Give one of content, prompt and messages.",
+                       param)
 
 
 class DetokenizeRequest(JsonFields):
@@ -63,23 +64,32 @@ def router(state: State) -> APIRouter:
             return list(requested.ids)
         text: str = getattr(body, name)
         if len(text) > MOST_CHARACTERS:
-            raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at once. Send "
-                                "it in parts.", name)
+            raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at "
+                                "once. Send it in parts.", name)
         state.need_tokenizer(name)
-        special = bool(body.add_special if name == "content" else body.add_special_tokens)
-        if body.parse_special is False and (bare := state.special_tokens("escape").encode(text, name)) is not None:
-            return [*(state.layout.coder.begin if special else ()), *bare]
-        return state.ids(text, name, special)
+        special = body.add_special if name == "content" else body.add_special_tokens
+        bare = None
+        if body.parse_special is False:
+            bare = state.special_tokens("escape").encode(text, name)
+        if bare is None:
+            return state.ids(text, name, bool(special))
+        if special:
+            return [*state.layout.coder.begin, *bare]
+        return bare
 
     def tokens_of(body: TokenizeRequest) -> Iterator[str]:
-        ids, more = ids_of(body), ""
+        ids = ids_of(body)
+        more = ""
+        items = {token: str(token) for token in set(ids)}
         if body.field != "content":
-            named = state.tokenizer.convert_ids_to_tokens(ids) if body.return_token_strs else None
-            more = f',"count":{len(ids)},"max_model_len":{state.positions},"token_strs":{json.dumps(named)}'
+            spellings = None
+            if body.return_token_strs:
+                spellings = state.tokenizer.convert_ids_to_tokens(ids)
+            more = f',"count":{len(ids)},"max_model_len":{state.positions},"token_strs":{json.dumps(spellings)}'
         elif body.with_pieces:
-            spelt = {one: piece(state.token_bytes(one)) for one in set(ids)}
-            return _json_parts(ids, {one: _json({"id": one, "piece": text}) for one, text in spelt.items()})
-        return _json_parts(ids, {one: str(one) for one in set(ids)}, more)
+            for token in items:
+                items[token] = _json({"id": token, "piece": piece(state.token_bytes(token))})
+        return _json_parts(ids, items, more)
 
     def text_of(body: DetokenizeRequest) -> str:
         state.need_tokenizer("tokens")

@@ -6,19 +6,26 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Family:
+class ToolFamily:
     """The text of tool calls: `mark`, `before`, the calls with `between` in between, and `after`.
 
     A call is `begin`, a JSON object with the keys `name` and `arguments`, and `end`.
 
-    mark, begin, end: stand for an added token if the tokenizer has one of this text
-    mark_optional:    calls may lack the mark
-    arguments:        the name of the second key
-    tags:             texts that begin the calls anywhere; a reader does not see special tokens
-    bare:             a call is an object with which the answer begins; a reader accepts this in every family
-    many:             an answer may have several calls
-    in_template:      the chat template writes tools, calls and results
-    short_ids:        the template wants ids of nine letters and digits
+    Attributes:
+        name: The family's name.
+        tags: Texts that begin the calls anywhere; a reader does not see special tokens.
+        mark: Text before all calls; like begin and end an added token if the tokenizer has one of this text.
+        before: Text between the mark and the first call.
+        begin: Text with which a call begins.
+        end: Text with which a call ends.
+        between: Text between two calls.
+        after: Text after the last call.
+        arguments: Name of the second key.
+        mark_optional: Calls may lack the mark.
+        bare: A call is an object with which the answer begins; a reader accepts this in every family.
+        many: An answer may have several calls.
+        in_template: The chat template writes tools, calls and results.
+        short_ids: The template wants ids of nine letters and digits.
     """
 
     name: str
@@ -37,20 +44,21 @@ class Family:
     short_ids: bool = False
 
 
-HERMES = Family("hermes", ("<tool_call>",), begin="<tool_call>", end="</tool_call>", between="\n")
-LLAMA = Family("llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True, many=False)
-MISTRAL = Family("mistral", ("[TOOL_CALLS]", '[{"name"'), mark="[TOOL_CALLS]", before="[", between=", ", after="]",
+HERMES = ToolFamily("hermes", ("<tool_call>",), begin="<tool_call>", end="</tool_call>", between="\n")
+LLAMA = ToolFamily("llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True,
+                   many=False)
+MISTRAL = ToolFamily("mistral", ("[TOOL_CALLS]", '[{"name"'), mark="[TOOL_CALLS]", before="[", between=", ", after="]",
                  short_ids=True)
 # For templates that write no tools, or write calls in a form that is not known here.
 DESCRIBED = replace(HERMES, name="described", in_template=False)
 
 
-def family_of(template: str) -> Family:
+def family_of(template: str) -> ToolFamily:
     """Returns the family of a chat template, by the words with which it writes calls."""
     if "tools" not in template:
         return DESCRIBED
-    if "<tool_call>" in template and "arguments" in template and not any(
-            other in template for other in ("<function=", "<arg_key>")):
+    in_json = "<function=" not in template and "<arg_key>" not in template
+    if "<tool_call>" in template and "arguments" in template and in_json:
         return HERMES
     if "[TOOL_CALLS]" in template and "[ARGS]" not in template:
         return MISTRAL

@@ -1,18 +1,19 @@
 """The grammar of an answer that may or must call tools, in llguidance's Lark syntax.
 
-Arguments follow the schemas of their tools. Everything that a schema or the format of the calls forces is drafted
-without the model.
+Arguments follow the schemas of their tools. Everything that a schema or the format of the calls forces is
+drafted without the model.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from longgraft.acceptance.json_schemas import SPACING, followable, problems
-from longgraft.serve.tools.families import Family
+from longgraft.serve.tools.families import ToolFamily
 
 MOST_CALLS = 16     # in one answer; without a limit a small model may call until its tokens end
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -22,8 +23,11 @@ NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "addition
 class Tool:
     """A tool that a model may call.
 
-    parameters: JSON schema of the arguments; None: it takes none
-    strict: refuse a schema that cannot be followed; otherwise what cannot be followed is left out of the grammar
+    Attributes:
+        name: Its name.
+        parameters: JSON schema of the arguments; None: it takes none.
+        strict: Refuse a schema that cannot be followed; otherwise what cannot be followed is left out of the
+            grammar.
     """
 
     name: str
@@ -36,14 +40,16 @@ class Tool:
 
         Raises ValueError if the tool is strict and a part of its schema cannot be followed.
         """
-        given = {**(NO_ARGUMENTS if self.parameters is None else self.parameters), "type": "object"}
-        if self.strict and (found := problems(given)):
-            raise ValueError(f"The parameters of function {self.name} cannot be followed: {found[0]}. Leave that out, "
-                             "or leave strict and tool_choice out.")
-        return {"x-guidance": SPACING, **followable(given)[0], "type": "object"}
+        schema = dict(NO_ARGUMENTS if self.parameters is None else self.parameters)
+        schema["type"] = "object"
+        faults = problems(schema) if self.strict else []
+        if faults:
+            raise ValueError(f"The parameters of function {self.name} cannot be followed: {faults[0]}. Leave "
+                             "that out, or leave strict and tool_choice out.")
+        return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
 
 
-def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], text: bool = True, many: bool = True
+def grammar(family: ToolFamily, tools: Sequence[Tool], added: Mapping[str, int], text: bool = True, many: bool = True
             ) -> str:
     """Returns the grammar of an answer.
 
@@ -57,26 +63,9 @@ def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], tex
     Raises:
         ValueError: a tool is strict, and a part of its schema cannot be followed.
     """
-    def spelt(part: str) -> str:
-        return f"<[{added[part]}]>" if part in added else _quoted(part)
-
-    rules = ["%llguidance {}"]
-    mark = spelt(family.mark) if family.mark else ""
-    if family.mark_optional:        # a string that no token stands for would be text like any other
-        mark = f"{mark}?" if family.mark in added else ""
-    begin = spelt(family.begin) if family.begin else ""
-    newline = "\n" if family.begin else ""      # between a call's tags and its object
-    head, tail = _quoted(f'{newline}{{"name": "'), _quoted("}" + newline)
-    end = spelt(family.end) if family.end else ""
-    more = f"({_quoted(family.between)} {begin} call){{0,{MOST_CALLS - 1}}}" if many and family.many else ""
-    rest = " ".join(filter(None, ["call", more, family.after and _quoted(family.after)]))
-    before = f'" "? {_quoted(family.before)}' if family.before else ""
-    calls = " ".join(filter(None, [mark, before, begin, rest]))
+    calls, rest = _calls(family, added, many)
     anything = r"/(.|\n)*/"
-    first = family.begin or (family.mark if family.mark not in added else "") or family.before + '{"name"'
-    tag = r"(.|\n)*".join(("", _regex(first), ""))
-    if family.bare:
-        tag = r"\s*\{\s*" + _regex('"name"') + r"(.|\n)*"
+    rules = ["%llguidance {}"]
     if not text:
         rules.append(f"start: {calls}")
     elif not tools:
@@ -86,15 +75,57 @@ def grammar(family: Family, tools: Sequence[Tool], added: Mapping[str, int], tex
     elif family.begin in added:
         rules.append(f"start: TEXT ({calls})?")
     else:       # the text ends where the tag is complete
-        rules += [f"start: TEXT | until_tag {rest}", f"until_tag[lazy]: ANYTHING {begin}", f"ANYTHING: {anything}"]
+        rules += [f"start: TEXT | until_tag {rest}", f"until_tag[lazy]: ANYTHING {_spelt(family.begin, added)}",
+                  f"ANYTHING: {anything}"]
     if text:
-        rules.append(f"TEXT: {anything} & ~/{tag}/")
+        rules.append(f"TEXT: {anything} & ~/{_tag(family, added)}/")
     if tools:
-        rules.append(f"call: {head} ({' | '.join(f'tool_{n}' for n in range(len(tools)))}) {tail} {end}")
+        newline = "\n" if family.begin else ""      # between a call's tags and its object
+        head = _quoted(f'{newline}{{"name": "')
+        tail = _quoted("}" + newline)
+        names = " | ".join(f"tool_{n}" for n in range(len(tools)))
+        rules.append(f"call: {head} ({names}) {tail} {_spelt(family.end, added)}")
     for n, tool in enumerate(tools):
         name = _quoted(json.dumps(tool.name, ensure_ascii=False)[1:] + f', "{family.arguments}": ')
         rules.append(f"tool_{n}: {name} %json {json.dumps(tool.schema)}")
     return "\n".join(rules)
+
+
+def _calls(family: ToolFamily, added: Mapping[str, int], many: bool) -> tuple[str, str]:
+    """Returns the pattern of all calls, and that of what follows the beginning of the first one."""
+    mark = _spelt(family.mark, added)
+    if family.mark_optional:        # a string that no token stands for would be text like any other
+        mark = f"{mark}?" if family.mark in added else ""
+    begin = _spelt(family.begin, added)
+    before = ""
+    if family.before:
+        before = f'" "? {_quoted(family.before)}'
+    rest = ["call"]
+    if many and family.many:
+        rest.append(f"({_quoted(family.between)} {begin} call){{0,{MOST_CALLS - 1}}}")
+    if family.after:
+        rest.append(_quoted(family.after))
+    return " ".join(filter(None, [mark, before, begin, *rest])), " ".join(rest)
+
+
+def _tag(family: ToolFamily, added: Mapping[str, int]) -> str:
+    """Returns a regular expression of texts that look like a call."""
+    if family.bare:
+        return r"\s*\{\s*" + _regex('"name"') + r"(.|\n)*"
+    first = family.begin
+    if not first and family.mark not in added:
+        first = family.mark
+    first = first or family.before + '{"name"'
+    return r"(.|\n)*" + _regex(first) + r"(.|\n)*"
+
+
+def _spelt(part: str, added: Mapping[str, int]) -> str:
+    """Returns a text as a terminal, which is a token if one was added for it; "" for no text."""
+    if not part:
+        return ""
+    if part in added:
+        return f"<[{added[part]}]>"
+    return _quoted(part)
 
 
 def _quoted(text: str) -> str:
@@ -103,4 +134,4 @@ def _quoted(text: str) -> str:
 
 def _regex(text: str) -> str:
     """Returns a regular expression of this text, without the slash that would end it."""
-    return "".join(f"\\{char}" if char in r"[]{}()|.?*+\^$/" else char for char in text)
+    return re.sub(r"[][{}()|.?*+\\^$/]", r"\\\g<0>", text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from longgraft.serve.tools.families import Family
+from longgraft.serve.tools.families import ToolFamily
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 BETWEEN = " \t\r\n,;[]"     # characters between calls
@@ -22,9 +22,13 @@ MOST_BLANKS = 64        # characters at the beginning of an answer that are comp
 
 @dataclass(frozen=True)
 class Piece:
-    """One of: new text; the name of a call that begins; a part of a call's arguments, as JSON text.
+    """A piece of an answer: new text, the name of a call that begins, or a part of a call's arguments.
 
-    call: the call's place among the answer's calls
+    Attributes:
+        text: New text.
+        name: The name of a tool.
+        arguments: JSON text.
+        call: The call's place among the answer's calls.
     """
 
     text: str = ""
@@ -35,7 +39,12 @@ class Piece:
 
 @dataclass
 class Call:
-    """A tool call.  arguments: JSON text, a whole object unless the call was cut off in a stream"""
+    """A tool call.
+
+    Attributes:
+        name: The tool's name.
+        arguments: JSON text, a whole object unless the call was cut off in a stream.
+    """
 
     name: str
     arguments: str = ""
@@ -47,42 +56,47 @@ class Call:
 
 
 @dataclass
-class Turn:
+class ReadAnswer:
     """An answer: its text and its calls."""
 
     text: str = ""
     calls: list[Call] = field(default_factory=list)
 
     @classmethod
-    def of(cls, pieces: Iterable[Piece]) -> Turn:
-        turn = cls()
+    def of(cls, pieces: Iterable[Piece]) -> ReadAnswer:
+        answer = cls()
         for piece in pieces:
-            turn.text += piece.text
+            answer.text += piece.text
             if piece.name:
-                turn.calls.append(Call(piece.name))
+                answer.calls.append(Call(piece.name))
             if piece.arguments:
-                turn.calls[-1].arguments += piece.arguments
-        return turn
+                answer.calls[-1].arguments += piece.arguments
+        return answer
 
 
 class CallReader:
-    """Finds the calls of known tools in a growing text.  Everything else is text, also what only resembles a call.
+    """Reader of a growing text, which finds the calls of known tools.
 
-    Calls follow a tag of the family, or are the object with which the answer begins. A call is whole if its arguments
-    are a JSON object. A growing answer is passed on as it arrives, also calls that turn out not to be whole. In an
-    answer that is read at once, these are text.
+    Everything else is text, also what only resembles a call.
+
+    Calls follow a tag of the family, or are the object with which the answer begins. A call is whole if its
+    arguments are a JSON object. A growing answer is passed on as it arrives, also calls that turn out not to
+    be whole. In an answer that is read at once, these are text.
 
     Attributes:
         family: The way in which the model writes calls; None if no call is looked for.
         names: Names of the tools.
     """
 
-    def __init__(self, family: Family | None = None, names: Collection[str] = ()) -> None:
-        self.family, self.names = family, frozenset(names)
+    def __init__(self, family: ToolFamily | None = None, names: Collection[str] = ()) -> None:
+        self.family = family
+        self.names = frozenset(names)
         self._calls = 0         # calls that have begun
         self._half: dict[int, str] = {}     # texts of the calls that are not whole, by their places
         self._held = ""         # text that is not decided yet
-        self._in_calls = self._called = self._begun = False     # behind a tag; behind a call; behind other text
+        self._in_calls = False      # behind a tag
+        self._called = False        # behind a call
+        self._begun = False         # behind other text
         self._bare = False      # the answer begins with an object
         self._before = ""       # text from the tag to the present object: shown if that is no call
         self._object: _Object | None = None
@@ -103,9 +117,9 @@ class CallReader:
         """Returns a reader for another answer."""
         return CallReader(self.family, self.names)
 
-    def whole(self, text: str) -> Turn:
+    def whole(self, text: str) -> ReadAnswer:
         """Takes a whole answer, and returns it."""
-        return Turn.of(self.read(text))
+        return ReadAnswer.of(self.read(text))
 
     def read(self, text: str) -> list[Piece]:
         """Takes a whole answer, and returns its pieces."""
@@ -120,58 +134,76 @@ class CallReader:
     def push(self, text: str) -> list[Piece]:
         """Takes new text, and returns what is certain by now."""
         if self.family is None:
-            return [Piece(text)] if text else []
+            return _text_pieces(text)
         self._held += text
         return list(self._pieces(self.family))
 
     def finish(self) -> list[Piece]:
         """Returns the rest; an object that was cut off before its arguments is text."""
-        opened, rest = self._object, self._held
-        self._held, self._object = "", None
+        opened = self._object
+        rest = self._held
+        self._held = ""
+        self._object = None
         if opened is not None and not opened.called:
-            self._half[opened.place] = self._before + opened.text
-            rest = "" if opened.shown else self._before + opened.text
+            rest = self._before + opened.text
+            self._half[opened.place] = rest
+            if opened.shown:
+                return []
         elif opened is None and self._in_calls:
-            rest = "" if self._called else self._before + rest
-        return [Piece(rest)] if rest else []
+            if self._called:
+                return []
+            rest = self._before + rest
+        return _text_pieces(rest)
 
-    def _pieces(self, family: Family) -> Iterator[Piece]:
+    def _pieces(self, family: ToolFamily) -> Iterator[Piece]:
         while self._held:
             if self._object is not None:
                 yield from self._read_object(self._object)
                 continue
-            found = self._find_object(family) if self._in_calls else self._find_tag(family)
-            if found is None:
+            text = self._find_object(family) if self._in_calls else self._find_tag(family)
+            if text is None:
                 return
-            if found:
-                yield Piece(found)
+            if text:
+                yield Piece(text)
 
-    def _find_tag(self, family: Family) -> str | None:
+    def _find_tag(self, family: ToolFamily) -> str | None:
         """Returns text before a possible tag; None if more text is needed."""
         text = self._held
         if not self._begun:
             start = re.sub(r"\s+", "", text[:MOST_BLANKS])
             if start.startswith(BARE):
-                self._in_calls = self._bare = True
-                self._before, self._held = text[:text.index("{")], text[text.index("{"):]
+                self._bare = True
+                self._enter_calls(text, 0, text.index("{"))
                 return ""
             if any(bare.startswith(start) for bare in BARE) and len(text) < MOST_BLANKS:
                 return None
-        places = [(at, tag) for tag in family.tags if (at := text.find(tag)) >= 0]
+        places = [(text.index(tag), tag) for tag in family.tags if tag in text]
         if places:
-            at, tag = min(places)
-            blank = len(text[:at].rstrip())
-            # A tag with the beginning of an object is part of the call.
-            after = text.index("{", at) if "{" in tag else at + len(tag)
-            self._in_calls, self._before, self._held = True, text[blank:after], text[after:]
-            return text[:blank]
+            place, tag = min(places)
+            shown = len(text[:place].rstrip())
+            after = place + len(tag)
+            if "{" in tag:      # a tag with the beginning of an object is part of the call
+                after = text.index("{", place)
+            self._enter_calls(text, shown, after)
+            return text[:shown]
         held = max((_overlap(text, tag) for tag in family.tags), default=0)
-        shown = text[:len(text) - held].rstrip()
-        self._begun |= bool(shown)
-        self._held = text[len(shown):]
-        return shown or None
+        before = text[:len(text) - held].rstrip()
+        self._begun |= bool(before)
+        self._held = text[len(before):]
+        return before or None
 
-    def _find_object(self, family: Family) -> str | None:
+    def _enter_calls(self, text: str, shown: int, after: int) -> None:
+        """Takes note that calls begin.
+
+        Args:
+            shown: End of the text before them.
+            after: End of the tag.
+        """
+        self._in_calls = True
+        self._before = text[shown:after]
+        self._held = text[after:]
+
+    def _find_object(self, family: ToolFamily) -> str | None:
         """Moves to the next object, and returns text that is none; None if more text is needed."""
         text = self._held.lstrip(BETWEEN)
         self._before += self._held[:len(self._held) - len(text)]
@@ -179,7 +211,9 @@ class CallReader:
         for mark in filter(None, (family.end, *family.tags, FENCE * self._bare)):
             if "{" not in mark and text.startswith(mark):
                 self._held = text[len(mark):]
-                self._before = "" if mark == family.end and self._called else self._before + mark
+                self._before += mark
+                if mark == family.end and self._called:
+                    self._before = ""
                 return ""
             if mark.startswith(text):
                 return None
@@ -190,8 +224,11 @@ class CallReader:
 
     def _leave_calls(self) -> str:
         """Returns text that was taken for the beginning of a call; what follows is text."""
-        self._in_calls, self._begun, self._called = False, True, False
-        before, self._before = self._before, ""
+        before = self._before
+        self._before = ""
+        self._in_calls = False
+        self._called = False
+        self._begun = True
         return before
 
     def _read_object(self, opened: _Object) -> Iterator[Piece]:
@@ -205,7 +242,8 @@ class CallReader:
         if not opened.shown:
             yield from self._whole_object(opened)
         if opened.called:
-            self._called, self._before = True, ""
+            self._called = True
+            self._before = ""
             return
         text = self._leave_calls() + opened.text
         if opened.shown:
@@ -217,12 +255,17 @@ class CallReader:
         """Yields the name of a call once its arguments begin, and the arguments as far as they have arrived."""
         if not opened.shown:
             head = HEAD.match(opened.text)
-            name = parsed(head[1]) if head else None
-            if head is None or name not in self.names:
+            if head is None:
                 return
-            opened.begin = opened.shown = head.end()
+            name = parsed(head[1])
+            if name not in self.names:
+                return
+            opened.begin = head.end()
+            opened.shown = head.end()
             yield self._named(opened, name)
-        end = len(opened.text) if opened.inner_end is None else opened.inner_end
+        end = opened.inner_end
+        if end is None:
+            end = len(opened.text)
         if end > opened.shown:
             yield Piece(arguments=opened.text[opened.shown:end], call=opened.place)
             opened.shown = end
@@ -230,10 +273,12 @@ class CallReader:
 
     def _whole_object(self, opened: _Object) -> Iterator[Piece]:
         """Yields the call of a complete object with its keys in another order."""
-        found = parsed(opened.text)
-        arguments = found.get("arguments", found.get("parameters")) if isinstance(found, dict) else None
-        name = found.get("name") if isinstance(arguments, dict) else None
-        if isinstance(name, str) and name in self.names:
+        call = parsed(opened.text)
+        if not isinstance(call, dict):
+            return
+        name = call.get("name")
+        arguments = call.get("arguments", call.get("parameters"))
+        if isinstance(arguments, dict) and isinstance(name, str) and name in self.names:
             opened.called = True
             yield self._named(opened, name)
             yield Piece(arguments=json.dumps(arguments, ensure_ascii=False), call=opened.place)
@@ -246,22 +291,27 @@ class CallReader:
 class _Object:
     """A JSON object that is read character by character.
 
-    place: its place among the calls, if it is one
-    begin: where the arguments of the call begin
-    shown: length of the text that was passed on, 0 before the call's name
-    called: a whole call was made of it
-    inner_end: the end of the first inner object, which a call's arguments are; None before it
+    Attributes:
+        text: Its text so far.
+        place: Its place among the calls, if it is one.
+        begin: Where the arguments of the call begin.
+        shown: Length of the text that was passed on, 0 before the call's name.
+        called: A whole call was made of it.
+        inner_end: The end of the first inner object, which a call's arguments are; None before it.
+        complete: The object has ended.
     """
 
     def __init__(self, place: int) -> None:
         self.text = ""
         self.place = place
-        self.begin = self.shown = 0
+        self.begin = 0
+        self.shown = 0
         self.called = False
         self.inner_end: int | None = None
         self.complete = False
         self._depth = 0
-        self._in_string = self._escaped = False
+        self._in_string = False
+        self._escaped = False
 
     def take(self, text: str) -> str:
         """Takes characters up to the object's end, and returns them."""
@@ -290,7 +340,10 @@ class _Object:
 
 
 def parsed(text: str) -> Any:
-    """Returns the value of a JSON text; None if it is none, or if it has half a character or a number like NaN."""
+    """Returns the value of a JSON text.
+
+    None if it is none, or if it has half a character or a number like NaN.
+    """
     try:
         return from_json(text, allow_inf_nan=False)
     except ValueError:
@@ -299,4 +352,11 @@ def parsed(text: str) -> Any:
 
 def _overlap(text: str, tag: str) -> int:
     """Returns the length of the longest end of the text that the tag begins with."""
-    return next((n for n in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-n:])), 0)
+    for length in range(min(len(text), len(tag) - 1), 0, -1):
+        if tag.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def _text_pieces(text: str) -> list[Piece]:
+    return [Piece(text)] if text else []

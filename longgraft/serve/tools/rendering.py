@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from longgraft.serve.tools.families import Family
+from longgraft.serve.tools.families import ToolFamily
 
 ID_LENGTH = 9       # Mistral's templates refuse ids of another length, or with other characters than letters and digits
 INTRODUCTION = (
@@ -16,41 +16,49 @@ INTRODUCTION = (
     "You will be shown its result between <tool_response> and </tool_response>.")
 
 
-def rendered(family: Family, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+def rendered(family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
              ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns (messages, further arguments) for the chat template.
 
-    tools: in OpenAI's form
+    Args:
+        tools: In OpenAI's form.
     """
     if not family.in_template:
         return list(_plain(family, messages, tools)), {}
     if family.short_ids:
         messages = [_with_short_ids(message) for message in messages]
-    return list(messages), {"tools": list(tools)} if tools else {}
+    more: dict[str, Any] = {}
+    if tools:
+        more["tools"] = list(tools)
+    return list(messages), more
 
 
-def _plain(family: Family, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+def _plain(family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
            ) -> Iterator[dict[str, Any]]:
     """Yields messages of the roles system, user and assistant, with calls and results as text.
 
     Some templates want user and assistant to alternate, so results join the user message behind them.
     """
     if tools:
-        first = messages[0]["content"] if messages[0]["role"] == "system" else ""
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-        yield {"role": "system", "content": "\n\n".join(filter(None, [first, INTRODUCTION.format(tools=listed)]))}
-        messages = messages[1:] if messages[0]["role"] == "system" else messages
+        content = INTRODUCTION.format(tools=listed)
+        if messages[0]["role"] == "system":
+            content = "\n\n".join(filter(None, [messages[0]["content"], content]))
+            messages = messages[1:]
+        yield {"role": "system", "content": content}
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
             results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
             continue
         if results and message["role"] == "user":
-            message, results = {"role": "user", "content": "\n".join([*results, message["content"]])}, []
+            message = {"role": "user", "content": "\n".join([*results, message["content"]])}
+            results = []
         if results:
             yield {"role": "user", "content": "\n".join(results)}
             results = []
-        if calls := message.get("tool_calls"):
+        calls = message.get("tool_calls")
+        if calls:
             text = family.between.join(_call(family, call["function"]) for call in calls)
             message = {"role": message["role"], "content": "\n".join(filter(None, [message["content"], text]))}
         yield message
@@ -58,7 +66,7 @@ def _plain(family: Family, messages: Sequence[dict[str, Any]], tools: Sequence[d
         yield {"role": "user", "content": "\n".join(results)}
 
 
-def _call(family: Family, function: dict[str, Any]) -> str:
+def _call(family: ToolFamily, function: dict[str, Any]) -> str:
     written = json.dumps({"name": function["name"], family.arguments: function["arguments"]}, ensure_ascii=False)
     return f"{family.begin}\n{written}\n{family.end}"
 
@@ -66,7 +74,8 @@ def _call(family: Family, function: dict[str, Any]) -> str:
 def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
     if "tool_call_id" in message:
         message = message | {"tool_call_id": _short(message["tool_call_id"])}
-    if calls := message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    if calls:
         message = message | {"tool_calls": [call | {"id": _short(call["id"])} for call in calls]}
     return message
 
