@@ -1,4 +1,5 @@
-"""Noise keyed by (seed, position, token): computed in integers first, so that it is the same on every device."""
+"""Noise keyed by (seed, position, token): computed in integers first, so that it is the same on every
+device."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # SplitMix64's increment as int64
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
     """Returns uniform float64 noise strictly inside (0, 1) for each key (`Sampled.keys`) and token.
 
-    keys, tokens: int64 on one device, broadcast against each other.  Seed, position and token each take one step of
-    SplitMix64 (Steele et al., OOPSLA 2014) in integers, so the noise is the same on every device and for every part of
-    the vocabulary.
+    keys, tokens: int64 on one device, broadcast against each other.  Seed, position and token each take one
+        step of
+    SplitMix64 (Steele et al., OOPSLA 2014) in integers, so the noise is the same on every device and for
+    every part of the vocabulary.
     """
     bits = mix(tokens * GOLDEN + keys).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
     # 52 bits plus a half give a float64 that is never 0 or 1.

@@ -1,4 +1,5 @@
-"""JSON schemas as far as llguidance can follow them: finds the places where it cannot, and leaves them out."""
+"""JSON schemas as far as llguidance can follow them: finds the places where it cannot, and leaves them
+out."""
 
 from __future__ import annotations
 
@@ -14,17 +15,21 @@ from urllib.parse import unquote
 
 from longgraft.acceptance.large_stack import with_large_stack
 
-# JSON is spaced like Python's json.dumps output: with only one way to write a document, keys and punctuation are forced
-# and cost no draws.  A schema's own "x-guidance" wins, such as {"whitespace_flexible": true}.
+# JSON is spaced like Python's json.dumps output: with only one way to write a document, keys and
+# punctuation are forced and cost no draws.  A schema's own "x-guidance" wins, such as
+# {"whitespace_flexible": true}.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 MOST_OPTIONAL = 480     # properties of one object: llguidance makes four items of each, and a few more
-EXAMINED_SECONDS = 0.5      # CPU time for finding a schema's problems; a thousand parts take a tenth of a second
-SHOWN, MOST_PLACE = 60, 80      # characters of a wrong value, and of its place, in an error message
+# CPU time for finding a schema's problems; a thousand parts take a tenth of a second.
+EXAMINED_SECONDS = 0.5
+SHOWN = 60              # characters of a wrong value in an error message
+MOST_PLACE = 80         # characters of its place there
 WHOLE = "longgraft-whole-schema"        # the whole schema's name within a part of it, which may refer to it
 
 # Keywords whose value is a schema, a list of schemas, or an object of schemas.
 DEFINITIONS = ("$defs", "definitions")
-ONE = {"additionalProperties", "additionalItems", "items", "contains", "not", "if", "then", "else", "propertyNames",
+ONE = {"additionalProperties", "additionalItems", "items", "contains", "not", "if", "then", "else",
+       "propertyNames",
        "unevaluatedItems", "unevaluatedProperties"}
 LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 OBJECTS = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
@@ -59,8 +64,11 @@ class Problem:
         if not self.place:
             return self.reason
         shown = json.dumps(self.value, ensure_ascii=False)
-        shown = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}..."
-        place = self.place if len(self.place) <= MOST_PLACE else f"...{self.place[-MOST_PLACE:]}"
+        if len(shown) > SHOWN:
+            shown = f"{shown[:SHOWN]}..."
+        place = self.place
+        if len(place) > MOST_PLACE:
+            place = f"...{place[-MOST_PLACE:]}"
         return f"{place} is {shown}, and {self.reason}"
 
 
@@ -75,14 +83,16 @@ def problems(schema: Any) -> tuple[Problem, ...]:
 def followable(schema: Any) -> tuple[Any, tuple[Problem, ...]]:
     """Returns the schema without the parts that cannot be followed, and these parts.
 
-    Keywords that llguidance does not know stay, and it ignores them. Without llguidance the schema stays as it is.
+    Keywords that llguidance does not know stay, and it ignores them. Without llguidance the schema stays as
+    it is.
     """
-    if not (found := problems(schema)):
+    unfollowable = problems(schema)
+    if not unfollowable:
         return schema, ()
     try:
-        return json.loads(_examined(json.dumps(schema), True)[0]), found
+        return json.loads(_examined(json.dumps(schema), True)[0]), unfollowable
     except RecursionError:
-        return {}, found
+        return {}, unfollowable
 
 
 TOO_DEEP = Problem("", {}, "it nests too deeply")
@@ -102,10 +112,13 @@ def _examined(text: str, lenient: bool) -> tuple[str, tuple[Problem, ...]]:
         try:
             return examination.whole(), examination.problems
         except _TooMuch:
-            return {}, [*examination.problems, Problem("", {}, "it has too many parts that cannot be followed")]
+            return {}, [*examination.problems,
+                        Problem("", {}, "it has too many parts that cannot be followed")]
 
-    found, why = with_large_stack(examined)
-    return json.dumps(_lenient(found) if lenient else found), tuple(why)
+    followed, left_out = with_large_stack(examined)
+    if lenient:
+        followed = _lenient(followed)
+    return json.dumps(followed), tuple(left_out)
 
 
 class _TooMuch(Exception):
@@ -115,12 +128,14 @@ class _TooMuch(Exception):
 class _Examination:
     """Examines the parts of one schema, inner ones first: first without references, then with them.
 
-    problems: what was left out so far
+    Attributes:
+        problems: What was left out so far.
     """
 
     def __init__(self, schema: Any, lenient: bool) -> None:
         self.problems: list[Problem] = []
-        self._whole, self._lenient = schema, lenient
+        self._whole = schema
+        self._lenient = lenient
         self._references = False
         self._until = time.thread_time() + EXAMINED_SECONDS
 
@@ -137,7 +152,8 @@ class _Examination:
         """Returns why a part of the schema cannot be followed; None if it can."""
         if not isinstance(part, dict):
             return None if isinstance(part, bool) else NO_SCHEMA
-        if (optional := most_optional(part)) > MOST_OPTIONAL:
+        optional = most_optional(part)
+        if optional > MOST_OPTIONAL:
             return f"one object has {optional:,} optional properties where {MOST_OPTIONAL} are allowed"
         from llguidance import LLMatcher
 
@@ -148,7 +164,8 @@ class _Examination:
             return OTHERWISE
         if not message:
             return None
-        return next((words for pattern, words in REASONS.items() if re.search(pattern, message)), OTHERWISE)
+        known = (words for pattern, words in REASONS.items() if re.search(pattern, message))
+        return next(known, OTHERWISE)
 
     def _part(self, part: Any, place: str) -> Any:
         """Returns a part without its problems."""
@@ -157,9 +174,11 @@ class _Examination:
         if not isinstance(part, dict):
             self.problems.append(Problem(place, part, NO_SCHEMA))
             return {}
-        if not self._resolves(reference := part.get("$ref", "#")):
+        reference = part.get("$ref", "#")
+        if not self._resolves(reference):
             self.problems.append(Problem(f"{place}.$ref".removeprefix("."), reference, NOTHING_THERE))
-            return self._part({key: value for key, value in part.items() if key != "$ref"}, place)
+            without = {key: value for key, value in part.items() if key != "$ref"}
+            return self._part(without, place)
         inner = {}
         for key in sorted(part, key=lambda key: key not in DEFINITIONS):
             inner[key] = self._inner(key, part[key], f"{place}.{key}".removeprefix("."))
@@ -172,12 +191,13 @@ class _Examination:
         """Returns True for a reference to a place of this schema that is there."""
         if not isinstance(reference, str) or not re.match("#(/|$)", reference):
             return False
-        found = self._whole
+        part = self._whole
         for name in reference.split("/")[1:]:
             key: Any = unquote(name).replace("~1", "/").replace("~0", "~")
-            key = int(key) if isinstance(found, list) and key.isdecimal() else key
+            if isinstance(part, list) and key.isdecimal():
+                key = int(key)
             try:
-                found = found[key]
+                part = part[key]
             except (LookupError, TypeError):
                 return False
         return True
@@ -185,21 +205,24 @@ class _Examination:
     def _inner(self, key: str, value: Any, place: str) -> Any:
         """Returns a keyword's value, without the problems of the schemas in it."""
         if key in OBJECTS and isinstance(value, dict):
-            return {name: self._part(one, f"{place}.{name}") for name, one in value.items()}
+            return {name: self._part(part, f"{place}.{name}") for name, part in value.items()}
         if key in LISTS and isinstance(value, list):
-            return [self._part(one, f"{place}[{n}]") for n, one in enumerate(value)]
-        return self._part(value, place) if key in ONE and isinstance(value, (dict, bool)) else value
+            return [self._part(part, f"{place}[{n}]") for n, part in enumerate(value)]
+        if key in ONE and isinstance(value, (dict, bool)):
+            return self._part(value, place)
+        return value
 
     def _without_problems(self, part: Mapping[str, Any], place: str) -> dict[str, Any]:
         """Returns a part with those of its keywords that can be followed together."""
-        kept: dict[str, Any] = {}
+        followed: dict[str, Any] = {}
         for key, value in part.items():
-            tried = {**kept, key: value}
-            if (why := self._alone(tried)) is None:
-                kept = tried
+            longer = {**followed, key: value}
+            why = self._alone(longer)
+            if why is None:
+                followed = longer
             else:
                 self.problems.append(Problem(f"{place}.{key}".removeprefix("."), value, why))
-        return kept
+        return followed
 
     def _alone(self, part: dict[str, Any]) -> str | None:
         """Returns why a part cannot be followed without what is around it."""
@@ -214,42 +237,47 @@ def _lenient(schema: Any) -> Any:
     """Returns the schema with the wish that unknown keywords be ignored."""
     if not isinstance(schema, dict):
         return schema
-    own = schema.get("x-guidance")
-    return {**schema, "x-guidance": {**SPACING, **(own if isinstance(own, dict) else {}), "lenient": True}}
+    guidance = schema.get("x-guidance")
+    if not isinstance(guidance, dict):
+        guidance = {}
+    return {**schema, "x-guidance": {**SPACING, **guidance, "lenient": True}}
 
 
 def _without_references(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_references(one) for key, one in value.items() if key != "$ref"}
-    return [_without_references(one) for one in value] if isinstance(value, list) else value
+        return {key: _without_references(part) for key, part in value.items() if key != "$ref"}
+    return [_without_references(part) for part in value] if isinstance(value, list) else value
 
 
 def _moved(value: Any) -> Any:
     """Returns a part with its references to the whole schema, which is then in its definitions."""
     if isinstance(value, list):
-        return [_moved(one) for one in value]
+        return [_moved(part) for part in value]
     if not isinstance(value, dict):
         return value
-    found = {key: _moved(one) for key, one in value.items()}
-    if isinstance(reference := value.get("$ref"), str) and reference.startswith("#"):
-        found["$ref"] = f"#/$defs/{WHOLE}{reference[1:]}"
-    return found
+    moved = {key: _moved(part) for key, part in value.items()}
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/{WHOLE}{reference[1:]}"
+    return moved
 
 
 def most_optional(schema: Any) -> int:
-    """Returns the largest number of optional properties that an object of the schema has, wherever it is nested."""
-    return max((len(properties.keys() - set(map(str, required if isinstance(required, list) else ())))
-                for properties, required in _objects(schema)), default=0)
+    """Returns the largest number of optional properties that an object of the schema has, wherever it is
+    nested."""
+    return max((len(properties.keys() - required) for properties, required in _objects(schema)), default=0)
 
 
-def _objects(schema: Any) -> Iterator[tuple[dict[str, Any], Any]]:
+def _objects(schema: Any) -> Iterator[tuple[dict[str, Any], set[str]]]:
     """Yields the properties of each object, and the names that it requires."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
         if isinstance(part, dict):
             waiting += part.values()
-            if isinstance(properties := part.get("properties"), dict):
-                yield properties, part.get("required")
+            properties = part.get("properties")
+            required = part.get("required")
+            if isinstance(properties, dict):
+                yield properties, set(map(str, required)) if isinstance(required, list) else set()
         elif isinstance(part, list):
             waiting += part

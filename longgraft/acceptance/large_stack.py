@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
-STACK = 2 ** 28         # bytes, of which most are never touched: llguidance descends references, 3 KiB for each
+# Bytes, of which most are never touched: llguidance descends references, 3 KiB for each.
+STACK = 2 ** 28
 
 _stack_size = threading.Lock()     # threading.stack_size is global to the process
 

@@ -1,8 +1,9 @@
 """Rejection sampling for a draft chain whose tokens were sampled independently of the target.
 
-A drafted token is accepted with probability min(1, p / q); at the first rejection the next token is drawn from the part
-of p that exceeds q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).  The output has the target's
-distribution, but its tokens differ from plain decoding's: a draft changes the noise that they are drawn with.
+A drafted token is accepted with probability min(1, p / q); at the first rejection the next token is drawn
+from the part of p that exceeds q (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).  The output
+has the target's distribution, but its tokens differ from plain decoding's: a draft changes the noise that
+they are drawn with.
 """
 
 from __future__ import annotations
@@ -17,16 +18,19 @@ from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
-DRAFTED, ACCEPTED, CORRECTED = 1, 2, 3      # noise streams: drafted tokens, their acceptance, the token after them
+# Noise streams.
+DRAFTED = 1         # drafted tokens
+ACCEPTED = 2        # their acceptance
+CORRECTED = 3       # the token after them
 
 
 @dataclass(frozen=True)
 class Rejection:
     """Rejection sampling; `sampled` is the target's distribution.
 
-    Drafts must be drawn with `sampled.apart(DRAFTED)`, or with other independent noise.  All noise depends on a token's
-    position, so that a run can be repeated.  After a rejection the same positions are drafted again with the same
-    noise; this is safe because no emitted token depends on it.
+    Drafts must be drawn with `sampled.apart(DRAFTED)`, or with other independent noise.  All noise depends
+    on a token's position, so that a run can be repeated.  After a rejection the same positions are drafted
+    again with the same noise; this is safe because no emitted token depends on it.
     """
 
     sampled: Sampled
@@ -55,7 +59,8 @@ class Rejection:
         Returns:
             (number of accepted drafted tokens [..], the token that follows them [..]), int64.
         """
-        drawn, before = tokens[..., 1:, None], positions[..., :-1]
+        drawn = tokens[..., 1:, None]
+        before = positions[..., :-1]
         threshold = uniform(self.sampled.apart(ACCEPTED).keys(before), torch.zeros_like(before))
         probabilities = p[..., :-1, :].gather(-1, drawn)[..., 0]
         passed = threshold * q[..., 1:, :].gather(-1, drawn)[..., 0] < probabilities

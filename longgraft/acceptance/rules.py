@@ -1,6 +1,7 @@
 """The exact acceptance rules: draw one target token per node, then walk down the tree along the draws.
 
-The walk goes on as long as a child carries the drawn token.  It is exact for every proposer that is deterministic given
+The walk goes on as long as a child carries the drawn token.  It is exact for every proposer that is
+deterministic given
 the past: the output has the target's distribution.
 """
 
@@ -42,9 +43,10 @@ class AcceptanceRule(Protocol):
 
 def walk(tree: ProposalTree, draw: Callable[[int], int], goes_on: Callable[[], bool] = lambda: True
          ) -> tuple[Tensor, int]:
-    """Walk from the root as long as a child carries the drawn token.
+    """Walks from the root as long as a child carries the drawn token.
 
     Args:
+        tree: The tree.
         draw: The token after a node. It is called once for each node of the path, in order.
         goes_on: Whether another node may be accepted.
 
@@ -52,18 +54,23 @@ def walk(tree: ProposalTree, draw: Callable[[int], int], goes_on: Callable[[], b
         The path [a] from the root to the last accepted node, and the token drawn there.
     """
     path = [0]
-    while (child := tree.children.get((path[-1], token := draw(path[-1])))) is not None and goes_on():
+    while True:
+        token = draw(path[-1])
+        child = tree.children.get((path[-1], token))
+        if child is None or not goes_on():
+            return torch.tensor(path), token
         path.append(child)
-    return torch.tensor(path), token
 
 
 class DrawThenWalk(ABC):
-    """A rule that draws one target token per node, independently of the rest of the tree, and walks along the draws."""
+    """A rule that draws one target token per node, independently of the rest of the tree, and walks along
+    the draws."""
 
     @property
     @abstractmethod
     def law(self) -> Hashable:
-        """All that `choose` depends on besides its arguments; rules that differ only in the seed share a CUDA graph."""
+        """All that `choose` depends on besides its arguments; rules that differ only in the seed share a
+        CUDA graph."""
 
     @abstractmethod
     def keys(self, positions: Tensor) -> Tensor:
@@ -71,22 +78,28 @@ class DrawThenWalk(ABC):
 
     @abstractmethod
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
-        """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host read."""
+        """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host
+        read."""
 
     @property
     def guesses(self) -> DrawThenWalk:
-        """This rule itself: drafts drawn with the target's own noise agree with its draws most often (Daliri et al.,
-        arXiv 2408.07978) and remain a function of the past."""
+        """This rule itself.
+
+        Drafts drawn with the target's own noise agree with its draws most often (Daliri et al., arXiv
+        2408.07978) and remain a function of the past.
+        """
         return self
 
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host read."""
+        """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host
+        read."""
         return self.choose(logits, self.keys(positions))
 
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device sync.
+        # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device
+        # sync.
         if logits.device.type == "cpu":
             return walk(tree, lambda node: int(self.draw(logits[node:node + 1], positions[node:node + 1])))
         return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist().__getitem__)
@@ -109,7 +122,9 @@ class Greedy(DrawThenWalk):
 class Replay(DrawThenWalk):
     """Replays a recorded continuation in place of the draws; all forwards and costs stay real.
 
-    tokens: the recording; its first token stands at absolute position `start`.
+    Attributes:
+        tokens: The recording.
+        start: Absolute position of its first token.
     """
 
     tokens: Sequence[int]
@@ -127,7 +142,8 @@ class Replay(DrawThenWalk):
         device = positions.device
         if device not in self._copies:
             self._copies[device] = sent(torch.as_tensor(self.tokens, dtype=torch.int64), device)
-        # The session stops at the recording's end, so no walk passes it.  Padded rows may lie before its start.
+        # The session stops at the recording's end, so no walk passes it.  Padded rows may lie before its
+        # start.
         return self._copies[device][(positions - self.start).clamp(0, len(self.tokens) - 1)]
 
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
@@ -136,12 +152,14 @@ class Replay(DrawThenWalk):
 
 @dataclass(frozen=True)
 class Sampled(DrawThenWalk):
-    """Temperature, top-k, top-p and min-p sampling by Gumbel-max: the largest sum of warped logit and noise wins.
+    """Temperature, top-k, top-p and min-p sampling by Gumbel-max: the largest sum of warped logit and noise
+    wins.
 
-    The noise of a token depends on (seed, position, token) only, not on what else is drawn in the same pass, so a
-    speculative run equals plain decoding with the same seed.  The argmax has the softmax's distribution (Maddison et
-    al., arXiv 1411.0030).  If logits are rounded differently, a draw changes only if the two largest sums are closer
-    than the rounding error, or if the drawn token moves across the border of top-k, top-p or min-p.
+    The noise of a token depends on (seed, position, token) only, not on what else is drawn in the same
+    pass, so a speculative run equals plain decoding with the same seed.  The argmax has the softmax's
+    distribution (Maddison et al., arXiv 1411.0030).  If logits are rounded differently, a draw changes only
+    if the two largest sums are closer than the rounding error, or if the drawn token moves across the
+    border of top-k, top-p or min-p.
     """
 
     temperature: float = 1.0
@@ -166,10 +184,11 @@ class Sampled(DrawThenWalk):
         return replace(self, seed=int(mix(torch.tensor(of_seed(self.seed) + stream))) & ((1 << 63) - 1))
 
     def warp(self, logits: Tensor) -> Tensor:
-        """Applies transformers' warpers in their order: logits [n, V] -> [n, V] float32, -inf for excluded tokens.
+        """Applies transformers' warpers in their order: logits [n, V] -> [n, V] float32, -inf for excluded
+        tokens.
 
-        Of equal tokens at top-p's border the later ones stay, as in transformers where its sort is stable; at the
-        borders of top-k and min-p all of them stay.
+        Of equal tokens at top-p's border the later ones stay, as in transformers where its sort is stable;
+        at the borders of top-k and min-p all of them stay.
         """
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:

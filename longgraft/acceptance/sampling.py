@@ -26,19 +26,20 @@ class LogitOptions(Checked):
     """Settings that change the logits depending on the tokens so far, for greedy and sampled decoding.
 
     Attributes:
-        json_schema: text or a mapping; the answer is one line, spaced like Python's json.dumps output.  At most one of
-            json_schema, regex, grammar and tool_calls may be given.
+        json_schema: text or a mapping; the answer is one line, spaced like Python's json.dumps output.  At
+            most one of json_schema, regex, grammar and tool_calls may be given.
         regex: an expression in Rust's syntax that the whole answer must match.
         grammar: a grammar in Lark or GBNF syntax.
         tool_calls: a grammar of text and tool calls in Lark syntax, as `longgraft.serve.tools` makes it.
         logit_bias: token id -> number that is added to its logit; -1e9 forbids the token.
-        repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens in the prompt or
-            the answer (as in transformers); 1 turns it off.
+        repetition_penalty: divides the positive logits, and multiplies the negative ones, of tokens in the
+            prompt or the answer (as in transformers); 1 turns it off.
         presence_penalty: subtracted once from the logits of tokens in the answer (as in OpenAI's API).
         frequency_penalty: subtracted for each occurrence in the answer (as in OpenAI's API).
-        logprobs: how many of the most probable tokens are reported with each decoded one; None: no log-probabilities.
-        prompt_logprobs: the same for the prompt's tokens after the first; the whole prompt is read, also if its
-            beginning is known.
+        logprobs: how many of the most probable tokens are reported with each decoded one; None: no
+            log-probabilities.
+        prompt_logprobs: the same for the prompt's tokens after the first; the whole prompt is read, also if
+            its beginning is known.
 
     Raises:
         ValueError: a value is out of range or of a wrong type, or two constraints are given.
@@ -60,45 +61,58 @@ class LogitOptions(Checked):
         for token, bias in (self.logit_bias or {}).items():
             TOKEN.check(as_number(token), "logit_bias: a token")
             BIAS.check(as_number(bias), f"logit_bias of {token}")
-        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"{' and '.join(given)} were given; an answer follows one of them. Leave the others out.")
+        constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(constraints) > 1:
+            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. "
+                             "Leave the others out.")
 
     @cached_property
     def constraint(self) -> tuple[str, str] | None:
-        """The constraint's name and text; ValueError for a schema that is too large or that JSON cannot say."""
+        """The constraint's name and text; ValueError for a schema that is too large or that JSON cannot
+        say."""
         name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
-        value = name and getattr(self, name)
-        if not isinstance(value, str) and _least_length(value) > MOST_TEXT["json_schema"]:
+        if name is None:
+            return None
+        value = getattr(self, name)
+        if isinstance(value, str):
+            return name, value
+        if _least_length(value) > MOST_TEXT["json_schema"]:
             raise ValueError(f"{name} has more than {MOST_TEXT['json_schema']:,} characters. Shorten it.")
         try:
-            return None if name is None else (name, value if isinstance(value, str) else json.dumps(value))
+            return name, json.dumps(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{name} cannot be written as JSON: {error}.") from error
 
     @property
     def shaped(self) -> dict[str, Any]:
         """The fields that are set."""
-        return {f.name: getattr(self, f.name) for f in fields(LogitOptions) if getattr(self, f.name) != f.default}
+        values = {field.name: getattr(self, field.name) for field in fields(LogitOptions)}
+        return {field.name: values[field.name] for field in fields(LogitOptions)
+                if values[field.name] != field.default}
 
 
 @dataclass(frozen=True)
 class Sampling(LogitOptions):
     """Sampling settings: greedy (temperature 0), sampled with a seed, or replayed from a recording.
 
-    A top_k of -1 becomes 0.  With a temperature below 1e-5 or a top_p of 0, which are greedy, all these fields but
-    replay become their defaults.
+    A top_k of -1 becomes 0.  With a temperature below 1e-5 or a top_p of 0, which are greedy, all these
+    fields but replay become their defaults.
 
     Attributes:
         temperature: 0 is greedy, the default.
-        top_p, top_k, min_p: as transformers' warpers; 1, 0 and 0 turn them off.
-        seed: the same seed gives the same tokens with every method.
-        replay: a sequence of token ids that replace the draws; excludes all other fields.
+        top_p: Probability of the most probable tokens that are drawn from, as in transformers; 1 turns it
+            off.
+        top_k: Number of tokens that are drawn from; 0 turns it off.
+        min_p: Least probability of a drawn token, relative to the most probable one; 0 turns it off.
+        seed: The same seed gives the same tokens with every method.
+        replay: A sequence of token ids that replace the draws; excludes all other fields.
 
-    The other fields are those of `LogitOptions`, and the ranges those of `SamplingSettings` and `LogitSettings`.
+    The other fields are those of `LogitOptions`, and the ranges those of `SamplingSettings` and
+    `LogitSettings`.
 
     Raises:
-        ValueError: a value is out of range, or a setting would have no effect (such as a seed with temperature 0).
+        ValueError: a value is out of range, or a setting would have no effect (such as a seed with
+            temperature 0).
     """
 
     temperature: float = like(SamplingSettings, "temperature")
@@ -115,13 +129,13 @@ class Sampling(LogitOptions):
                 object.__setattr__(self, name, getattr(type(self), name))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        drawn = {name: value for name, value in self.drawn.items() if value != getattr(type(self), name)}
-        given = [f"{name}={value}" for name, value in drawn.items()]
+        drawn = [f"{name}={value}" for name,
+                 value in self.drawn.items() if value != getattr(type(self), name)]
         if self.replay is not None:
-            self._check_replay(self.replay, [*given, *self.shaped])
-        elif self.temperature == 0 and given:
-            raise ValueError(f"temperature is 0, which is greedy, and {' and '.join(given)} would change nothing. "
-                             "Give a temperature above 0 to sample, or leave the rest out.")
+            self._check_replay(self.replay, [*drawn, *self.shaped])
+        elif self.temperature == 0 and drawn:
+            raise ValueError(f"temperature is 0, which is greedy, and {' and '.join(drawn)} would change "
+                             "nothing. Give a temperature above 0 to sample, or leave the rest out.")
 
     @property
     def drawn(self) -> dict[str, Any]:
@@ -133,10 +147,11 @@ class Sampling(LogitOptions):
         """All that an answer depends on but a recording and the grammar of tool calls, for JSON."""
         return self.drawn | {name: value for name, value in self.shaped.items() if name != "tool_calls"}
 
-    def _check_replay(self, replay: Sequence[int], given: list[str]) -> None:
-        if given:
-            raise ValueError(f"A recorded continuation was given, and {' and '.join(given)} would change nothing. "
-                             "Give one or the other.")
+    def _check_replay(self, replay: Sequence[int], settings: list[str]) -> None:
+        """Raises ValueError for a wrong recording, or for other settings beside it."""
+        if settings:
+            raise ValueError(f"A recorded continuation was given, and {' and '.join(settings)} would change "
+                             "nothing. Give one or the other.")
         if not isinstance(replay, Sized):
             raise ValueError(f"The recorded continuation is {replay!r}; a list of token ids is needed.")
         if not len(replay):
@@ -146,7 +161,7 @@ class Sampling(LogitOptions):
                 raise ValueError(f"The recorded continuation: a token is {token!r}; it must be a token id.")
 
     def rule(self, prompt_tokens: int) -> DrawThenWalk:
-        """The acceptance rule for a prompt of this length."""
+        """Returns the acceptance rule for a prompt of this length."""
         if self.replay is not None:
             return Replay(self.replay, prompt_tokens)
         if self.temperature == 0:
@@ -155,8 +170,10 @@ class Sampling(LogitOptions):
 
 
 def _least_length(value: object) -> int:
-    """Return a length that the JSON of a value has at least: writing a large one would hold up all threads."""
-    waiting, length = [value], 0
+    """Returns a length that the JSON of a value has at least: writing a large one would hold up all
+    threads."""
+    waiting = [value]
+    length = 0
     while waiting and length <= MOST_TEXT["json_schema"]:
         part = waiting.pop()
         if isinstance(part, Mapping):
@@ -165,6 +182,8 @@ def _least_length(value: object) -> int:
         elif isinstance(part, list | tuple):
             length += 2 * len(part)
             waiting += part
+        elif isinstance(part, str):
+            length += len(part)
         else:
-            length += len(part) if isinstance(part, str) else 1
+            length += 1
     return length

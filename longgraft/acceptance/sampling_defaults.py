@@ -5,7 +5,7 @@ A sampled answer takes from the file what its request leaves out.  A greedy answ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +13,12 @@ from longgraft.acceptance.sampling import DRAWN, Sampling
 
 FILE = "generation_config.json"
 SAMPLED = ("temperature", "top_p", "top_k", "min_p")    # fields that count only if the file says do_sample
-# Settings of transformers that change answers and that no request takes, and their values that change nothing.
+# Settings of transformers that change answers and that no request takes, and their values that change
+# nothing.
 UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1.0,), "bad_words_ids": ([],), "sequence_bias": ({},), "suppress_tokens": ([],),
+    "encoder_repetition_penalty": (1.0,), "bad_words_ids": ([],), "sequence_bias": ({},),
+    "suppress_tokens": ([],),
     "begin_suppress_tokens": ([],), "min_new_tokens": (0,), "num_beams": (1,)}
 
 
@@ -47,18 +49,20 @@ class SamplingDefaults:
             ValueError: a value cannot be used; the message names file, key and value.
         """
         config = getattr(model, "generation_config", None)
-        names = (*(SAMPLED if getattr(config, "do_sample", None) else ()), "repetition_penalty")
-        given = {name: value for name in names if (value := getattr(config, name, None)) is not None}
-        if "temperature" in names:
-            given = {"temperature": 1.0} | given        # transformers' own default
-        for key, value in given.items():
+        values: dict[str, Any] = {}
+        if getattr(config, "do_sample", None):
+            # 1 is transformers' own default.
+            values = {"temperature": 1.0} | _set_values(config, SAMPLED)
+        values |= _set_values(config, ("repetition_penalty",))
+        for key, value in values.items():
             try:
                 _alone(key, value)
             except ValueError as error:
-                raise ValueError(f"{FILE} of {name}: {error} Correct the value there, or remove it.") from error
-        others = {key: value for key, neutral in UNAPPLIED.items()
-                  if (value := getattr(config, key, None)) is not None and value not in neutral}
-        return cls(given, others)
+                raise ValueError(f"{FILE} of {name}: {error} Correct the value there, or remove "
+                                 "it.") from error
+        unapplied = {key: value for key, value in _set_values(config, UNAPPLIED).items()
+                     if value not in UNAPPLIED[key]}
+        return cls(values, unapplied)
 
     @property
     def temperature(self) -> float:
@@ -68,12 +72,12 @@ class SamplingDefaults:
     @property
     def described(self) -> str:
         """Describes the file in a line for people; "" if it says nothing."""
-        said = [f"{name} {value:g}" for name, value in self.values.items()
-                if name == "temperature" or _alone(name, value) != Sampling(temperature=1.0)]
+        effective = [f"{name} {value:g}" for name, value in self.values.items()
+                     if name == "temperature" or _alone(name, value) != Sampling(temperature=1.0)]
         lines = []
-        if said:
-            lines.append(f"{', '.join(said)}; sampled answers take from these what their requests leave out, greedy "
-                         "ones and measurements nothing")
+        if effective:
+            lines.append(f"{', '.join(effective)}; sampled answers take from these what their requests leave "
+                         "out, greedy ones and measurements nothing")
         lines += [f"{name} {value} is not applied" for name, value in self.unapplied.items()]
         return f"{FILE}: {'; '.join(lines)}" if lines else ""
 
@@ -86,13 +90,19 @@ class SamplingDefaults:
         Raises:
             ValueError: a value is out of range, or would change nothing.
         """
-        found = {name: value for name, value in given.items() if value is not None}
-        if not found.get("temperature") or "replay" in found:
-            return Sampling(**found)
-        completed = Sampling(**{**self.values, **found})
+        requested = {name: value for name, value in given.items() if value is not None}
+        if not requested.get("temperature") or "replay" in requested:
+            return Sampling(**requested)
+        completed = Sampling(**{**self.values, **requested})
         if completed.temperature == 0:
-            return Sampling(**{name: value for name, value in found.items() if name not in DRAWN})
+            return Sampling(**{name: value for name, value in requested.items() if name not in DRAWN})
         return completed
+
+
+def _set_values(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Returns those of the named settings that a generation config sets."""
+    values = {name: getattr(config, name, None) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _alone(name: str, value: Any) -> Sampling:

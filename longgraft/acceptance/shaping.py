@@ -1,7 +1,7 @@
 """Draws whose logits depend on the tokens before them: constraints, penalties, biases and log-probabilities.
 
-A draw at a node depends only on the path to the node, as in plain decoding, so the answer equals plain decoding's under
-the same settings.
+A draw at a node depends only on the path to the node, as in plain decoding, so the answer equals plain
+decoding's under the same settings.
 """
 
 from __future__ import annotations
@@ -21,14 +21,19 @@ from longgraft.runtime.devices import sent
 from longgraft.trees.tree import FORCED, ProposalTree
 
 DEAD = -1       # drawn behind the root where the constraint allows no token
-WALK_SECONDS = 0.03     # CPU time of a step for draws under a constraint, after which no further node is accepted
+# CPU time of a step for draws under a constraint, after which no further node is accepted.
+WALK_SECONDS = 0.03
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A decoded token's log-probability by the target's own logits, before biases, penalties, constraint and sampling.
+    """A decoded token's log-probability by the target's own logits, before biases, penalties, constraint
+    and sampling.
 
-    top: (token, log-probability) of the most probable tokens, best first
+    Attributes:
+        token: The token.
+        logprob: Its log-probability.
+        top: (token, log-probability) of the most probable tokens, best first.
     """
 
     token: int
@@ -37,11 +42,14 @@ class TokenLogprob:
 
 
 class Shaping:
-    """Changes the logits depending on one answer's tokens so far; `advance` moves it past each drawn token."""
+    """Changes the logits depending on one answer's tokens so far; `advance` moves it past each drawn
+    token."""
 
-    def __init__(self, options: LogitOptions, prompt: Sequence[int], constraint: Constraint | None = None) -> None:
-        self.options, self.constraint = options, constraint
-        self._prompt, self._answer = prompt, list[int]()
+    def __init__(self, options: LogitOptions, prompt: Sequence[int],
+                 constraint: Constraint | None = None) -> None:
+        self.options = options
+        self.constraint = constraint
+        self._prompt = prompt
         self._counts = self._seen = self._bias = torch.empty(0)
         self._logprobs: list[TokenLogprob] = []
         self._of_prompt: list[TokenLogprob] = []
@@ -50,14 +58,17 @@ class Shaping:
     def shaped(self, logits: Tensor) -> Tensor:
         """Returns the next token's logits after biases, penalties and constraint: [1, V] -> [1, V] float32.
 
-        Biases and penalties apply in the order of transformers' and vLLM's processors; forbidden tokens get -inf.
+        Biases and penalties apply in the order of transformers' and vLLM's processors; forbidden tokens get
+        -inf.
         """
-        options, scores = self.options, logits.float()
+        options = self.options
+        scores = logits.float()
         if self._counts.shape[0] != logits.shape[-1]:
             self._begin(logits)
         scores = scores + self._bias
         if options.repetition_penalty != 1:
-            repeated = torch.where(scores < 0, scores * options.repetition_penalty, scores / options.repetition_penalty)
+            repeated = torch.where(scores < 0, scores * options.repetition_penalty,
+                                   scores / options.repetition_penalty)
             scores = torch.where(self._seen, repeated, scores)
         if options.presence_penalty or options.frequency_penalty:
             scores = scores - options.frequency_penalty * self._counts - options.presence_penalty * (self._counts > 0)
@@ -66,12 +77,18 @@ class Shaping:
         return scores
 
     def advance(self, token: int, logits: Tensor) -> None:
-        """Moves past a drawn token; logits: [1, V], the unshaped logits that it was drawn from."""
+        """Moves past a drawn token.
+
+        Args:
+            token: The token.
+            logits: [1, V], the unshaped logits that it was drawn from.
+        """
         self._counts[token] += 1
         self._seen[token] = True
         if self.constraint is not None:
             self.constraint.advance(token)
-        if (top := self.options.logprobs) is not None:
+        top = self.options.logprobs
+        if top is not None:
             self._logprobs += logprobs_of(logits, torch.tensor([token]), top)
 
     @property
@@ -80,28 +97,38 @@ class Shaping:
         return self.options.prompt_logprobs is not None
 
     def read(self, logits: Tensor, following: Tensor) -> None:
-        """Reads a part of the prompt; logits: [n, V] on the part; following: [m] int64, m <= n, its tokens from the
-        second on, and the one after it."""
-        if (top := self.options.prompt_logprobs) is not None:
+        """Reads a part of the prompt.
+
+        Args:
+            logits: [n, V] on the part.
+            following: [m] int64, m <= n, its tokens from the second on, and the one after it.
+        """
+        top = self.options.prompt_logprobs
+        if top is not None:
             self._of_prompt += logprobs_of(logits[:len(following)], following, top)
 
     def taken_of_prompt(self) -> tuple[TokenLogprob, ...]:
         """Returns and clears the log-probabilities of the last part's tokens; () if none are wanted."""
-        found, self._of_prompt = tuple(self._of_prompt), []
-        return found
+        logprobs = tuple(self._of_prompt)
+        self._of_prompt = []
+        return logprobs
 
     def taken(self, tokens: int) -> tuple[TokenLogprob, ...]:
-        """Returns and clears the log-probabilities of the last step's first `tokens` tokens; () if none are wanted."""
-        found, self._logprobs = tuple(self._logprobs[:tokens]), []
-        return found
+        """Returns and clears the log-probabilities of the last step's first `tokens` tokens; () if none are
+        wanted."""
+        logprobs = tuple(self._logprobs[:tokens])
+        self._logprobs = []
+        return logprobs
 
     def fitted(self, tree: ProposalTree, budget: int) -> ProposalTree:
-        """Fit a tree to the constraint: drop forbidden nodes, and add texts that may follow the root or a leaf.
+        """Fits a tree to the constraint: drops forbidden nodes, and adds texts that may follow the root or
+        a leaf.
 
-        The only text that may follow the root displaces other nodes; nothing else does. The tree only decides how fast
-        the answer is found, so a slow constraint gets a smaller one (FIT_SECONDS).
+        The only text that may follow the root displaces other nodes; nothing else does. The tree only
+        decides how fast the answer is found, so a slow constraint gets a smaller one (FIT_SECONDS).
         """
-        if (rule := self.constraint) is None or rule.ended:
+        rule = self.constraint
+        if rule is None or rule.ended:
             return tree
         began = time.thread_time()
         deadline = began + FIT_SECONDS
@@ -112,7 +139,8 @@ class Shaping:
         waiting = deque([0, *_leaves(tree)])
         while waiting and len(tree) < budget and time.thread_time() < deadline:
             node = waiting.popleft()
-            for tokens in rule.continuations(_path(tree, node)) if node else at_root:
+            texts = rule.continuations(_path(tree, node)) if node else at_root
+            for tokens in texts:
                 chain = ProposalTree.chain(torch.tensor([0, *tokens[:budget]]), origin=FORCED)
                 tree = tree.merge(chain, at=node, budget=budget)
                 last = node
@@ -124,7 +152,7 @@ class Shaping:
         return tree
 
     def _begin(self, logits: Tensor) -> None:
-        """Counts and biases on the device of the logits."""
+        """Makes the counts and biases on the device of the logits."""
         self._counts, self._bias = logits.new_zeros(2, logits.shape[-1], dtype=torch.float32)
         self._seen = self._counts.bool()
         self._seen[torch.tensor(self._prompt, device=logits.device)] = True
@@ -133,12 +161,16 @@ class Shaping:
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top: int) -> list[TokenLogprob]:
-    """Returns the log-probabilities of tokens [n] int64 by their logits [n, V], with the `top` most probable tokens."""
+    """Returns the log-probabilities of tokens [n] int64 by their logits [n, V], with the `top` most
+    probable tokens."""
     logs = logits.float().log_softmax(-1)
-    own = logs.gather(1, sent(tokens, logs.device)[:, None])[:, 0]
-    values, others = logs.topk(top)
-    return [TokenLogprob(token, value, tuple(zip(*pairs, strict=True))) for token, value, *pairs in zip(
-        tokens.tolist(), own.tolist(), others.tolist(), values.tolist(), strict=True)]
+    drawn = logs.gather(1, sent(tokens, logs.device)[:, None])[:, 0]
+    best_logs, best = logs.topk(top)
+    logprobs = []
+    for token, log, *pairs in zip(tokens.tolist(), drawn.tolist(), best.tolist(), best_logs.tolist(),
+                                  strict=True):
+        logprobs.append(TokenLogprob(token, log, tuple(zip(*pairs, strict=True))))
+    return logprobs
 
 
 @dataclass(frozen=True)
@@ -156,13 +188,15 @@ class Shaped:
         return self.rule.guesses
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        """Draw and walk. The walk may stop before a leaf (WALK_SECONDS); the next step goes on from there."""
+        """Draws and walks.  The walk may stop before a leaf (WALK_SECONDS); the next step goes on from
+        there."""
         began = time.thread_time()
 
         def draw_and_advance(node: int) -> int:
             row = logits[node:node + 1]
             try:
-                token = int(self.rule.draw(self.shaping.shaped(row), sent(positions[node:node + 1], row.device)))
+                token = int(self.rule.draw(self.shaping.shaped(row),
+                                           sent(positions[node:node + 1], row.device)))
                 self.shaping.advance(token, row)
             except DeadEnd:
                 if node:
@@ -172,20 +206,24 @@ class Shaped:
         path, token = walk(tree, draw_and_advance, lambda: time.thread_time() < began + WALK_SECONDS)
         self.shaping.seconds += time.thread_time() - began
         # The answer may end before a dead end, at a stop string. If it does not, the next step raises.
-        return (path, token) if token != DEAD else (path[:-1], int(tree.tokens[path[-1]]))
+        if token == DEAD:
+            return path[:-1], int(tree.tokens[path[-1]])
+        return path, token
 
 
 def _without_forbidden(tree: ProposalTree, constraint: Constraint, deadline: float) -> ProposalTree:
-    kept = {0}
+    """Returns the tree without nodes that the constraint forbids, as far as `deadline` allows to look."""
+    allowed = {0}
     for leaf in _leaves(tree):
         nodes = _nodes(tree, leaf)
-        kept.update(nodes[:constraint.accepted(tree.tokens[nodes].tolist(), deadline)])
-    return tree if len(kept) == len(tree) else tree.select(sorted(kept))
+        allowed.update(nodes[:constraint.accepted(tree.tokens[nodes].tolist(), deadline)])
+    return tree if len(allowed) == len(tree) else tree.select(sorted(allowed))
 
 
 def _leaves(tree: ProposalTree) -> list[int]:
-    """Those below the root, the most probable first; those without an estimate last."""
-    inner, scores = set(tree.parents.tolist()), tree.scores.tolist()
+    """Returns the leaves below the root, the most probable first and those without an estimate last."""
+    inner = set(tree.parents.tolist())
+    scores = tree.scores.tolist()
     leaves = [node for node in range(1, len(tree)) if node not in inner]
     return sorted(leaves, key=lambda node: (scores[node] != scores[node], -scores[node]))
 

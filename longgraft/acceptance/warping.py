@@ -12,10 +12,11 @@ _ONE = 1 << 62          # probability 1, as an integer
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Sets scores [n, V] to -inf outside the fewest largest tokens that reach top_p; of equal ones the later stay.
+    """Sets scores [n, V] to -inf outside the fewest largest tokens that reach top_p; of equal ones the
+    later stay.
 
-    It needs no sort and no host read: a radix search over the bits of the scores finds the border by the mass of each
-    digit.  Masses are integers, so their sums do not depend on the order of addition.
+    It needs no sort and no host read: a radix search over the bits of the scores finds the border by the
+    mass of each digit.  Masses are integers, so their sums do not depend on the order of addition.
     """
     bits = (scores + 0.0).view(torch.int32)     # 0 for -0
     # Integers from 0 to 2^32 - 1 that sort as the scores do.
@@ -23,7 +24,8 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     mass = scores.softmax(-1).double().mul_(_ONE).long()
     # The largest token stays, whatever top_p is.
     least = mass.sum(-1, keepdim=True).sub_(1).clamp_(max=_largest_dropped_mass(top_p))
-    border, below = torch.zeros_like(least), torch.zeros_like(least)
+    border = torch.zeros_like(least)
+    below = torch.zeros_like(least)
     for shift, count in ((21, 2048), (10, 2048), (0, 1024)):
         digits = (order >> shift).bitwise_and_(count - 1)
         of_digit = mass.new_zeros(len(mass), count).scatter_add_(1, digits, mass)
@@ -34,12 +36,12 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
         border += digit << shift
         mass.masked_fill_(digits != digit, 0)
     # Only tokens at the border have mass now; the later of them stay.
-    kept = mass.cumsum(-1).add_(below).gt(least).logical_and_(mass > 0).logical_or_(order > border)
-    return scores.masked_fill(kept.logical_not_(), float("-inf"))
+    inside = mass.cumsum(-1).add_(below).gt(least).logical_and_(mass > 0).logical_or_(order > border)
+    return scores.masked_fill(inside.logical_not_(), float("-inf"))
 
 
 def _largest_dropped_mass(top_p: float) -> int:
-    """The largest mass that as a float32 is not above 1 - top_p, as transformers compares it."""
+    """Returns the largest mass that as a float32 is not above 1 - top_p, as transformers compares it."""
     bits, = unpack("i", pack("f", 1 - top_p))
     share, above = unpack("2f", pack("2i", bits, bits + 1))
     middle = (share + above) / 2 * _ONE         # rounds to the neighbour with even bits

@@ -26,16 +26,26 @@ Backend = Callable[[Tensor, Tensor, Tensor, Any, float, "int | None"], Tensor]
 
 
 def packed(q: Tensor, heads: int) -> Tensor:
-    """[1, H, n, D] -> [1, Hkv, G * n, D]: query heads of one key head become rows, so that its KV is read once."""
+    """Returns queries [1, H, n, D] as [1, Hkv, G * n, D].
+
+    Query heads of one key head become rows, so that its keys and values are read once.
+    """
     return q.reshape(1, heads, -1, q.shape[3])
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
           softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """The reference backend: float32 with explicit masks; a row that sees no column gets zeros.
+    """Computes the reference: float32 with explicit masks; a row that sees no column gets zeros.
 
-    softcap: bound of the scores (Gemma 2).  sinks: [H], one extra score per head in the softmax, which has no value
-    (gpt-oss).
+    Args:
+        q: [1, H, n, D].
+        k: [1, Hkv, capacity, D].
+        v: Likewise.
+        layout: What the rows see.
+        scale: Scale of the scores.
+        window: Window of the layer; None: none.
+        softcap: Bound of the scores (Gemma 2).
+        sinks: [H], one extra score per head in the softmax, which has no value (gpt-oss).
     """
     keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
     scores = packed(q, k.shape[1]).float() @ keys.float().mT * scale
@@ -50,8 +60,9 @@ def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
     return out.view(1, q.shape[1], layout.rows, -1).to(q.dtype)
 
 
-def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None) -> Tensor:
-    """torch's SDPA with one dense mask [n, C], on any device.
+def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float,
+          window: int | None) -> Tensor:
+    """Computes torch's SDPA with one dense mask [n, C], on any device.
 
     With a `DeviceLayout` it covers the whole buffer, so that the host reads nothing.
     """
@@ -62,10 +73,11 @@ def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
 
 
 def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Attention without a mask.  q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
+    """Computes attention without a mask: q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes: every token.
+        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes:
+        # every token.
         out = _prefix_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
@@ -73,13 +85,14 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Attention of plain decoding (n = m = 1): the row sees one contiguous range, so no mask is needed."""
-    first, end = layout.edges(window)[0], layout.end
-    return everywhere(q, k[:, :, first:end], v[:, :, first:end], scale)
+    """Computes the attention of plain decoding (n = m = 1): the row sees one contiguous range, without a
+    mask."""
+    first, _ = layout.edges(window)
+    return everywhere(q, k[:, :, first:layout.end], v[:, :, first:layout.end], scale)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """torch's SDPA with one dense mask [n, P + n]; runs on any device."""
+    """Computes torch's SDPA with one dense mask [n, P + n]; runs on any device."""
     if layout.plain:
         return one_row(q, k, v, layout, scale, window)
     return whole(q, k, v, layout, scale, window)
@@ -88,49 +101,72 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: 
 def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
           prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
           sinks: Tensor | None = None) -> Tensor:
-    """An unmasked part for the prefix and a small masked part, merged by their log-sum-exps in float32.
+    """Computes an unmasked part for the prefix and a small masked part, merged by their log-sum-exps in
+    float32.
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
-    sinks: as in `dense`; they are merged like a part that has a score and no value.
+
+    Args:
+        q: [1, H, n, D].
+        k: [1, Hkv, capacity, D].
+        v: Likewise.
+        layout: What the rows see.
+        scale: Scale of the scores.
+        window: Window of the layer; None: none.
+        prefix_part: Computes the part of the prefix; None: torch's kernels.
+        sinks: As in `dense`; they are merged like a part that has a score and no value.
     """
     if q.stride(3) != 1:        # torch's flash kernel for CPUs would read other numbers, without an error
         q = q.contiguous()
     if layout.plain and sinks is None:
         return one_row(q, k, v, layout, scale, window)
-    heads, end = k.shape[1], layout.end
-    first, every = layout.edges(window)
+    heads = k.shape[1]
+    _, every = layout.edges(window)
     q_rows = packed(q, heads)
-    if first == every and layout.mask is None and not layout.slides(window):
-        own, own_lse = _causal_part(q, k[:, :, layout.prefix:end], v[:, :, layout.prefix:end], scale)
-        own, own_lse = packed(own, heads), own_lse.reshape(1, heads, -1)
-    else:
-        keys, values = k[:, :, layout.prefix:end], v[:, :, layout.prefix:end]
-        if first < every:
-            keys, values = (torch.cat([t[:, :, first:every], own], dim=2) for t, own in ((k, keys), (v, values)))
-        bias = layout.bias(window, q.shape[1] // heads, q.dtype if q.device.type == "cuda" else torch.float32)
-        own, own_lse = _masked_part(q_rows, keys, values, bias, scale)
+    out, lse = _tree_part(q, k, v, layout, scale, window)
     # An empty prefix must not reach the kernels: the CPU kernel aborts the process on zero keys.
     if every < layout.prefix:
         part = prefix_part or _prefix_part
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
-        weight = torch.sigmoid(far_lse.float() - own_lse.float())[..., None]
-        own = far.float() * weight + own.float() * (1 - weight)
+        weight = torch.sigmoid(far_lse.float() - lse.float())[..., None]
+        out = far.float() * weight + out.float() * (1 - weight)
         if sinks is not None:
-            own_lse = torch.logaddexp(far_lse.float(), own_lse.float())
+            lse = torch.logaddexp(far_lse.float(), lse.float())
     if sinks is not None:
         per_row = sinks.float().view(heads, -1).repeat_interleave(layout.rows, 1)      # [Hkv, G * n]
-        own = own.float() * torch.sigmoid(own_lse.float() - per_row)[..., None]
-    return own.to(q.dtype).reshape(1, q.shape[1], layout.rows, -1)
+        out = out.float() * torch.sigmoid(lse.float() - per_row)[..., None]
+    return out.to(q.dtype).reshape(1, q.shape[1], layout.rows, -1)
+
+
+def _tree_part(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
+               window: int | None) -> tuple[Tensor, Tensor]:
+    """Computes the masked part of `split`: the rows' own columns, and the ragged ones at the window's
+    edge."""
+    heads = k.shape[1]
+    first, every = layout.edges(window)
+    keys = k[:, :, layout.prefix:layout.end]
+    values = v[:, :, layout.prefix:layout.end]
+    if first == every and layout.mask is None and not layout.slides(window):
+        out, lse = _causal_part(q, keys, values, scale)
+        return packed(out, heads), lse.reshape(1, heads, -1)
+    if first < every:
+        keys = torch.cat([k[:, :, first:every], keys], dim=2)
+        values = torch.cat([v[:, :, first:every], values], dim=2)
+    dtype = q.dtype if q.device.type == "cuda" else torch.float32
+    bias = layout.bias(window, q.shape[1] // heads, dtype)
+    return _masked_part(packed(q, heads), keys, values, bias, scale)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """`split`, with flash-attn's KV cache kernel for the prefix part, which splits a long prefix over the GPU."""
+    """Computes `split` with flash-attn's KV cache kernel for the prefix part, which splits a long prefix
+    over the GPU."""
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
 def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
            softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """One Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or `dense`."""
+    """Runs one Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or
+    `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
             return split(q, k, v, layout, scale, window)
@@ -157,14 +193,16 @@ def available() -> dict[str, str]:
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
+    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split,
+    else sdpa."""
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
         return "split" if device.type in ("cpu", "cuda") else "sdpa"
     if name not in BACKENDS:
         raise ValueError(f"Attention {name!r} is unknown. Known: auto, {', '.join(BACKENDS)}.")
-    if reason := available()[name]:
+    reason = available()[name]
+    if reason:
         raise ValueError(f"Attention {name!r} cannot run here: {reason}. Use --attention auto.")
     if name == "flash" and dtype not in HALF:
         raise ValueError(f"Attention 'flash' needs float16 or bfloat16, and the model is {dtype}. Use split.")
@@ -184,24 +222,26 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
             group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (k, v [1, Hkv, C, D], the mask of the packed rows [G * n, C] bool).
 
-    Unwritten rows of a whole buffer may hold NaN, and NaN times a weight of zero is NaN.  So they are zeroed in a copy,
-    which costs one more pass over the buffer.
+    Unwritten rows of a whole buffer may hold NaN, and NaN times a weight of zero is NaN.  So they are
+    zeroed in a copy, which costs one more pass over the buffer.
     """
     if isinstance(layout, Layout):
         return k[:, :, :layout.end], v[:, :, :layout.end], layout.dense(window).repeat(group, 1)
-    seen = layout.dense(k.shape[2], window)
-    unseen = ~seen.any(0)[:, None]
-    return k.masked_fill(unseen, 0), v.masked_fill(unseen, 0), seen.repeat(group, 1)
+    mask = layout.dense(k.shape[2], window)
+    hidden = ~mask.any(0)[:, None]
+    return k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), mask.repeat(group, 1)
 
 
 def _flash_runs(q: Tensor) -> bool:
-    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
+    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up
+    to 256."""
     return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
 def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1, Hkv, m] float32."""
+    """Computes unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1,
+    Hkv, m] float32."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
     if _flash_runs(q):
@@ -211,7 +251,8 @@ def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
+    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns
+    natural-log lse."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -220,11 +261,13 @@ def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Ten
 
 
 def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out [1, H, n, D], lse [1, H, n]."""
+    """Computes causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out [1, H, n, D],
+    lse [1, H, n]."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
     group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)     # n columns only: cheap
+    k = k.repeat_interleave(group, 1)       # n columns only: cheap
+    v = v.repeat_interleave(group, 1)
     if _flash_runs(q):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
     out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
@@ -233,7 +276,10 @@ def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _masked_part(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """q [1, Hkv, m, D], k [1, Hkv, C, D], bias [m, C] -> out, lse.  Every row sees at least itself."""
+    """Computes masked attention: q [1, Hkv, m, D], k [1, Hkv, C, D], bias [m, C] -> out, lse.
+
+    Every row sees at least itself.
+    """
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, False, attn_mask=bias[None, None], scale=scale)

@@ -17,19 +17,28 @@ ALIGNED = 16        # columns that a bias is padded to: CUDA's kernels read it i
 class Layout:
     """The visible columns, among P + m, of each of the n new rows.
 
-    There are P prefix columns and m own columns, the last n of which are the new rows.
+    There are P prefix columns and m own columns, the last n of which are the new rows.  Row i is at position
+    P + depths[i].  With a window W it sees positions above P + depths[i] - W, so the lower edge differs by
+    row.  These few ragged columns go to the masked part; the rest of the prefix needs no mask.
 
-    depths: [n]; mask: [n, m] bool, None for a chain (then m = n); column_depths: [m], by default `depths`.
-    Row i is at position P + depths[i].  With a window W it sees positions above P + depths[i] - W, so the lower edge
-    differs by row.  These few ragged columns go to the masked part; the rest of the prefix needs no mask.
+    Args:
+        prefix: Number of prefix columns P.
+        depths: [n].
+        mask: [n, m] bool; None for a chain (then m = n).
+        device: Device of the rows.
+        column_depths: [m]; None: `depths`.
     """
 
     def __init__(self, prefix: int, depths: Tensor, mask: Tensor | None, device: torch.device,
                  column_depths: Tensor | None = None) -> None:
-        self.prefix, self.rows, self.device = prefix, len(depths), device
+        self.prefix = prefix
+        self.rows = len(depths)
+        self.device = device
         self.deepest = int(depths.max())        # read here, on the host: on a GPU it would cost a device sync
         self.end = prefix + len(depths if column_depths is None else column_depths)
-        self._depths, self._mask, self._column_depths = depths, mask, column_depths
+        self._depths = depths
+        self._mask = mask
+        self._column_depths = column_depths
         self._cache: dict[tuple, Tensor] = {}
 
     @cached_property
@@ -57,54 +66,61 @@ class Layout:
         return window is not None and self.prefix + self.deepest + 1 > window
 
     def own(self, window: int | None) -> Tensor:
-        """[n, m] bool: which own columns each row sees."""
-        seen = torch.ones(self.rows, self.rows, dtype=torch.bool, device=self.device).tril() \
-            if self.mask is None else self.mask
+        """Returns [n, m] bool: which own columns each row sees."""
+        visible = self.mask
+        if visible is None:
+            visible = torch.ones(self.rows, self.rows, dtype=torch.bool, device=self.device).tril()
         if window is not None and self.slides(window):
-            seen = seen & (self.depths[:, None] - self.column_depths[None, :] < window)
-        return seen
+            visible = visible & (self.depths[:, None] - self.column_depths[None, :] < window)
+        return visible
 
     def edges(self, window: int | None) -> tuple[int, int]:
-        """Returns (the first prefix column that any row sees, the first prefix column that every row sees)."""
+        """Returns (the first prefix column that any row sees, the first prefix column that every row
+        sees)."""
         if not self.slides(window):
             return 0, 0
         assert window is not None
-        return max(0, self.prefix - window + 1), min(self.prefix, max(0, self.prefix + self.deepest - window + 1))
+        any_row = max(0, self.prefix - window + 1)
+        every_row = max(0, self.prefix + self.deepest - window + 1)
+        return any_row, min(self.prefix, every_row)
 
     def by_position(self, window: int | None) -> tuple[Tensor, Tensor | None]:
         """Returns the geometry by token position, for kernels that read the cache in that order.
 
         Returns:
-            (the first position that each row sees, [n] int64; for each row and slot the own column at position
-            P + slot, -1 for none, [n, slots] int32, or None for a chain, whose columns lie at their positions).
+            (the first position that each row sees, [n] int64; for each row and slot the own column at
+            position P + slot, -1 for none, [n, slots] int32, or None for a chain, whose columns lie at
+            their positions).
         """
         key = ("first", window)
         if key not in self._cache:
-            slides = window is not None and self.slides(window)
-            self._cache[key] = (self.prefix + self.depths - (window or 0) + 1).clamp(min=0) if slides else \
-                torch.zeros_like(self.depths)
+            if window is not None and self.slides(window):
+                first = (self.prefix + self.depths - window + 1).clamp(min=0)
+            else:
+                first = torch.zeros_like(self.depths)
             if self.mask is not None:
                 order, at_positions = self._order(self.own(window))
                 self._cache["order", window] = order
                 if not at_positions:        # the window is in the order already, and slots are no positions
-                    self._cache[key] = self._cache[key].clamp(max=self.prefix)
+                    first = first.clamp(max=self.prefix)
+            self._cache[key] = first
         return self._cache[key], self._cache.get(("order", window))
 
-    def _order(self, seen: Tensor) -> tuple[Tensor, bool]:
+    def _order(self, visible: Tensor) -> tuple[Tensor, bool]:
         """Returns ([n, slots] int32 for `by_position`, True if each column is at its position's slot).
 
         If a row sees several columns of one depth, its columns follow one another.
         """
-        rows, columns = seen.nonzero().unbind(1)
+        rows, columns = visible.nonzero().unbind(1)
         slots = self.column_depths[columns]
         order = torch.full((self.rows, int(self.column_depths.max()) + 1), -1, dtype=torch.int32)
         order[rows, slots] = columns.int()
         if int((order >= 0).sum()) < len(columns):
-            order = torch.full((self.rows, int(seen.sum(1).max())), -1, dtype=torch.int32)
+            order = torch.full((self.rows, int(visible.sum(1).max())), -1, dtype=torch.int32)
             for row in range(self.rows):
-                own = columns[rows == row]
-                own = own[self.column_depths[own].argsort(stable=True)]
-                order[row, :len(own)] = own.int()
+                of_row = columns[rows == row]
+                of_row = of_row[self.column_depths[of_row].argsort(stable=True)]
+                order[row, :len(of_row)] = of_row.int()
             return order, False
         return order, True
 
@@ -120,25 +136,28 @@ class Layout:
         return self._cache[key]
 
     def masked_part(self, window: int | None) -> Tensor:
-        """Returns the mask of the masked part, [n, R + m] bool: the R ragged prefix columns, then the own columns."""
+        """Returns the mask of the masked part, [n, R + m] bool: the R ragged prefix columns, then the own
+        columns."""
         key = ("masked", window)
         if key not in self._cache:
-            (first, every), seen = self.edges(window), self.own(window)
+            first, every = self.edges(window)
+            visible = self.own(window)
             if first < every:
                 columns = torch.arange(first, every, device=self.device)
                 ragged = self.prefix + self.depths[:, None] - columns[None, :] < (window or 0)
-                seen = torch.cat([ragged, seen], dim=1)
-            self._cache[key] = seen
+                visible = torch.cat([ragged, visible], dim=1)
+            self._cache[key] = visible
         return self._cache[key]
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each query head of a group."""
+        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each query head of a
+        group."""
         key = ("bias", window, group, dtype)
         if key not in self._cache:
-            seen = self.masked_part(window)
-            n, columns = seen.shape
+            visible = self.masked_part(window)
+            n, columns = visible.shape
             zero = torch.zeros(n, -(-columns // ALIGNED) * ALIGNED, dtype=dtype, device=self.device)
-            zero[:, :columns].masked_fill_(~seen, float("-inf"))
+            zero[:, :columns].masked_fill_(~visible, float("-inf"))
             self._cache[key] = zero.repeat(group, 1)[:, :columns]
         return self._cache[key]
 
@@ -151,12 +170,18 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class DeviceLayout:
-    """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree of n rows.
+    """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree
+    of n rows.
 
-    length: [1] int32, number of prefix rows; depths: [n] int32; column_depths: [m] int32; words: [n, ceil(m / 32)]
-    int32, where bit j of word w of row i is set if row i sees own column 32 w + j.  Own columns are the cache rows
-    length .. length + m; row i is at position length + depths[i], and with a window W it sees positions above that
-    minus W.
+    Own columns are the cache rows length .. length + m; row i is at position length + depths[i], and with a
+    window W it sees positions above that minus W.
+
+    Attributes:
+        length: [1] int32, number of prefix rows.
+        depths: [n] int32.
+        column_depths: [m] int32.
+        words: [n, ceil(m / 32)] int32, where bit j of word w of row i is set if row i sees own column 32 w
+            + j.
     """
 
     length: Tensor
@@ -166,7 +191,8 @@ class DeviceLayout:
 
     @classmethod
     def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
-        """Builds the layout from integers of any dtype, and seen [n, m] bool: the own columns that each row sees."""
+        """Builds the layout from integers of any dtype, and seen [n, m] bool: the own columns that each row
+        sees."""
         return cls(length.int(), depths.int(), column_depths.int(), words(seen))
 
     @property
@@ -179,11 +205,11 @@ class DeviceLayout:
         own = columns - self.length     # below 0 in the prefix
         column = own.clamp(0, len(self.column_depths) - 1)
         bits = self.words[:, column >> 5] >> (column & 31) & 1
-        seen = (own < 0) | ((own < len(self.column_depths)) & (bits == 1))
+        visible = (own < 0) | ((own < len(self.column_depths)) & (bits == 1))
         if window is None:
-            return seen
+            return visible
         positions = torch.where(own < 0, columns, self.length + self.column_depths[column])
-        return seen & (self.length + self.depths[:, None] - positions < window)
+        return visible & (self.length + self.depths[:, None] - positions < window)
 
 
 def words(seen: Tensor) -> Tensor:

@@ -29,8 +29,10 @@ MOST_SPLITS = 64        # most splits of the columns: one program merges all spl
 class Chip:
     """The facts about a GPU that the launch plan needs.
 
-    processors: number of multiprocessors.  shares: True if four warps share a matrix product of 64 rows (Hopper and
-    data centre Blackwell, which also have the shared memory for it).
+    Attributes:
+        processors: Number of multiprocessors.
+        shares: True if four warps share a matrix product of 64 rows (Hopper and data centre Blackwell, which also have
+            the shared memory for it).
     """
 
     processors: int
@@ -42,16 +44,23 @@ class Chip:
         """Returns this device's chip; Triton's interpreter counts as one processor."""
         if device.type != "cuda":
             return cls(1, False)
-        found = torch.cuda.get_device_properties(device)
-        return cls(found.multi_processor_count, found.major in (9, 10))
+        properties = torch.cuda.get_device_properties(device)
+        return cls(properties.multi_processor_count, properties.major in (9, 10))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Launch parameters: BM rows and BN columns of a tile, warps per program, pipeline stages, S splits.
+    """Launch parameters.
 
     The tiles for half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has not
     been measured.
+
+    Attributes:
+        rows: Rows BM of a tile.
+        columns: Columns BN of a tile.
+        warps: Warps per program.
+        stages: Pipeline stages.
+        splits: Splits S.
     """
 
     rows: int
@@ -62,49 +71,64 @@ class Plan:
 
     @classmethod
     def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
-        """rows: G * n rows per key head; kv: [1, Hkv, capacity, D].  The plan is the same for every prefix length."""
+        """Returns the plan, which is the same for every prefix length.
+
+        Args:
+            rows: G * n rows per key head.
+            kv: [1, Hkv, capacity, D].
+            dtype: Dtype of the rows.
+            chip: The GPU.
+        """
         _, heads, capacity, size = kv
-        if dtype == torch.float32:                      # full-precision products do not use tensor cores
-            tile, columns, warps, stages = min(32, _padded(rows)), 16, 8, 1
-        elif size > 128:
-            tile, columns, warps, stages = ((64, 64, 8, 2) if rows > 32 and chip.shares else
-                                            (32, 32, 8, 2) if rows > 16 else (16, 32, 4, 2))
-        elif rows > 64 and (rows % 128 == 0 or rows % 128 > 64 or not chip.shares):
-            tile, columns, warps, stages = 128, 64, 8, 3        # reads the cache half as often as two tiles of 64
-        elif rows > 32 and chip.shares:
-            tile, columns, warps, stages = 64, 64, 4, 3
-        else:
-            tile, columns, warps, stages = (32, 64, 4, 3) if rows > 16 else (16, 32, 4, 4)
+        tile, columns, warps, stages = _tiles(rows, size, dtype, chip)
         together = 1 if warps == 8 else 2               # programs that fit on a multiprocessor
         splits = together * chip.processors // (-(-rows // tile) * heads)
         return cls(tile, columns, warps, stages, max(1, min(splits, MOST_SPLITS, -(-capacity // columns))))
+
+
+def _tiles(rows: int, size: int, dtype: torch.dtype, chip: Chip) -> tuple[int, int, int, int]:
+    """Returns rows and columns of a tile, warps and stages for `rows` rows per key head and this head size."""
+    if dtype == torch.float32:      # full-precision products do not use tensor cores
+        return min(32, _padded(rows)), 16, 8, 1
+    if size > 128:
+        if rows > 32 and chip.shares:
+            return 64, 64, 8, 2
+        return (32, 32, 8, 2) if rows > 16 else (16, 32, 4, 2)
+    if rows > 64 and (rows % 128 == 0 or rows % 128 > 64 or not chip.shares):
+        return 128, 64, 8, 3        # reads the cache half as often as two tiles of 64
+    if rows > 32 and chip.shares:
+        return 64, 64, 4, 3
+    return (32, 64, 4, 3) if rows > 16 else (16, 32, 4, 4)
 
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale: float, window: int | None,
                    softcap: float | None = None, sinks: Tensor | None = None, plan: Plan | None = None) -> Tensor:
     """Computes q [1, H, n, D] over the whole buffers k and v [1, Hkv, capacity, D], each row contiguous.
 
-    sinks: [H].  Returns [1, H, n, D], a view of [1, n, H, D].
+    Sinks are [H].
+
+    Returns:
+        [1, H, n, D], a view of [1, n, H, D].
     """
     _, query_heads, n, size = q.shape
     heads = k.shape[1]
     group = query_heads // heads
     assert q.stride(3) == k.stride(3) == v.stride(3) == 1 and layout.words.is_contiguous()
     plan = plan or Plan.of(group * n, k.shape, q.dtype, Chip.of(q.device))
-    found = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
+    parts = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
     weight = q.new_empty(plan.splits, heads, group * n, dtype=torch.float32)
     out = q.new_empty(1, n, query_heads, size)
     # The softcap's tanh(x) is computed from exp(2x), in powers of two like the softmax: the scores are scaled to 2x.
     factor = scale if softcap is None else 2 * scale / softcap
     with torch.cuda.device_of(q):
         _parts[(-(-group * n // plan.rows), plan.splits, heads)](
-            q, k, v, layout.length, layout.depths, layout.column_depths, layout.words, found, weight,
+            q, k, v, layout.length, layout.depths, layout.column_depths, layout.words, parts, weight,
             q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2), n, len(layout.column_depths),
             factor * LOG2E.value, (softcap or 0.0) * LOG2E.value, G=group, D=size, BD=_padded(size), BM=plan.rows,
             BN=plan.columns, BT=min(32, plan.columns), WORDS=layout.words.shape[1], WINDOW=window or 0,
             CAPPED=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
             num_warps=plan.warps, num_stages=plan.stages)
-        _merge[(group * n, heads)](found, weight, sinks, out, n, plan.splits, G=group, D=size, BD=_padded(size),
+        _merge[(group * n, heads)](parts, weight, sinks, out, n, plan.splits, G=group, D=size, BD=_padded(size),
                                    BS=triton.next_power_of_2(plan.splits))
     return out.transpose(1, 2)
 

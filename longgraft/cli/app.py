@@ -1,4 +1,5 @@
-"""The entry point.  It catches Ctrl-C, also while modules are loaded, so it imports nothing heavy at its top."""
+"""The entry point.  It catches Ctrl-C, also while modules are loaded, so it imports nothing heavy at its
+top."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import os
 import sys
 
 INTERRUPTED = 130       # a shell's exit status for a command that Ctrl-C ended
-# Turns that a waiting OpenMP thread spins before it sleeps.  libgomp's default of 300,000 takes longer than a time
-# slice: with another program on one of two cores, it made decoding nine times slower.
+# Turns that a waiting OpenMP thread spins before it sleeps.  libgomp's default of 300,000 takes longer than
+# a time slice: with another program on one of two cores, it made decoding nine times slower.
 SPINS = "10000"
 
 

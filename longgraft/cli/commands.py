@@ -17,15 +17,24 @@ Run = Callable[..., Any]
 Values = Mapping[str, Any]
 Saved = Callable[[Values], Values]
 FILE = typer.Option(help="TOML or JSON with any of the options below; flags win.", metavar="FILE")
-METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": "NUMBER", "str": "TEXT", "Any": "TEXT"}
+METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": "NUMBER", "str": "TEXT",
+            "Any": "TEXT"}
 
 
 def command(app: typer.Typer, name: str, example: str, panel: str | None = None, base: Values | None = None,
             without: Collection[str] = (), saved: Saved | None = None) -> Callable[[Run], Run]:
-    """Makes a function a command.  A parameter that is a group of options becomes its options; others stay as they are.
+    """Makes a function a command.
 
-    base: the command's own defaults; without: options that it does not have; saved: maps flags to the options of an
-    earlier run, which override only the defaults
+    A parameter that is a group of options becomes its options; others stay as they are.
+
+    Args:
+        app: What the command is added to.
+        name: Name of the command.
+        example: Example in --help.
+        panel: Heading of the command in the list of commands.
+        base: The command's own defaults.
+        without: Options that it does not have.
+        saved: Maps flags to the options of an earlier run, which override only the defaults.
     """
     def register(function: Run) -> Run:
         app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(
@@ -38,25 +47,31 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     """Returns the function in the form that typer needs: one keyword per option, each a text or nothing."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
-    titles = {name: (group.__doc__ or "").splitlines()[0].rstrip(".") for group in groups.values()
-              for name in options(group) if name not in without}
-    known = {name: option for group in groups.values() for name, option in options(group).items() if name in titles}
-    typed = {name: option for name, option in known.items() if option.help}     # the others can only be set in a file
+    known: dict[str, Option] = {}
+    titles: dict[str, str] = {}     # the heading of each option in --help
+    for group in groups.values():
+        present = {name: option for name, option in options(group).items() if name not in without}
+        known |= present
+        titles |= dict.fromkeys(present, (group.__doc__ or "").splitlines()[0].rstrip("."))
+    # The others can only be set in a file.
+    typed = {name: option for name, option in known.items() if option.help}
 
-    def adapted(**given: Any) -> Any:
-        path = given.pop("config", None)
-        flags = {name: _flagged(option, text) for name, option in typed.items()
-                 if (text := given.pop(name)) not in (None, [])}
-        values = {**base, **(saved(flags) if saved else {}), **_filed(path, known), **flags}
-        made = {name: group(**{key: value for key, value in values.items() if key in options(group)})
-                for name, group in groups.items()}
-        return function(**made, **given)
+    def adapted(**arguments: Any) -> Any:
+        path = arguments.pop("config", None)
+        texts = {name: arguments.pop(name) for name in typed}
+        flags = {name: _flagged(typed[name], text) for name, text in texts.items() if text not in (None, [])}
+        earlier = saved(flags) if saved else {}
+        values = {**base, **earlier, **_filed(path, known), **flags}
+        for name, group in groups.items():
+            arguments[name] = group(**{key: value for key, value in values.items() if key in options(group)})
+        return function(**arguments)
 
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
-    config = [_keyword("config", Annotated[Optional[Path], FILE])] if typed else []     # noqa: UP045
-    theirs = [_keyword(name, _annotation(option, base.get(name, option.default), titles[name]))
-              for name, option in typed.items()]
-    adapted.__signature__ = inspect.Signature([*own, *config, *theirs])     # type: ignore[attr-defined]
+    keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
+    if typed:
+        keywords.append(_keyword("config", Annotated[Optional[Path], FILE]))     # noqa: UP045
+    for name, option in typed.items():
+        keywords.append(_keyword(name, _annotation(option, base.get(name, option.default), titles[name])))
+    adapted.__signature__ = inspect.Signature(keywords)     # type: ignore[attr-defined]
     adapted.__doc__ = function.__doc__
     return adapted
 
@@ -70,7 +85,13 @@ def _keyword(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option, default: Any, panel: str) -> Any:
-    """Returns the annotation for typer, which passes texts on; the option parses them.  panel: heading in --help."""
+    """Returns the annotation for typer, which passes texts on; the option parses them.
+
+    Args:
+        option: The option.
+        default: Its default.
+        panel: Its heading in --help.
+    """
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
         return Annotated[Optional[bool], typer.Option(option.switch, **about)]      # noqa: UP045
@@ -83,8 +104,10 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
 def _flagged(option: Option, text: Any) -> Any:
     """Returns a flag's value, checked under the flag's name."""
     option = replace(option, name=option.switch)
+    value = text
     if isinstance(text, list):      # a repeated flag
-        text = option.parse(",".join(text)) if isinstance(option.default, dict) else tuple(text)
-    value = option.parse(text) if isinstance(text, str) else text
+        value = option.parse(",".join(text)) if isinstance(option.default, dict) else tuple(text)
+    elif isinstance(text, str):
+        value = option.parse(text)
     option.check(value)
     return value

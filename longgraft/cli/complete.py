@@ -43,8 +43,9 @@ class CursorOptions(Checked):
                                 none="the line's end")
     text: str | None = option(None, "The file's text if it is not saved: a file, or - for standard input",
                               metavar="FILE", none="what is on disk")
-    changes: str | None = option(None, "Recent changes, the last one last, for --layout next-edit: a file with a "
-                                 "unified diff, or - for standard input", metavar="FILE", none="no changes")
+    changes: str | None = option(None, "Recent changes, the last one last, for --layout next-edit: a file "
+                                       "with a unified diff, or - for standard input", metavar="FILE",
+                                 none="no changes")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,8 +73,8 @@ class CursorOptions(Checked):
 class CompletionOutput(Checked):
     """Options for the output of a completion."""
 
-    explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and what was "
-                                  "left out")
+    explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and "
+                                  "what was left out")
     stream: bool = option(False, "Print text as it comes")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
     prompt: bool = option(False, "Print the prompt, and stop")
@@ -85,7 +86,8 @@ class CompletionOutput(Checked):
 
 
 @command(completing, "complete", EXAMPLE, "Answer")
-def complete(place: CursorOptions, options: CompletionOptions, output: CompletionOutput, pair: Pair, settings: Settings,
+def complete(place: CursorOptions, options: CompletionOptions, output: CompletionOutput, pair: Pair,
+             settings: Settings,
              draw: SamplingSettings) -> None:
     """Complete code at a cursor, with the repository around it."""
     cursor = place.cursor()     # before the imports, which take seconds
@@ -98,40 +100,58 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
         prompt = Completer(session).lay_out(place.root, cursor, options)[0]
         print(session.tokenizer.decode(prompt.ids))
         return
-    tell = (lambda text: print(text, end="", flush=True)) if output.stream else (lambda text: None)
-    found = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)), tell)
+    def tell(text: str) -> None:
+        if output.stream:
+            print(text, end="", flush=True)
+
+    completion = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)),
+                                             tell)
     if output.as_json:
-        print(json.dumps(described(found, session.target.name)))
+        print(json.dumps(described(completion, session.target.name)))
         return
-    print("" if output.stream else shown(found))
+    print("" if output.stream else shown(completion))
     if output.explain:
-        print("\n".join(explained(found)), file=sys.stderr)
-    print("\n".join(summed_up(found)), file=sys.stderr)
+        print("\n".join(explained(completion)), file=sys.stderr)
+    print("\n".join(summed_up(completion)), file=sys.stderr)
 
 
-def shown(found: Completion) -> str:
-    """Returns the completion's text; a next edit is a unified diff, which `patch -p1` and `git apply` read."""
-    if found.edit is None:
-        return found.text
-    before = list(StringIO(LINE_END.sub("\n", found.cursor.before + found.cursor.after)))
-    start, end = found.edit.first_line - 1, found.edit.last_line
-    after = [*before[:start], *StringIO(found.edit.text), *before[end:]]
-    lines = unified_diff(before, after, f"a/{found.edit.path}", f"b/{found.edit.path}")
-    return "".join(line if line.endswith("\n") else f"{line}\n{UNENDED}\n" for line in lines).removesuffix("\n")
+def shown(completion: Completion) -> str:
+    """Returns the completion's text; a next edit is a unified diff, which `patch -p1` and `git apply`
+    read."""
+    edit = completion.edit
+    if edit is None:
+        return completion.text
+    before = list(StringIO(LINE_END.sub("\n", completion.cursor.before + completion.cursor.after)))
+    after = [*before[:edit.first_line - 1], *StringIO(edit.text), *before[edit.last_line:]]
+    lines = []
+    for line in unified_diff(before, after, f"a/{edit.path}", f"b/{edit.path}"):
+        lines.append(line if line.endswith("\n") else f"{line}\n{UNENDED}\n")
+    return "".join(lines).removesuffix("\n")
 
 
-def described(found: Completion, model: str) -> dict[str, Any]:
+def described(completion: Completion, model: str) -> dict[str, Any]:
     """Returns the completion for JSON."""
-    prompt, out = found.prompt, found.gathered.left_out
+    prompt = completion.prompt
     used = [_described(snippet) | {"tokens": tokens}
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
-    edit = None if found.edit is None else asdict(found.edit)
-    return {"text": found.text, "edit": edit, "ended": found.ended, "loops": found.loops, "model": model,
-            "path": found.cursor.path, "layout": prompt.form, "prompt_tokens": len(prompt.ids),
-            "reused_tokens": found.reused, "file_tokens": {"before": prompt.before, "after": prompt.after},
-            "used": used, "unused": [_described(snippet) for snippet in prompt.unused], "left_out": asdict(out),
-            "seconds": dict(found.seconds), "token_ids": found.generation.token_ids,
-            "stats": found.generation.stats.as_dict()}
+    return {
+        "text": completion.text,
+        "edit": None if completion.edit is None else asdict(completion.edit),
+        "ended": completion.ended,
+        "loops": completion.loops,
+        "model": model,
+        "path": completion.cursor.path,
+        "layout": prompt.form,
+        "prompt_tokens": len(prompt.ids),
+        "reused_tokens": completion.reused,
+        "file_tokens": {"before": prompt.before, "after": prompt.after},
+        "used": used,
+        "unused": [_described(snippet) for snippet in prompt.unused],
+        "left_out": asdict(completion.gathered.left_out),
+        "seconds": dict(completion.seconds),
+        "token_ids": completion.generation.token_ids,
+        "stats": completion.generation.stats.as_dict(),
+    }
 
 
 def _described(snippet: Snippet) -> dict[str, Any]:
@@ -139,46 +159,54 @@ def _described(snippet: Snippet) -> dict[str, Any]:
             "worth": snippet.worth}
 
 
-def explained(found: Completion) -> list[str]:
+def explained(completion: Completion) -> list[str]:
     """Returns lines with the prompt's parts in their order, then what was left out and why."""
-    prompt, out = found.prompt, found.gathered.left_out
+    prompt = completion.prompt
+    left_out = completion.gathered.left_out
     rows = [(f"{tokens:,}", _where(snippet), snippet.why)
             for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
     read = "the file, before the cursor"
     if prompt.form == NEXT_EDIT:
         read = "recent changes and the lines around the cursor"
-    rows.append((f"{prompt.before:,}", found.cursor.path, read))
+    rows.append((f"{prompt.before:,}", completion.cursor.path, read))
     if prompt.form == "fim":
-        rows.append((f"{prompt.after:,}", found.cursor.path, "the file, after the cursor"))
+        rows.append((f"{prompt.after:,}", completion.cursor.path, "the file, after the cursor"))
     unused = [("", _where(snippet), snippet.why) for snippet in prompt.unused[:SHOWN]]
     lines = ["", f"the prompt, {prompt.form}, nearest to the cursor last:",
              *_table([("tokens", "snippet", "why"), *rows])]
     if unused:
         lines += ["", f"no room for {len(prompt.unused):,}, the best of them:", *_table(unused)]
-    if out.counts:
-        lines += ["", "not read: " + ", ".join(f"{count:,} {why}" for why, count in out.counts.items())]
-    if out.secrets:
-        more = f" and {len(out.secrets) - SHOWN:,} more" if len(out.secrets) > SHOWN else ""
-        lines.append(f"taken to hold secrets, not read: {', '.join(out.secrets[:SHOWN])}{more}")
+    if left_out.counts:
+        counts = ", ".join(f"{count:,} {why}" for why, count in left_out.counts.items())
+        lines += ["", f"not read: {counts}"]
+    if left_out.secrets:
+        secrets = ", ".join(left_out.secrets[:SHOWN])
+        if len(left_out.secrets) > SHOWN:
+            secrets += f" and {len(left_out.secrets) - SHOWN:,} more"
+        lines.append(f"taken to hold secrets, not read: {secrets}")
     return lines
 
 
-def summed_up(found: Completion) -> list[str]:
+def summed_up(completion: Completion) -> list[str]:
     """Returns lines on what was read, what was reused, and how fast it went."""
-    prompt, stats, seconds = found.prompt, found.generation.stats, found.seconds
+    prompt = completion.prompt
+    stats = completion.generation.stats
+    seconds = completion.seconds
     files = len({snippet.path for snippet in prompt.used})
     snippets = f"{_number(len(prompt.used), 'snippet')} of {_number(files, 'other file')}"
-    nothing = ["no edit: the model would change nothing, or did not come to an end"]
-    return [*(nothing if prompt.form == NEXT_EDIT and found.edit is None else ()),
-            "", f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them of "
-            f"{found.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
-            f"read {len(prompt.ids) - found.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
-            f"{found.reused:,}; first token after {seconds['first']:.2f} s, with "
+    ended = f"{completion.ended}, repeats itself" if completion.loops else completion.ended
+    lines = []
+    if prompt.form == NEXT_EDIT and completion.edit is None:
+        lines.append("no edit: the model would change nothing, or did not come to an end")
+    return [*lines, "",
+            f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them "
+            f"of {completion.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
+            f"read {len(prompt.ids) - completion.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
+            f"{completion.reused:,}; first token after {seconds['first']:.2f} s, with "
             f"{seconds['gather'] + seconds['layout']:.2f} s to gather and lay out",
-            f"decoded {stats.new_tokens} tokens ({found.ended}{', repeats itself' * found.loops}) in "
-            f"{stats.decode_seconds:.2f} s "
-            f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, {stats.tokens_per_step:.2f} tokens "
-            "per step)"]
+            f"decoded {stats.new_tokens} tokens ({ended}) in {stats.decode_seconds:.2f} s "
+            f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, "
+            f"{stats.tokens_per_step:.2f} tokens per step)"]
 
 
 def _number(count: int, what: str) -> str:

@@ -8,8 +8,8 @@ from typing import Annotated, Optional
 
 import typer
 
-corpus = typer.Typer(invoke_without_command=True, help="List the texts that answers may repeat, kept by name; add "
-                                                       "files, remove one.")
+corpus = typer.Typer(invoke_without_command=True, help="List the texts that answers may repeat, kept by "
+                                                       "name; add files, remove one.")
 Name = Annotated[str, typer.Argument(help="Name of the corpus, for --corpus NAME and --with datastore=NAME.")]
 
 
@@ -20,12 +20,14 @@ def list_corpora(context: typer.Context) -> None:
 
     if context.invoked_subcommand is not None:
         return
-    if not (names := known_corpora()):
+    names = known_corpora()
+    if not names:
         print(f"no corpus in {corpora_folder()}; `longgraft corpus add NAME FILES --model MODEL` makes one")
     for name in names:
         path = corpus_path(name)
-        tokens = "damaged" if (found := tokens_in(path)) is None else f"{found:,} tokens"
-        print(f"{name:<32} {tokens:>21} {path.stat().st_size / 1e6:>9,.1f} MB")
+        tokens = tokens_in(path)
+        shown = "damaged" if tokens is None else f"{tokens:,} tokens"
+        print(f"{name:<32} {shown:>21} {path.stat().st_size / 1e6:>9,.1f} MB")
 
 
 @corpus.command("add", epilog="Example: longgraft corpus add ours src docs --endings .py,.md --model smollm2")
@@ -34,8 +36,8 @@ def add(
     files: Annotated[list[Path], typer.Argument(
         help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them.")],
     model: Annotated[Optional[str], typer.Option(       # noqa: UP045
-        help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: the "
-             "embedded.")] = None,
+        help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: "
+             "the embedded.")] = None,
     endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
         metavar=".A,.B", help="In folders, take only files with these endings.")] = None,
     most: Annotated[Optional[int], typer.Option(        # noqa: UP045
@@ -53,23 +55,26 @@ def add(
     from longgraft.yarn_drafters.training.corpus import encode, split_coded
     from longgraft.yarn_drafters.training.documents import read_documents
 
-    path, place = corpus_path(name), place_of(model)
+    path = corpus_path(name)
+    place = place_of(model)
     tokenizer = read_tokenizer(place.path, place.name)
     identity = {"tokenizer": vocabulary(tokenizer)}
-    documents = read_documents(_chosen(files, tuple(filter(None, (endings or "").split(",")))))
+    chosen = _chosen(files, tuple(filter(None, (endings or "").split(","))))
+    documents = read_documents(chosen)
     chats = ChatEncoder(tokenizer)
     tokens, _ = split_coded(encode(tqdm(documents, "encoding", unit=" documents"), chats).tokens)
     # Some tokenizers have added tokens that their model never predicts.
     tokens = tokens[tokens < read_config(place.path, place.name).get_text_config(decoder=True).vocab_size]
     if not len(tokens):
-        of = " with these endings" if endings else ""
-        raise ValueError(f"{', '.join(map(str, files))}: no text to add{of}. {chats.left_out or 'Give other files.'}")
+        which = " with these endings" if endings else ""
+        advice = chats.left_out or "Give other files."
+        raise ValueError(f"{', '.join(map(str, files))}: no text to add{which}. {advice}")
     with changing(path):
-        known = [Corpus.load(path, identity).tokens] if path.exists() else []
-        kept = np.concatenate([*known, tokens])[-(most or 0):]
-        made = Corpus.build(kept, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
-        made.save(path, identity)
-    print(f"{name}: {len(tokens):,} tokens were added, {len(kept):,} are kept in {path}")
+        earlier = [Corpus.load(path, identity).tokens] if path.exists() else []
+        whole = np.concatenate([*earlier, tokens])[-(most or 0):]
+        built = Corpus.build(whole, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
+        built.save(path, identity)
+    print(f"{name}: {len(tokens):,} tokens were added, {len(whole):,} are kept in {path}")
 
 
 @corpus.command("remove", epilog="Example: longgraft corpus remove ours")
@@ -77,7 +82,8 @@ def remove(name: Name) -> None:
     """Remove a corpus."""
     from longgraft.corpora import changing, existing_corpus
 
-    with changing(path := existing_corpus(name)):
+    path = existing_corpus(name)
+    with changing(path):
         path.unlink()
     print(f"removed {path}")
 

@@ -25,10 +25,12 @@ PANEL = "Answer"
 Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 
-@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
+@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x",
+                 rich_help_panel=PANEL)
 def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
         metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full.")] = None) -> None:
-    """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and settings."""
+    """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and
+    settings."""
     from longgraft.methods.find import CORE, find, installed, zoo
 
     if names:
@@ -36,7 +38,8 @@ def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP
         return
     groups = {"Core methods": CORE, "The zoo: methods to compare with": zoo(),
               "Methods of installed packages": installed()}
-    print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
+    print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen "
+          "of it]")
     for title, group in groups.items():
         if group:
             print("\n".join(["", title, *map(_listed, group.values())]))
@@ -44,9 +47,13 @@ def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP
 
 def _listed(method: Method) -> str:
     """Describes a method in one line."""
-    about = [f"needs {' and '.join(need.switch for need in method.needs)}"] if method.needs else []
-    about += [method.promise] if method.promise != "exact" else []
-    about += [" ".join(f"+{one.name}" for one in method.own)] if method.own else []
+    about = []
+    if method.needs:
+        about.append(f"needs {' and '.join(need.switch for need in method.needs)}")
+    if method.promise != "exact":
+        about.append(method.promise)
+    if method.own:
+        about.append(" ".join(f"+{choice.name}" for choice in method.own))
     notes = f" [{'; '.join(about)}]" if about else ""
     return f"  {method.name:<22} {method.budget:>3}  {method.clause}{notes}"
 
@@ -54,9 +61,12 @@ def _listed(method: Method) -> str:
 def _described(name: str, method: Method) -> str:
     """Describes a method in full, with its settings."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
-    own = "".join(f"\n{'':<22}+{one.name}={one.text(one.default)}: {one.help_text(one.default)}" for one in method.own)
-    return (f"{name:<20} {method.clause}\n{'':<20} {method.paper}; needs {needs}; budget {method.budget}; "
-            f"{method.promise}{own}")
+    lines = [f"{name:<20} {method.clause}",
+             f"{'':<20} {method.paper}; needs {needs}; budget {method.budget}; {method.promise}"]
+    for choice in method.own:
+        default = choice.text(choice.default)
+        lines.append(f"{'':<22}+{choice.name}={default}: {choice.help_text(choice.default)}")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,8 @@ class MemoryPlan(Checked):
     kv_dtype: str | None = like(Settings, "kv_dtype")
 
 
-@command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k",
+@command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 "
+                            "--context 32k",
          PANEL)
 def doctor(pair: Pair, plan: MemoryPlan) -> None:
     """Show versions, devices and backends; check that a target and a head fit together and into memory.
@@ -83,9 +94,9 @@ def doctor(pair: Pair, plan: MemoryPlan) -> None:
 
     dtype = dtype_of(plan.dtype) if plan.dtype else None
     cache = CACHE_DTYPES[plan.kv_dtype] if plan.kv_dtype else None
-    found = examine(pair, plan.context, device_of(plan.device), dtype, plan.weights, cache)
-    print("\n".join(found.lines))
-    if not found.fits:
+    report = examine(pair, plan.context, device_of(plan.device), dtype, plan.weights, cache)
+    print("\n".join(report.lines))
+    if not report.fits:
         raise SystemExit(1)
 
 
@@ -100,17 +111,19 @@ class CalibrationOptions(Checked):
                               help="Choose thresholds for this temperature")
     draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
                                       none="measured here")
-    keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
+    keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense "
+                                          "tree")
 
 
 @command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
          without=("method", "calibration", "costs", "persist", "chunk", "corpus", "remember"))
 def calibrate(
-    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); rows with a "
-                                               "continuation are replayed.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); "
+                                               "rows with a continuation are replayed.")],
     pair: Pair, warming: CalibrationOptions, settings: Settings,
 ) -> None:
-    """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks up."""
+    """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks
+    up."""
     from longgraft.eval.prompts.suites import read_prompts
 
     out = None if warming.out is None else new_file(warming.out)
@@ -122,12 +135,13 @@ def calibrate(
 
     model = pair.model or EMBEDDED
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
-        raise ValueError(f"A calibration holds thresholds of a drafter, but no drafter of {model} is known or was "
-                         "given. Give one with --drafter; without a drafter no calibration is needed.")
+        raise ValueError(f"A calibration holds thresholds of a drafter, but no drafter of {model} is known "
+                         "or was given. Give one with --drafter; without a drafter no calibration is needed.")
     session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
     warm = [prompt_of(example, session) for example in examples]
-    print(run(loaded, warm, WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget,
-                                               warming.draft_cost, warming.keep_acceptance), out))
+    warmup = WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
+                            warming.keep_acceptance)
+    print(run(loaded, warm, warmup, out))
 
 
 @dataclass(frozen=True)
@@ -135,25 +149,28 @@ class Checking(Checked):
     """Options of a check."""
 
     count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
-    max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1,
+    max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens",
+                                    low=1,
                                     high=POSITIONS)
     max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128)
-    level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares logits of "
-                        "random trees, whatever the method", choices=("ids", "bits"))
+    level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares "
+                               "logits of random trees, whatever the method", choices=("ids", "bits"))
     trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10 ** 6)
 
 
-@command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)
+@command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128",
+         PANEL)
 def verify(
-    prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
+    prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text "
+                                               "file.")],
     pair: Pair, checking: Checking, settings: Settings, draw: SamplingSettings, as_json: Json = False,
 ) -> None:
     """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
 
     With --level bits: whether the logits of random trees' nodes equal plain decoding's bit for bit.
 
-    Exit status 1 if answers differ that must not. Methods that are lossy, or that keep only the target's distribution
-    when sampling, are checked against what they promise.
+    Exit status 1 if answers differ that must not. Methods that are lossy, or that keep only the target's
+    distribution when sampling, are checked against what they promise.
     """
     from longgraft.eval.prompts.suites import read_prompts
 
@@ -165,14 +182,15 @@ def verify(
 
     sampling = SamplingDefaults().sampling(vars(draw))      # takes nothing from the model's file
     session, _ = open_session(pair, settings, tell=not as_json)
-    ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:] for example in examples]
+    ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:]
+           for example in examples]
     if checking.level == "bits":
-        report = bits.check_bits(session.target, ids, checking.trees,
-                                 settings.chunk or chunk_size(session.target, Wants()))
-        said = bits.lines(report)
+        chunk = settings.chunk or chunk_size(session.target, Wants())
+        report = bits.check_bits(session.target, ids, checking.trees, chunk)
+        lines = bits.lines(report)
     else:
         report = losslessness.check(session, ids, sampling, checking.max_new_tokens)
-        said = losslessness.lines(report)
-    print(json.dumps(report) if as_json else "\n".join(said))
+        lines = losslessness.lines(report)
+    print(json.dumps(report) if as_json else "\n".join(lines))
     if report["level"].startswith("none"):
         raise SystemExit(1)

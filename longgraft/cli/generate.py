@@ -32,10 +32,12 @@ EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --co
 SPENT = {"plain": "without guesses", "memory": "with retrieved guesses", "draft": "with drafted guesses"}
 ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved",
            "forced": "the only ones that the constraint allows"}
-ENDED = {"length": "stopped at --max-new-tokens", "eos": "ended by the model", "stop": "ended by a stop string",
+ENDED = {"length": "stopped at --max-new-tokens", "eos": "ended by the model", "stop": "ended by a stop "
+                                                                                       "string",
          "cancelled": "cancelled"}
-OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="If the model cannot be fetched, say so and let "
-                                          "the embedded toy continue the prompt as plain text.")]
+OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="If the model cannot be fetched, say so and "
+                                                                "let the embedded toy continue the prompt as "
+                                                                "plain text.")]
 Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
 
 
@@ -45,21 +47,33 @@ class Shown(Checked):
 
     stream: bool = option(False, "Print text as it comes; on a terminal it always does")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
-    out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout", metavar="FILE")
+    out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout",
+                             metavar="FILE")
     compare: bool = option(False, "Also decode plainly; print the speedup")
-    replay: str | None = option(None, "Recorded continuation (text or JSON list of ids) that drives acceptance",
+    replay: str | None = option(None, "Recorded continuation (text or JSON list of ids) that drives "
+                                      "acceptance",
                                 metavar="FILE")
     dry_run: bool = option(False, "Print what is set, as TOML for --config, and stop")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream and self.as_json:
-            raise ValueError("--json is one object at the end, and --stream prints text as it comes. Leave one out.")
+            raise ValueError("--json is one object at the end, and --stream prints text as it comes. Leave "
+                             "one out.")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One way of answering, for many prompts.  settings: with the method that was chosen in the end."""
+    """One way of answering, for many prompts.
+
+    Attributes:
+        session: The session.
+        settings: Its settings, with the method that was chosen in the end.
+        sampling: Sampling of the answers.
+        ends: What ends an answer.
+        compare: True if each answer is compared with plain decoding.
+        prediction: Text that the answers may repeat; None: none.
+    """
 
     session: Session
     settings: Settings
@@ -80,29 +94,31 @@ class Answers:
         target = self.session.target
         resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
                            attention=target.attention)
-        found = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
-                 "method": self.settings.method, "promise": self.session.promise, "seed": self.sampling.seed,
-                 "finish_reason": answer.finish_reason,
-                 "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
-                 "stats": answer.stats.as_dict()}
+        report = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
+                  "method": self.settings.method, "promise": self.session.promise, "seed": self.sampling.seed,
+                  "finish_reason": answer.finish_reason,
+                  "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
+                  "stats": answer.stats.as_dict()}
         for name in ("logprobs", "prompt_logprobs"):
-            if logprobs := getattr(answer, name):
-                found[name] = [asdict(one) for one in logprobs]
+            logprobs = getattr(answer, name)
+            if logprobs:
+                report[name] = [asdict(logprob) for logprob in logprobs]
         if self.prediction is not None:
             predicted = [token for text in self.session.predicted(self.prediction) for token in text]
-            repeated, others = accepted(predicted, answer.token_ids)
-            found["prediction"] = {"accepted_tokens": repeated, "rejected_tokens": others}
+            repeated, rejected = accepted(predicted, answer.token_ids)
+            report["prediction"] = {"accepted_tokens": repeated, "rejected_tokens": rejected}
         if self.compare:
-            found["compare"] = compare_with_plain(self.session, ids, answer, self.sampling, self.ends.max_new_tokens)
-        return found
+            report["compare"] = compare_with_plain(self.session, ids, answer, self.sampling,
+                                                   self.ends.max_new_tokens)
+        return report
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
         """Prints the text as it comes, and returns the report on it."""
-        found = self._decoded(ids, lambda text: print(text, end="", flush=True))
+        answer = self._decoded(ids, lambda text: print(text, end="", flush=True))
         print(flush=True)
         if self.compare:
             print("longgraft: decoding the same prompt again without guesses, to compare", file=sys.stderr)
-        return self.report(ids, found)
+        return self.report(ids, answer)
 
     def _decoded(self, ids: Sequence[int], tell: Callable[[str], None]) -> Generation:
         from longgraft.engine.session import answer
@@ -113,32 +129,27 @@ class Answers:
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
-def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings, shape: LogitSettings,
-             ends: StopSettings, shown: Shown, source: Source = None, or_embedded: OrEmbedded = False) -> None:
+def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings,
+             shape: LogitSettings,
+             ends: StopSettings, shown: Shown, source: Source = None,
+             or_embedded: OrEmbedded = False) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
-        raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with --prompt, a file "
-                         "with --prompt-file.")
-    given = replace(given, prompt_file=(*given.prompt_file, STDIN)) if source else given
+        raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with "
+                         "--prompt, a file with --prompt-file.")
+    if source:
+        given = replace(given, prompt_file=(*given.prompt_file, STDIN))
     # The imports take seconds, so files are checked before them, and the rest before a model is loaded.
-    asked, prediction = given.read(), given.predicted()
+    prompts = given.read()
+    prediction = given.predicted()
     out = None if shown.out is None else new_file(shown.out)
     recording = None if shown.replay is None else read_recording(Path(shown.replay))
-    if given.prompts and (shown.stream or shown.replay):
-        raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
-    if shown.replay and (draw != SamplingSettings() or shape != LogitSettings()):
-        raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would change "
-                         "nothing. Give one or the other.")
-    for name, wanted in (("--logprobs", shape.logprobs), ("--prompt-logprobs", shape.prompt_logprobs)):
-        if wanted is not None and not (shown.as_json or given.prompts):
-            raise ValueError(f"{name} are in the JSON alone. Add --json.")
-    if out and not given.prompts:
-        raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
+    _check_together(given, draw, shape, shown)
     from longgraft.acceptance.sampling import Sampling
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
 
-    asked_sampling = vars(draw) | shape.read()
-    SamplingDefaults().sampling(asked_sampling)     # checked before a model is loaded
+    requested = vars(draw) | shape.read()
+    SamplingDefaults().sampling(requested)     # checked before a model is loaded
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, shape, ends)))
         return
@@ -151,85 +162,122 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
             raise
         print(f"longgraft: {error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
               "parameters, which continues the prompt as plain text", file=sys.stderr)
-        asked = [one.as_text() for one in asked]
+        prompts = [prompt.as_text() for prompt in prompts]
         session, loaded = open_session(Pair(), settings, tell=not shown.as_json)
     if isinstance(recording, str):
         recording = session.tokenizer(recording, add_special_tokens=False)["input_ids"]
-    sampling = session.sampling(**asked_sampling) if recording is None else Sampling(replay=recording)
+    sampling = session.sampling(**requested) if recording is None else Sampling(replay=recording)
     budget = None if loaded.method.chooses(loaded.settings.budget) else session.engine.budget
     settings = replace(loaded.settings, method=str(loaded.method), budget=budget)
     answers = Answers(session, settings, sampling, ends, shown.compare, prediction)
     if given.prompts:
-        return _answer_all(answers, asked, out)
-    ids = encode(session, asked[0])
-    session.check(len(ids), min(ends.max_new_tokens, len(sampling.replay or range(ends.max_new_tokens))))
+        return _answer_all(answers, prompts, out)
+    ids = encode(session, prompts[0])
+    most = ends.max_new_tokens
+    if sampling.replay:
+        most = min(most, len(sampling.replay))
+    session.check(len(ids), most)
     if shown.as_json:
         print(json.dumps(answers.answer(ids)))
         return
     if shown.stream or sys.stdout.isatty():
         _print_report(answers.stream(ids))
     else:
-        found = answers.answer(ids)
-        print(found["text"], flush=True)
-        _print_report(found)
+        report = answers.answer(ids)
+        print(report["text"], flush=True)
+        _print_report(report)
+
+
+def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSettings, shown: Shown) -> None:
+    """Raises ValueError for options that exclude each other."""
+    if given.prompts and (shown.stream or shown.replay):
+        raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
+    if shown.replay and (draw != SamplingSettings() or shape != LogitSettings()):
+        raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would "
+                         "change nothing. Give one or the other.")
+    for name, logprobs in (("--logprobs", shape.logprobs), ("--prompt-logprobs", shape.prompt_logprobs)):
+        if logprobs is not None and not (shown.as_json or given.prompts):
+            raise ValueError(f"{name} are in the JSON alone. Add --json.")
+    if shown.out and not given.prompts:
+        raise ValueError("--out is for the answers to --prompts. Leave it out, and redirect stdout.")
 
 
 def open_session(pair: Pair, settings: Settings, tell: bool = False) -> tuple[Session, Loaded]:
-    """Returns a session, and what it was made from; tell: print the choices on stderr."""
+    """Returns a session, and what it was made from.
+
+    Args:
+        pair: Target and drafter.
+        settings: Settings of the session.
+        tell: Print the choices on stderr.
+    """
     from longgraft.loading import open_session as opened
 
     return opened(pair.model, pair.drafter, settings, tell)
 
 
-def encode(session: Session, asked: GivenPrompt) -> list[int]:
+def encode(session: Session, given: GivenPrompt) -> list[int]:
     """Returns a prompt's ids; warns if a model with a chat template gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
-    if asked.prompt and isinstance(asked.prompt[0], dict) and not has_template:
-        raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the "
-                         "prompt as text.")
-    if isinstance(asked.prompt, str) and has_template and not asked.name:
+    if given.prompt and isinstance(given.prompt[0], dict) and not has_template:
+        raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and "
+                         "give the prompt as text.")
+    if isinstance(given.prompt, str) and has_template and not given.name:
         print("longgraft: this model has a chat template, and the prompt is not a chat; add --chat to use it",
               file=sys.stderr)
-    return session.encode(asked.prompt)
+    return session.encode(given.prompt)
 
 
-def _answer_all(answers: Answers, asked: Sequence[GivenPrompt], out: Path | None) -> None:
+def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | None) -> None:
     """Writes one JSON object per prompt at once; a prompt that fails gets its error, and the others go on."""
     failed = 0
     with open(out, "x", encoding="utf-8") if out else nullcontext(sys.stdout) as file:
-        for number, one in enumerate(asked, 1):
+        for number, prompt in enumerate(prompts, 1):
             try:
-                found = answers.answer(encode(answers.session, one))
+                report = answers.answer(encode(answers.session, prompt))
             except ValueError as error:
-                found, failed = {"error": str(error)}, failed + 1
-            print(json.dumps({"id": one.name} | found), file=file, flush=True)
-            print(f"longgraft: {number} of {len(asked)} answered", file=sys.stderr)
+                report = {"error": str(error)}
+                failed += 1
+            print(json.dumps({"id": prompt.name} | report), file=file, flush=True)
+            print(f"longgraft: {number} of {len(prompts)} answered", file=sys.stderr)
     if failed:
-        print(f"longgraft: {failed} of {len(asked)} prompts have no answer; their rows say why", file=sys.stderr)
+        print(f"longgraft: {failed} of {len(prompts)} prompts have no answer; their rows say why",
+              file=sys.stderr)
         raise SystemExit(1)
 
 
-def _print_report(found: dict[str, Any]) -> None:
+def _print_report(report: dict[str, Any]) -> None:
     """Prints what an answer cost, on stderr."""
-    s = found["stats"]
-    by_origin = {name: count for name, count in s["accepted_by_origin"].items() if count}
-    own = s["new_tokens"] - sum(by_origin.values())
-    origin = "".join(f"{count} {ORIGINS[name]}, " for name, count in by_origin.items()) + f"{own} by the model itself"
-    spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in s["kinds"].items())
-    print(f"\nprompt: {s['prompt_tokens']:,} tokens, read in {s['prefill_seconds']:.2f} s\n"
-          f"answer: {s['new_tokens']:,} tokens ({ENDED[found['finish_reason']]}) in {s['decode_seconds']:.2f} s: "
-          f"{s['decode_tokens_per_second']:.1f} tokens/s\n"
-          f"steps: {s['steps']} ({spent or 'none'}), {s['tokens_per_step']:.2f} tokens per step\n"
-          f"tokens: {origin}; {s['mat']:.2f} guesses accepted per step (MAT)", file=sys.stderr)
-    if "prediction" in found:
-        repeated, others = found["prediction"].values()
-        print(f"prediction: the answer repeats {repeated:,} of its {repeated + others:,} tokens", file=sys.stderr)
-    if "compare" in found:
-        from longgraft.comparison.levels import may_differ
+    stats = report["stats"]
+    by_origin = {name: count for name, count in stats["accepted_by_origin"].items() if count}
+    origins = [f"{count} {ORIGINS[name]}" for name, count in by_origin.items()]
+    origins.append(f"{stats['new_tokens'] - sum(by_origin.values())} by the model itself")
+    spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in stats["kinds"].items())
+    print("\n"
+          f"prompt: {stats['prompt_tokens']:,} tokens, read in {stats['prefill_seconds']:.2f} s\n"
+          f"answer: {stats['new_tokens']:,} tokens ({ENDED[report['finish_reason']]}) in "
+          f"{stats['decode_seconds']:.2f} s: {stats['decode_tokens_per_second']:.1f} tokens/s\n"
+          f"steps: {stats['steps']} ({spent or 'none'}), {stats['tokens_per_step']:.2f} tokens per step\n"
+          f"tokens: {', '.join(origins)}; {stats['mat']:.2f} guesses accepted per step (MAT)",
+          file=sys.stderr)
+    if "prediction" in report:
+        repeated, rejected = report["prediction"].values()
+        print(f"prediction: the answer repeats {repeated:,} of its {repeated + rejected:,} tokens",
+              file=sys.stderr)
+    if "compare" in report:
+        _print_comparison(report)
 
-        c = found["compare"]
-        why = may_differ(found["promise"], found["settings"]["temperature"] > 0)
-        same = "identical answers" if c["identical"] else f"answers differ from token {c['first_divergence'] + 1:,} on"
-        same += f" ({found['promise']}: {why})" if why else ""
-        print(f"plain decoding: {c['plain_tokens_per_second']:.1f} tokens/s; longgraft was {c['speedup']:.2f} times as "
-              f"fast (one run each, without reading the prompt); {same}", file=sys.stderr)
+
+def _print_comparison(report: dict[str, Any]) -> None:
+    """Prints how an answer compares with plain decoding, on stderr."""
+    from longgraft.comparison.levels import may_differ
+
+    comparison = report["compare"]
+    answers = "identical answers"
+    if not comparison["identical"]:
+        answers = f"answers differ from token {comparison['first_divergence'] + 1:,} on"
+    why = may_differ(report["promise"], report["settings"]["temperature"] > 0)
+    if why:
+        answers += f" ({report['promise']}: {why})"
+    print(f"plain decoding: {comparison['plain_tokens_per_second']:.1f} tokens/s; longgraft was "
+          f"{comparison['speedup']:.2f} times as fast (one run each, without reading the prompt); {answers}",
+          file=sys.stderr)

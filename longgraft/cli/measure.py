@@ -35,19 +35,22 @@ class RunOptions(Checked):
     resume: str | None = option(None, "Folder of an interrupted run, to go on with; nothing need be repeated",
                                 metavar="FOLDER")
     retry_failures: bool = option(False, "Measure again what failed")
-    workers: int | None = option(None, "Processes, one model replica each; speeds then share the machine. With --ray, "
-                                       "actors", low=1, high=4096, none="1; with --ray, one per GPU, else per node")
-    ray: str | None = option(None, "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. Models, "
-                                   "heads and calibrations given as paths must be there on every node; prompts are "
-                                   "read here", metavar="ADDRESS")
+    workers: int | None = option(None, "Processes, one model replica each; speeds then share the machine. "
+                                       "With --ray, actors", low=1, high=4096,
+                                 none="1; with --ray, one per GPU, else per node")
+    ray: str | None = option(None, "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. "
+                                   "Models, heads and calibrations given as paths must be there on every "
+                                   "node; prompts are read here", metavar="ADDRESS")
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.out and self.resume and Path(self.out) != Path(self.resume):
-            raise ValueError(f"--resume goes on in {self.resume}, and --out says {self.out}. Leave --out out.")
+            raise ValueError(f"--resume goes on in {self.resume}, and --out says {self.out}. Leave --out "
+                             "out.")
         if not (self.out or self.resume or self.dry_run):
-            raise ValueError("No folder was given. Give --out FOLDER for a new run, or --resume FOLDER to go on.")
+            raise ValueError("No folder was given. Give --out FOLDER for a new run, or --resume FOLDER to go "
+                             "on.")
 
     @property
     def folder(self) -> Path:
@@ -62,35 +65,39 @@ def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 @command(measuring, "sweep", "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "
-                             "--methods ar,eagle3,graft --mode replay --prompts 5 --out run", PANEL, saved=saved)
+                             "--methods ar,eagle3,graft --mode replay --prompts 5 --out run", PANEL,
+         saved=saved)
 def sweep(config: SweepConfig, running: RunOptions) -> None:
     """Measure methods over suites and prompt lengths: acceptance, decode-only speed, losslessness."""
     _measure(config, running)
 
 
-@command(measuring, "bench", "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 "
-                             "--mode greedy,sampled --out run", PANEL, SHORT, {"lengths"}, saved)
+@command(measuring, "bench", "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 --mode "
+                             "greedy,sampled --out run", PANEL, SHORT, {"lengths"}, saved)
 def bench(config: SweepConfig, running: RunOptions) -> None:
-    """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a conversation.
+    """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a
+    conversation.
 
-    A later turn follows what plain decoding answered, so that all methods are measured on the same conversation.
-    EAGLE's tables have 80 prompts of a suite.
+    A later turn follows what plain decoding answered, so that all methods are measured on the same
+    conversation.  EAGLE's tables have 80 prompts of a suite.
     """
     _measure(config, running)
 
 
-@command(measuring, "ablate", "longgraft ablate components --suites lcc --data rows --buckets 4k,16k --out run", PANEL,
+@command(measuring, "ablate", "longgraft ablate components --suites lcc --data rows --buckets 4k,16k --out "
+                              "run", PANEL,
          {"methods": (PLAIN,)}, saved=saved)
 def ablate(
-    name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, template, "
-                                                              "budget, warmup or thresholds; field: all methods.")],
+    name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, "
+                                                              "template, budget, warmup or thresholds; "
+                                                              "field: all methods.")],
     config: SweepConfig, running: RunOptions,
     warmup_prompts: Annotated[Optional[Path], typer.Option(  # noqa: UP045
         help="For the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
 ) -> None:
-    """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement (Figure 2),
-    template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field, all methods, in their
-    official sizes and at the common budget.  --methods are measured as well."""
+    """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement
+    (Figure 2), template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field,
+    all methods, in their official sizes and at the common budget.  --methods are measured as well."""
     from longgraft.eval.runs.ablations import prepare
 
     _measure(prepare(name, config, running.folder, warmup_prompts, running.dry_run), running)
@@ -115,30 +122,32 @@ def _measure(config: SweepConfig, running: RunOptions) -> None:
     out = running.folder
     rows = run(config, out, running.resume is not None, running.workers, running.ray, running.retry_failures)
     write(out)
-    if failed := sum(isinstance(row, Failure) for row in rows):
+    failed = sum(isinstance(row, Failure) for row in rows)
+    if failed:
         print(f"longgraft: {failed} of {len(rows)} rows are failures; the summary says why", file=sys.stderr)
     print(out / "summary.md")
     if failed == len(rows):
         raise SystemExit(1)
-    with suppress(ImportError, ValueError):     # figures need an extra; there are none if all answers ended at once
+    # Figures need an extra; there are none if all answers ended at once.
+    with suppress(ImportError, ValueError):
         draw(Run.read(out))
 
 
-@command(measuring, "diagnose", "longgraft diagnose --suites repobench-p,gov_report --data rows --buckets 2k,8k "
-                                "--head short=HEAD --out diagnosis", PANEL)
+@command(measuring, "diagnose", "longgraft diagnose --suites repobench-p,gov_report --data rows --buckets "
+                                "2k,8k --head short=HEAD --out diagnosis", PANEL)
 def diagnosed(pair: Pair, asked: Diagnosis,
               out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")]) -> None:
-    """Show how far ahead a drafter still knows what comes, under its own and under the target's keys, values and
-    features (KVShot, arXiv 2604.26412): acceptance by depth, as rows, table and figure."""
+    """Show how far ahead a drafter still knows what comes, under its own and under the target's keys,
+    values and features (KVShot, arXiv 2604.26412): acceptance by depth, as rows, table and figure."""
     from longgraft.eval.checks.diagnose import diagnose
     from longgraft.eval.reports.diagnosis import table, write
     from longgraft.eval.runs.provenance import environment
 
     new_folder(out)
     session, depths = diagnose(pair, asked)
-    e = environment(session)
-    about = (f"{e['target']}, {e['dtype']}, {e['device']}; {asked.text} continuations of {asked.max_new_tokens} tokens "
-             f"at most, {asked.prompts} prompts a length at most")
+    place = environment(session)
+    about = (f"{place['target']}, {place['dtype']}, {place['device']}; {asked.text} continuations of "
+             f"{asked.max_new_tokens} tokens at most, {asked.prompts} prompts a length at most")
     paths = write(out, depths, about)
     print("\n".join([*table(depths), "", *map(str, paths)]))
 
@@ -187,22 +196,24 @@ class Timing(Checked):
     out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
 
 
-@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json", PANEL)
+@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json",
+         PANEL)
 def costs(pair: Pair, timing: Timing, folder: Annotated[Optional[Path], typer.Argument(  # noqa: UP045
         help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here.")] = None) -> None:
     """Measure here, or take from a sweep, what target passes, draft levels and feeding the drafter cost."""
     out = None if timing.out is None else new_file(timing.out)
-    found = _measured(pair, timing) if folder is None else _swept(folder)
-    print("\n".join(found.lines()))
+    table = _measured(pair, timing) if folder is None else _swept(folder)
+    print("\n".join(table.lines()))
     if out is not None:
-        found.save(out)
+        table.save(out)
 
 
 def _measured(pair: Pair, timing: Timing) -> Costs:
     from longgraft.eval.checks.costs import measured
     from longgraft.loading import assemble
 
-    settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device, dtype=timing.dtype,
+    settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device,
+                        dtype=timing.dtype,
                         weights=timing.weights, kv_dtype=timing.kv_dtype, attention=timing.attention)
     return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
 
@@ -230,7 +241,8 @@ def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of 
 
 @measuring.command("suites", rich_help_panel=PANEL, epilog="Example: longgraft suites")
 def suites() -> None:
-    """List the suites: what each is, where on the hub it is, which files of a --data folder are taken for it."""
+    """List the suites: what each is, where on the hub it is, which files of a --data folder are taken for
+    it."""
     from longgraft.eval.prompts.sources import files_of
     from longgraft.eval.prompts.suites import SUITES
 

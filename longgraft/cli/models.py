@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from longgraft.models.catalogue import Entry
 
 models = typer.Typer(invoke_without_command=True,
                      help="List the models that --model accepts by name, fetch one, or remove one.")
 Name = Annotated[str, typer.Argument(help="A name that `longgraft models` lists.")]
 
 
-@models.callback(epilog="Example: longgraft models; then longgraft generate --model smollm2 --chat --prompt Hello")
+@models.callback(epilog="Example: longgraft models; then longgraft generate --model smollm2 --chat --prompt "
+                        "Hello")
 def list_models(context: typer.Context) -> None:
     """List the models that --model accepts by name, fetch one, or remove one."""
     from longgraft.models.catalogue import CATALOGUE, shipped_head
@@ -20,14 +24,20 @@ def list_models(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     wide = max(map(len, CATALOGUE)) + 2
-    print(f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>7}{'GB 8K':>7}{'32K':>6}  {'licence':<12}"
-          f"{'head':<7}{'here':<6}what it is")
+    print(f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>7}{'GB 8K':>7}{'32K':>6}  "
+          f"{'licence':<12}{'head':<7}{'here':<6}what it is")
     for name, entry in CATALOGUE.items():
-        head, found = ("ships" if shipped_head(name) else "none"), ("yes" if here(entry) else "no")
-        short, long = (f"{entry.gigabytes(context):.1f}" if context <= entry.positions else "-"
-                       for context in (8192, 32768))
+        head = "ships" if shipped_head(name) else "none"
+        fetched = "yes" if here(entry) else "no"
+        short = _gigabytes(entry, 8192)
+        long = _gigabytes(entry, 32768)
         print(f"{name:<{wide}}{entry.parameters:>9}M{entry.positions:>11,}{entry.megabytes:>7}"
-              f"{short:>7}{long:>6}  {entry.licence:<12}{head:<7}{found:<6}{entry.title}")
+              f"{short:>7}{long:>6}  {entry.licence:<12}{head:<7}{fetched:<6}{entry.title}")
+
+
+def _gigabytes(entry: Entry, context: int) -> str:
+    """Returns the memory that a model takes at a context length; "-" if it has fewer positions."""
+    return f"{entry.gigabytes(context):.1f}" if context <= entry.positions else "-"
 
 
 @models.command("get", epilog="Example: longgraft models get qwen2.5-coder-0.5b")
@@ -45,7 +55,8 @@ def get(name: Name, accept: Annotated[str, typer.Option(
 
 @models.command("remove", epilog="Example: longgraft models remove smollm2")
 def remove(name: Name) -> None:
-    """Remove a model from the cache, with its partial download and its dequantised weights. Installed packages stay."""
+    """Remove a model from the cache, with its partial download and its dequantised weights. Installed
+    packages stay."""
     from longgraft.models.catalogue import entry_of
     from longgraft.models.fetch import remove as forget
 

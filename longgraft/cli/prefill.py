@@ -19,7 +19,8 @@ prefilling = typer.Typer()
 
 EXAMPLE = "longgraft prefill handbook.md --save handbook.prefix"
 Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
-    metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard input.")]
+    metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard "
+                              "input.")]
 
 
 @command(prefilling, "prefill", EXAMPLE, "Answer",
@@ -27,9 +28,10 @@ Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
 def prefill(given: PromptOptions, pair: Pair, settings: Settings, save: Annotated[Path, typer.Option(
         help="New file.", metavar="FILE")], files: Sources = None) -> None:
     """Read a text once, for all prompts that begin with it: --prefix FILE of the other commands."""
-    asked, = replace(given, prompt_file=(*given.prompt_file, *(files or ()))).read()
+    given = replace(given, prompt_file=(*given.prompt_file, *(files or ())))
+    text, = given.read()
     path = new_file(save)
     session, _ = open_session(pair, settings, tell=True)
-    encode(session, asked)
-    saved = session.save_prefix(asked.prompt, path)
+    encode(session, text)
+    saved = session.save_prefix(text.prompt, path)
     print(f"{path}: {saved.tokens:,} tokens, {saved.bytes:,} bytes, {saved.seconds:.1f} s", file=sys.stderr)

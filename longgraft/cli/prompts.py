@@ -20,7 +20,12 @@ FORMS = ("prompt", "messages", "prompt_ids")    # keys of a row, exactly one of 
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """A prompt: text, chat messages or token ids.  name: the row's id or number; "" for a single prompt."""
+    """A prompt of a user.
+
+    Attributes:
+        prompt: Text, chat messages or token ids.
+        name: The row's id or number; "" for a single prompt.
+    """
 
     prompt: str | list[int] | list[dict[str, Any]]
     name: str = ""
@@ -28,7 +33,7 @@ class GivenPrompt:
     @property
     def chat(self) -> list[dict[str, Any]]:
         """Its messages; empty for a text or ids."""
-        return [one for one in self.prompt if isinstance(one, dict)]
+        return [message for message in self.prompt if isinstance(message, dict)]
 
     def as_chat(self) -> GivenPrompt:
         """Returns a text as a user's message."""
@@ -38,15 +43,17 @@ class GivenPrompt:
 
     def as_text(self) -> GivenPrompt:
         """Returns the messages' contents, one after the other, for a model without a chat template."""
-        text = "\n\n".join(one["content"] for one in self.chat)
-        return GivenPrompt(text, self.name) if self.chat else self
+        if not self.chat:
+            return self
+        return GivenPrompt("\n\n".join(message["content"] for message in self.chat), self.name)
 
     def with_system(self, system: str) -> GivenPrompt:
         """Returns the chat with a system message before it."""
         if not self.chat:
             raise ValueError("--system was given without a chat. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
-            raise ValueError("The messages begin with a system message, and --system was given. Leave one out.")
+            raise ValueError("The messages begin with a system message, and --system was given. Leave one "
+                             "out.")
         return GivenPrompt([{"role": "system", "content": system}, *self.chat], self.name)
 
 
@@ -54,44 +61,54 @@ class GivenPrompt:
 class PromptOptions(Checked):
     """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
 
-    prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
-    prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from a line of "
-                                              "its own; repeatable; -: standard input", metavar="FILE", many=True)
+    prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: "
+                                      "standard input")
+    prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from "
+                                              "a line of its own; repeatable; -: standard input",
+                                          metavar="FILE", many=True)
     prompt_ids: str | None = option(None, "JSON list of token ids", metavar="FILE")
-    messages: str | None = option(None, "JSON list of {role, content}, for the model's chat template", metavar="FILE")
-    prompts: str | None = option(None, "JSONL of {prompt | messages | prompt_ids[, id]}; an object for each on stdout",
+    messages: str | None = option(None, "JSON list of {role, content}, for the model's chat template",
+                                  metavar="FILE")
+    prompts: str | None = option(None, "JSONL of {prompt | messages | prompt_ids[, id]}; an object for each "
+                                       "on stdout",
                                  metavar="FILE")
-    prediction: str | None = option(None, "Text that the answer may repeat: the model does not read it, and decoding "
-                                    "is faster where it is right", metavar="FILE")
+    prediction: str | None = option(None, "Text that the answer may repeat: the model does not read it, and "
+                                          "decoding is faster where it is right", metavar="FILE")
     chat: bool = option(False, "The prompt is a user's message, for the model's chat template")
     system: str | None = option(None, "System message before a chat")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = (self.prompt, *self.prompt_file, self.prompt_ids, self.messages, self.prompts, self.prediction)
+        sources = (self.prompt, *self.prompt_file, self.prompt_ids, self.messages, self.prompts,
+                   self.prediction)
         if sources.count(STDIN) > 1:
             raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")
 
     def read(self) -> list[GivenPrompt]:
         """Returns the prompts; those from a file have names."""
-        given = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
-                 if getattr(self, name) not in (None, ())]
-        if len(given) != 1 and given != ["prompt", "prompt_file"]:
-            found = " and ".join("--" + name.replace("_", "-") for name in given)
-            raise ValueError(f"{f'{found} were' if given else 'No prompt was'} given. Give one of --prompt TEXT, "
-                             "--prompt-file FILE (or several; --prompt is then the request after them), - (standard "
-                             "input), --messages FILE, --prompt-ids FILE, and --prompts FILE.")
-        asked = rows(self.prompts) if self.prompts else [GivenPrompt(self._one())]
-        if not asked[0].prompt:
+        sources = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
+                   if getattr(self, name) not in (None, ())]
+        if len(sources) != 1 and sources != ["prompt", "prompt_file"]:
+            flags = " and ".join("--" + name.replace("_", "-") for name in sources)
+            several = f"{flags} were" if sources else "No prompt was"
+            raise ValueError(f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; "
+                             "--prompt is then the request after them), - (standard input), --messages FILE, "
+                             "--prompt-ids FILE, and --prompts FILE.")
+        prompts = rows(self.prompts) if self.prompts else [GivenPrompt(self._single())]
+        if not prompts[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
-        asked = [one.as_chat() for one in asked] if self.chat else asked
-        return asked if self.system is None else [one.with_system(self.system) for one in asked]
+        if self.chat:
+            prompts = [prompt.as_chat() for prompt in prompts]
+        if self.system is not None:
+            prompts = [prompt.with_system(self.system) for prompt in prompts]
+        return prompts
 
     def predicted(self) -> str | None:
         """Returns the text that the answers may repeat."""
         return None if self.prediction is None else read_source(self.prediction)
 
-    def _one(self) -> Any:
+    def _single(self) -> Any:
+        """Returns the only prompt: text, messages or token ids."""
         if self.messages:
             return messages(read_json(self.messages), source_name(self.messages))
         if self.prompt_ids:
@@ -105,38 +122,43 @@ class PromptOptions(Checked):
 
 def joined(texts: Sequence[str]) -> str:
     """Joins texts; each begins on its own line."""
-    return "".join(text if text.endswith("\n") or n == len(texts) else text + "\n" for n, text in enumerate(texts, 1))
+    lines = [text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]]
+    return "".join([*lines, *texts[-1:]])
 
 
 def rows(name: str) -> list[GivenPrompt]:
     """Returns the prompts of a JSONL file; a ValueError names file and line."""
-    found = []
+    prompts = []
     for number, where, row in json_lines(read_source(name), source_name(name)):
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
-            raise ValueError(f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one of "
-                             f"{', '.join(FORMS)} is needed.")
-        value = row[forms[0]]
-        if forms[0] == "prompt" and not isinstance(value, str):
+            raise ValueError(f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one "
+                             f"of {', '.join(FORMS)} is needed.")
+        form, = forms
+        value = row[form]
+        if form == "messages":
+            value = messages(value, where)
+        elif form == "prompt_ids":
+            value = token_ids(value, where)
+        elif not isinstance(value, str):
             raise ValueError(f"{where}: the prompt is a {type(value).__name__}; text is needed.")
-        value = messages(value, where) if forms[0] == "messages" else value
-        value = token_ids(value, where) if forms[0] == "prompt_ids" else value
-        found.append(GivenPrompt(value, str(row.get("id", number))))
-    if not found:
+        prompts.append(GivenPrompt(value, str(row.get("id", number))))
+    if not prompts:
         raise ValueError(f"{source_name(name)} has no prompt. Give one JSON object per line.")
-    return found
+    return prompts
 
 
 def messages(value: Any, where: str) -> list[dict[str, Any]]:
     """Returns chat messages; raises ValueError for anything else."""
     if not (isinstance(value, list) and value):
-        raise ValueError(f'{where}: messages must be a list such as [{{"role": "user", "content": "Hello"}}].')
-    return [chat_message(one, f"{where}: message {number}") for number, one in enumerate(value, 1)]
+        raise ValueError(f'{where}: messages must be a list such as '
+                         f'[{{"role": "user", "content": "Hello"}}].')
+    return [chat_message(message, f"{where}: message {number}") for number, message in enumerate(value, 1)]
 
 
 def token_ids(value: Any, where: str) -> list[int]:
     """Returns token ids; raises ValueError for anything else."""
-    if not (isinstance(value, list) and value and all(type(one) is int for one in value)):
+    if not (isinstance(value, list) and value and all(type(token) is int for token in value)):
         raise ValueError(f"{where} must hold one JSON list of token ids.")
     return value
 
@@ -160,7 +182,8 @@ def read_source(name: str) -> str:
 
 def read_json(name: str) -> Any:
     """Returns a file's JSON value; raises ValueError if it is not JSON."""
-    return parse_json(read_source(name), source_name(name) if name == STDIN else f"File {name}")
+    where = source_name(name) if name == STDIN else f"File {name}"
+    return parse_json(read_source(name), where)
 
 
 def _decoded(data: bytes, what: str) -> str:

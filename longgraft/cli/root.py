@@ -20,7 +20,8 @@ from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.")
+                  help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved "
+                       "tokens.")
 # The order of the commands is that in which people first need them.
 for part in (generating, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
@@ -63,8 +64,8 @@ def run() -> int | None:
     except RuntimeError as error:       # torch.OutOfMemoryError is one; the CPU allocator has no class of its own
         if "out of memory" not in str(error).lower() and "can't allocate memory" not in str(error):
             raise
-        _fail(f"Out of memory: {str(error).splitlines()[0]} Shorten the prompt, lower --chunk or use a smaller "
-              "--dtype.")
+        first = str(error).splitlines()[0]
+        _fail(f"Out of memory: {first} Shorten the prompt, lower --chunk or use a smaller --dtype.")
 
 
 def _fail(message: str) -> NoReturn:

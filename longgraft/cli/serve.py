@@ -32,7 +32,8 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
         from longgraft.serve.http_server import bind, run, url
         from longgraft.serve.replicas.deployment import Opened, replicas
     except ImportError as error:
-        raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
+        raise ImportError(f"The server needs {error.name}. Install it with: pip install "
+                          "longgraft[serve]") from error
 
     if serving.api_key is None:
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
@@ -50,9 +51,13 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
             from longgraft.serve.replicas.front import make_front
 
             app = make_front(handle, name, serving)
-        with suppress(KeyboardInterrupt):       # the usual end of a server; it may be raised again after all is closed
-            run(app, listens, lambda: _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C "
-                                           "ends it"))
+
+        def say_ready() -> None:
+            _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C ends it")
+
+        # The usual end of a server; it may be raised again after all is closed.
+        with suppress(KeyboardInterrupt):
+            run(app, listens, say_ready)
     _say("ended")
 
 
@@ -60,8 +65,8 @@ def _say_defaults(session: Session) -> None:
     """Says how requests without a temperature are answered, if generation_config.json decides it."""
     temperature = session.defaults.temperature
     if temperature:
-        _say(f"requests without a temperature are sampled at {temperature:g}, as generation_config.json says; those "
-             "with temperature 0 are greedy")
+        _say(f"requests without a temperature are sampled at {temperature:g}, as generation_config.json "
+             "says; those with temperature 0 are greedy")
 
 
 def _say(text: str) -> None:

@@ -15,70 +15,80 @@ from longgraft.config.options import size
 MOST = 10 ** 15     # tokens: more than exist
 EMBEDDED = "embedded"
 
-train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a small target. "
-                                               "The same command again resumes; several GPUs: torchrun --no-python.")
-heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
+train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a "
+                                               "small target. The same command again resumes; several GPUs: "
+                                               "torchrun --no-python.")
+heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another "
+                                                      "layout.")
 
 Data = Annotated[list[Path], typer.Option(
     help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
-Valid = Annotated[Optional[list[Path]], typer.Option(help="Validation text that is not in --data; repeatable.")]  # noqa: UP045
+Valid = Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
+    help="Validation text that is not in --data; repeatable.")]
 Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
-RecipeFile = Annotated[Optional[Path], typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ...")]  # noqa: UP045
+RecipeFile = Annotated[Optional[Path], typer.Option(  # noqa: UP045
+    help="JSON or TOML file, or a shipped one: embedded_target, ...")]
 Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
 Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
 Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU.")]
-Rate = Annotated[Optional[float], typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that.")]  # noqa: UP045
+Rate = Annotated[Optional[float], typer.Option(  # noqa: UP045
+    help="Peak learning rate of AdamW; Muon takes ten times that.")]
 Minutes = Annotated[Optional[float], typer.Option(  # noqa: UP045
-    min=0, help="Minutes after which the result is written, loading included; the schedule follows this clock.")]
+    min=0, help="Minutes after which the result is written, loading included; the schedule follows this "
+                "clock.")]
 Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
     help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded.")]
 
 
-@train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run "
-                                "--recipe embedded_target")
+@train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run --recipe "
+                                "embedded_target")
 def train_target(
     data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
     tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
         help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt.")] = None,
     teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF file or "
-             "hub id.")] = None,
+        help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF "
+             "file or hub id.")] = None,
     device: Device = None,
 ) -> None:
-    """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one (--teacher)."""
+    """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one
+    (--teacher)."""
     from longgraft.yarn_drafters.training.target import TargetRecipe
     from longgraft.yarn_drafters.training.target import train_target as run
 
-    made = TargetRecipe.load(recipe, total_tokens=_number(tokens), device=device)
-    print(run(made, _found(data), _found(valid or []), out, tokenizer, teacher))
+    loaded = TargetRecipe.load(recipe, total_tokens=_number(tokens), device=device)
+    print(run(loaded, _existing(data), _existing(valid), out, tokenizer, teacher))
 
 
 def _distilling(name: str, module: str, trainer: str, help: str, example: str = "chats.jsonl") -> None:
     """Makes the command `train NAME` of a trainer, whose module is imported when it runs."""
     def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
-                tokens: Tokens = None, minutes: Minutes = None, learning_rate: Rate = None, device: Device = None,
-                dtype: Dtype = None) -> None:
+                tokens: Tokens = None, minutes: Minutes = None, learning_rate: Rate = None,
+                device: Device = None, dtype: Dtype = None) -> None:
         until = _until(minutes)
         kind = getattr(import_module(module), trainer)
-        made = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
-        print(kind.train(made, model or EMBEDDED, _found(data), _found(valid or []), out, _dtype(dtype, device), until))
+        loaded = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device,
+                                   **_rates(learning_rate))
+        print(kind.train(loaded, model or EMBEDDED, _existing(data), _existing(valid), out,
+                         _dtype(dtype, device), until))
 
-    train.command(name, help=help, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B --data {example} "
-                                          "--out run")(command)
+    train.command(name, help=help, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B --data "
+                                          f"{example} --out run")(command)
 
 
 _distilling("drafter", "longgraft.yarn_drafters.training.drafter", "DrafterTrainer",
             "Train an EAGLE-3 drafter for any supported target, by training-time test.")
-_distilling("medusa", "longgraft.zoo.medusa.training", "MedusaTrainer", "Train Medusa heads for any supported target.")
+_distilling("medusa", "longgraft.zoo.medusa.training", "MedusaTrainer",
+            "Train Medusa heads for any supported target.")
 _distilling("dflash", "longgraft.zoo.dflash.training", "BlockTrainer",
             "Train a DFlash block drafter for any supported target.")
 _distilling("longspec", "longgraft.zoo.longspec.training", "LongSpecTrainer",
             "Train a LongSpec drafter, which reads the target's own keys and values.", "books.jsonl")
 
 
-@train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head --to 64k "
-                                "--data books.jsonl --out longer")
+@train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head "
+                                "--to 64k --data books.jsonl --out longer")
 def train_extend(
     drafter: Annotated[Path, typer.Option(help="Head to extend.")], data: Data, out: Out,
     to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
@@ -95,24 +105,27 @@ def train_extend(
     from longgraft.yarn_drafters.training.drafter import DrafterTrainer, extension_recipe
 
     until = _until(minutes)
-    kind, length = _dtype(dtype, device), _number(to)
+    kind = _dtype(dtype, device)
+    length = _number(to)
     assert length is not None
     target = place_of(model)
     config = read_config(target.path, target.name)
-    shape, longest = TargetShape.of(config), most_positions(config)
-    made = extension_recipe(drafter, shape, length, _number(original), recipe, longest, total_tokens=_number(tokens),
-                            device=device, **_rates(learning_rate))
-    print(DrafterTrainer.train(made, target.name, _found(data), _found(valid or []), out, kind, until))
+    shape = TargetShape.of(config)
+    longest = most_positions(config)
+    extension = extension_recipe(drafter, shape, length, _number(original), recipe, longest,
+                                 total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+    print(DrafterTrainer.train(extension, target.name, _existing(data), _existing(valid), out, kind, until))
 
 
-@train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie --documents texts/ "
-                                    "--tokens 4m --out chats.jsonl")
+@train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie "
+                                    "--documents texts/ --tokens 4m --out chats.jsonl")
 def train_regenerate(
     out: Annotated[Path, typer.Option(help="JSONL to write; the same command again continues it.")],
     model: Model = None,
     prompts: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
         help="Chats or texts whose user turns are answered; repeatable.")] = None,
-    magpie: Annotated[bool, typer.Option("--magpie", help="The model invents requests (arXiv 2406.08464).")] = False,
+    magpie: Annotated[bool, typer.Option("--magpie",
+                                         help="The model invents requests (arXiv 2406.08464).")] = False,
     documents: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
         help="Texts to summarise, quote, rewrite, explain, edit; repeatable.")] = None,
     continued: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
@@ -134,10 +147,11 @@ def train_regenerate(
     from longgraft.yarn_drafters.training.regenerate import regenerate
     from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources
 
-    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed,
+    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures),
+                            seed=seed,
                             longest=excerpt)
-    sources = Sources.read(_found(prompts or []), _found(documents or []), _found(continued or []), magpie)
-    excluded = _found(exclude or [])
+    sources = Sources.read(_existing(prompts), _existing(documents), _existing(continued), magpie)
+    excluded = _existing(exclude)
     # Among many requests in a pass, drafts pay as little as they cost.
     session = load(model, None, tell=False, method=PLAIN, dtype=dtype, device=device)
     counts = regenerate(session, out, sampling, sources, excluded)
@@ -157,8 +171,8 @@ def list_heads(context: typer.Context) -> None:
             print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
 
 
-@heads.command("export", epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head "
-                                "--layout speculators")
+@heads.command("export", epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out "
+                                "vllm-head --layout speculators")
 def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
            out: Annotated[Path, typer.Option(help="New folder.")], model: Model = None,
            layout: Annotated[str, typer.Option(
@@ -186,11 +200,12 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     print(out)
 
 
-def _found(paths: list[Path]) -> list[Path]:
-    for path in paths:
+def _existing(paths: list[Path] | None) -> list[Path]:
+    """Returns the paths, [] for None; raises ValueError for one that does not exist."""
+    for path in paths or ():
         if not path.exists():
             raise ValueError(f"File {path} does not exist. Give a JSONL or text file, or a folder.")
-    return paths
+    return paths or []
 
 
 def _number(text: str | None) -> int | None:
@@ -219,14 +234,18 @@ def _rates(rate: float | None) -> dict[str, Any]:
 def _dtype(name: str | None, device: str | None) -> Any:
     from longgraft.runtime.devices import device_of, dtype_of
 
-    return dtype_of(name or ("bfloat16" if device_of(device).type == "cuda" else "float32"))
+    if name:
+        return dtype_of(name)
+    return dtype_of("bfloat16" if device_of(device).type == "cuda" else "float32")
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
+    """Returns the temperatures of a text."""
     try:
-        found = tuple(float(part) for part in text.split(","))
+        temperatures = tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = (-1.0,)
-    if not all(0 <= value <= 10 for value in found):
-        raise ValueError(f"--temperatures is {text!r}; numbers from 0 to 10 with commas are needed, such as 0,0.7,1.")
-    return found
+        temperatures = (-1.0,)
+    if not all(0 <= temperature <= 10 for temperature in temperatures):
+        raise ValueError(f"--temperatures is {text!r}; numbers from 0 to 10 with commas are needed, such as "
+                         "0,0.7,1.")
+    return temperatures

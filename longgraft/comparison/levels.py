@@ -8,7 +8,8 @@ from math import floor, log2
 
 from pydantic import FiniteFloat, NonNegativeInt
 
-EPSILON = 0.1       # logits: near ties of half precision are closer, unless one step of the precision is wider
+# Logits: near ties of half precision are closer, unless one step of the precision is wider.
+EPSILON = 0.1
 # Distance of neighbouring numbers in [1, 2).
 STEPS = {"float32": 2.0 ** -23, "float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
 
@@ -17,9 +18,12 @@ STEPS = {"float32": 2.0 ** -23, "float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
 class Check:
     """The comparison of an answer with plain decoding's.
 
-    tokens: number of compared tokens; first_divergence: index of the first difference, None if there is none; margin:
-    difference of the target's two largest logits there, None if tokens were drawn, where it has no meaning; at: the
-    larger of the two logits, None if it was not noted
+    Attributes:
+        tokens: Number of compared tokens.
+        first_divergence: Index of the first difference; None if there is none.
+        margin: Difference of the target's two largest logits there; None if tokens were drawn, where it has
+            no meaning.
+        at: The larger of the two logits; None if it was not noted.
     """
 
     tokens: NonNegativeInt
@@ -41,27 +45,38 @@ class Check:
 
 def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     """Returns the index of the first difference, also of a missing token; None if there is none."""
-    for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a != b:
+    for index, (token, expected) in enumerate(zip(ours, theirs, strict=False)):
+        if token != expected:
             return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
+    if len(ours) == len(theirs):
+        return None
+    return min(len(ours), len(theirs))
 
 
 def step_of(dtype: str, logit: float) -> float:
-    """Returns the distance of a logit from its neighbour in this precision: 0.125 for bfloat16 in [16, 32)."""
-    return STEPS[dtype] * 2.0 ** floor(log2(abs(logit))) if logit else 0.0
+    """Returns the distance of a logit from its neighbour in this precision: 0.125 for bfloat16 in [16,
+    32)."""
+    if not logit:
+        return 0.0
+    return STEPS[dtype] * 2.0 ** floor(log2(abs(logit)))
 
 
 def tolerance(dtype: str, at: float | None) -> float:
-    """Returns the margin up to which a divergence is a near tie: EPSILON, or one step of the precision if wider."""
-    return EPSILON if at is None else max(EPSILON, step_of(dtype, at))
+    """Returns the margin up to which a divergence is a near tie: EPSILON, or one step of the precision if
+    wider."""
+    if at is None:
+        return EPSILON
+    return max(EPSILON, step_of(dtype, at))
 
 
 def may_differ(promise: str, sampled: bool) -> str:
-    """Returns why a method of this promise may have other tokens than plain decoding, for people; "" if it may not."""
+    """Returns why a method of this promise may have other tokens than plain decoding, for people; "" if it
+    may not."""
     if promise == "lossy":
         return "it promises nothing"
-    return "its law, not its tokens" if promise == "distribution" and sampled else ""
+    if promise == "distribution" and sampled:
+        return "its law, not its tokens"
+    return ""
 
 
 def level(checks: Sequence[Check], dtype: str) -> str:
@@ -69,4 +84,6 @@ def level(checks: Sequence[Check], dtype: str) -> str:
     parted = [check for check in checks if check.first_divergence is not None]
     if dtype == "float32":
         return "none" if parted else "exact"
-    return "greedy-bf16" if all(check.near(dtype) for check in parted) else "none"
+    if all(check.near(dtype) for check in parted):
+        return "greedy-bf16"
+    return "none"

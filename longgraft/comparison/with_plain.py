@@ -22,11 +22,15 @@ def plain_session(session: Session) -> Session:
 
 def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
                        max_new_tokens: int) -> dict[str, Any]:
-    """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are identical."""
-    theirs = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
-    # Plain decoding does not look for stop strings, so its answer may be longer.
-    tokens = theirs.token_ids[:len(ours.token_ids)] if ours.finish_reason == "stop" else theirs.token_ids
-    at = first_divergence(ours.token_ids, tokens)
-    rate, plain = ours.stats.decode_tokens_per_second, theirs.stats.decode_tokens_per_second
-    return {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain,
-            "speedup": rate / plain if plain else 0.0}
+    """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are
+    identical."""
+    plain = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
+    tokens = plain.token_ids
+    if ours.finish_reason == "stop":        # plain decoding does not look for stop strings, so it may go on
+        tokens = tokens[:len(ours.token_ids)]
+    divergence = first_divergence(ours.token_ids, tokens)
+    rate = ours.stats.decode_tokens_per_second
+    plain_rate = plain.stats.decode_tokens_per_second
+    return {"identical": divergence is None, "first_divergence": divergence,
+            "plain_tokens_per_second": plain_rate,
+            "speedup": rate / plain_rate if plain_rate else 0.0}

@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Returns $LONGGRAFT_CACHE, else longgraft in $XDG_CACHE_HOME, else ~/.cache/longgraft; it may not exist yet."""
-    if given := os.environ.get("LONGGRAFT_CACHE"):
-        return Path(given).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "longgraft"
+    """Returns $LONGGRAFT_CACHE, else longgraft in $XDG_CACHE_HOME, else ~/.cache/longgraft; it may not
+    exist yet."""
+    folder = os.environ.get("LONGGRAFT_CACHE")
+    if folder:
+        return Path(folder).expanduser().absolute()
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "longgraft"

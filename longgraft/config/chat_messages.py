@@ -9,27 +9,28 @@ from typing import Any
 TEXT_PARTS = ("text", "input_text", "output_text")      # types of content parts that hold text
 
 
-def chat_message(given: Any, where: str) -> dict[str, Any]:
+def chat_message(source: Any, where: str) -> dict[str, Any]:
     """Returns a message for a chat template: its content is text, and its calls have parsed arguments.
 
-    Text parts are joined as lines.  Content that is null beside tool calls becomes "", because templates that do not
-    expect null would write "None".  Other keys stay as they are, unless they are null.
+    Text parts are joined as lines.  Content that is null beside tool calls becomes "", because templates
+    that do not expect null would write "None".  Other keys stay as they are, unless they are null.
 
     Args:
-        given: A message such as {"role": "user", "content": "Hello"}.
+        source: A message such as {"role": "user", "content": "Hello"}.
         where: Its place, for messages.
 
     Raises:
         ValueError: the role or the content is missing or of another kind.
     """
-    if not isinstance(given, Mapping):
-        raise ValueError(f'{where} is a {type(given).__name__}; a message such as {{"role": "user", "content": '
+    if not isinstance(source, Mapping):
+        raise ValueError(f'{where} is a {type(source).__name__}; a message such as '
+                         f'{{"role": "user", "content": '
                          '"Hello"} is needed.')
-    if not isinstance(given.get("role"), str):
-        raise ValueError(f"{where} has {_listed(given)}, and no role that is text. Add the role.")
-    message = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(source.get("role"), str):
+        raise ValueError(f"{where} has {_listed(source)}, and no role that is text. Add the role.")
+    message = {name: value for name, value in source.items() if value is not None}
     calls = message.get("tool_calls")
-    message["content"] = _text(given.get("content"), bool(calls), where)
+    message["content"] = _text(source.get("content"), bool(calls), where)
     if isinstance(calls, list):
         message["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
     return message
@@ -41,18 +42,21 @@ def _text(content: Any, has_calls: bool, where: str) -> str:
     if content is None and has_calls:
         return ""
     if not isinstance(content, list):
-        found = "no content" if content is None else f"content of type {type(content).__name__}"
-        raise ValueError(f"{where} has {found}; text, a list of text parts, or tool_calls beside null is needed.")
+        what = "no content" if content is None else f"content of type {type(content).__name__}"
+        raise ValueError(f"{where} has {what}; text, a list of text parts, or tool_calls beside null is "
+                         "needed.")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise ValueError(f"{where} has a content part of type {kind!r}; parts of text are needed, such as "
+            raise ValueError(f"{where} has a content part of type {kind!r}; parts of text are needed, such "
+                             "as "
                              '{"type": "text", "text": "Hello"}.')
     return "\n".join(part["text"] for part in content)
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Returns a tool call whose arguments are an object, as templates expect; text that is none stays text."""
+    """Returns a tool call whose arguments are an object, as templates expect; text that is none stays
+    text."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     written = call["function"].get("arguments")
@@ -67,5 +71,5 @@ def _with_parsed_arguments(call: Any) -> Any:
     return call | {"function": call["function"] | {"arguments": arguments}}
 
 
-def _listed(given: Mapping[str, Any]) -> str:
-    return ", ".join(map(str, given)) or "nothing"
+def _listed(message: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, message)) or "nothing"

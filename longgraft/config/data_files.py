@@ -12,7 +12,8 @@ from typing import Any
 from longgraft.config.file_errors import reason
 
 # Names of types in messages.
-KINDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", dict: "an object", list: "a list",
+KINDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", dict: "an object",
+                             list: "a list",
                              bool: "true or false"}
 
 
@@ -20,11 +21,13 @@ def parse_json(text: str | bytes, where: str) -> Any:
     """Returns the value of a JSON text, with or without a byte order mark.
 
     Raises:
-        ValueError: the text is not JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF), which no file
-            and no tokenizer takes.
+        ValueError: the text is not JSON, nests too deeply, or holds a lone surrogate (U+D800 to U+DFFF),
+            which no file and no tokenizer takes.
     """
+    if isinstance(text, str):
+        text = text.removeprefix("\ufeff")
     try:
-        value = json.loads(text.removeprefix("\ufeff") if isinstance(text, str) else text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{where} is nested too deeply to be read.") from error
     except UnicodeDecodeError as error:
@@ -34,8 +37,8 @@ def parse_json(text: str | bytes, where: str) -> Any:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: {error.object[error.start:error.end]!a} is half a character. Write the text "
-                         "again as UTF-8.") from error
+        raise ValueError(f"{where}: {error.object[error.start:error.end]!a} is half a character. Write the "
+                         "text again as UTF-8.") from error
     return value
 
 
@@ -52,7 +55,12 @@ def checked_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
-    """Returns the text of a UTF-8 file, with or without a byte order mark; instead: what to do if it cannot be read."""
+    """Returns the text of a UTF-8 file, with or without a byte order mark.
+
+    Args:
+        path: The file.
+        instead: What to do if it cannot be read, for the ValueError.
+    """
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -62,7 +70,9 @@ def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
 def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None = None) -> dict[str, Any]:
     """Returns the table in a TOML file (by its suffix) or a JSON file.
 
-    needed: names that it must have, and the types of their values
+    Args:
+        path: The file.
+        needed: Names that it must have, and the types of their values.
     """
     text = read_text(path, "It must be TOML (.toml) or JSON.")
     try:
@@ -77,7 +87,7 @@ def read_table(path: Path, needed: Mapping[str, type | tuple[type, ...]] | None 
         if not isinstance(table[name], kind) or isinstance(table[name], bool):
             shown = json.dumps(table[name], default=str)[:60]
             kinds = kind if isinstance(kind, tuple) else (kind,)
-            wanted = " or ".join(KINDS[one] for one in kinds)
+            wanted = " or ".join(map(KINDS.__getitem__, kinds))
             raise ValueError(f"{path}: {name!r} is {shown}; {wanted} is needed.")
     return table
 
@@ -86,20 +96,21 @@ def read_recording(path: Path) -> str | list[int]:
     """Returns the recorded continuation in a file: its text, or the token ids of its JSON list.
 
     Raises:
-        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be tokens.
+        ValueError: a JSON list or object holds something else; replayed as text, its brackets would be
+            tokens.
     """
     text = read_text(path)
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise ValueError(f"{path} is nested too deeply to be read.") from error
     except ValueError:
         return text
-    if isinstance(found, list) and found and all(map(whole, found)):
-        return found
-    if isinstance(found, list | dict):
-        raise ValueError(f"{path} holds {json.dumps(found)[:40]}. A recorded continuation is text, or one JSON list of "
-                         "token ids such as [11, 42, 7].")
+    if isinstance(value, list) and value and all(map(whole, value)):
+        return value
+    if isinstance(value, list | dict):
+        raise ValueError(f"{path} holds {json.dumps(value)[:40]}. A recorded continuation is text, or one "
+                         "JSON list of token ids such as [11, 42, 7].")
     return text
 
 

@@ -19,8 +19,8 @@ def reason(error: BaseException) -> str:
     A library's own message may be about its code, or a page long.
     """
     text = " ".join(str(error).split()).split(". ")[0].rstrip(".:")[:LONGEST]
-    for known, meaning in MEANINGS:
-        if text.startswith(known) or text.endswith(known):
+    for words, meaning in MEANINGS:
+        if text.startswith(words) or text.endswith(words):
             return meaning
     if isinstance(error, IsADirectoryError):
         return "it is a folder"
@@ -29,7 +29,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 at byte {error.start:,}"
     if isinstance(error, KeyError):
-        return f"{error.args[0] if error.args else ''!r} is missing or unknown"
+        key = error.args[0] if error.args else ""
+        return f"{key!r} is missing or unknown"
     if isinstance(error, (TypeError, AttributeError, IndexError)):
         return "it is damaged, or of another format"
     if isinstance(error, (OSError, ValueError)):

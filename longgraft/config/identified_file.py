@@ -15,12 +15,20 @@ from torch import Tensor
 
 from longgraft.config.file_errors import reason
 
-Unfit = Callable[[Path, str], ValueError]      # (file, a clause with the reason) -> the error, which says what to do
+# (file, a clause with the reason) -> the error, which says what to do.
+Unfit = Callable[[Path, str], ValueError]
 
 
 def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str],
                     identity: Mapping[str, str]) -> None:
-    """Writes the file; about: further texts, such as a version; identity: what the tensors belong to, by name."""
+    """Writes the file.
+
+    Args:
+        path: The file.
+        tensors: Its tensors by name.
+        about: Further texts, such as a version.
+        identity: What the tensors belong to, by name.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -30,7 +38,8 @@ def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[st
         save_file(dict(tensors), part, {**about, "identity": json.dumps(dict(identity))})
         part.replace(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, or give another place.") from error
+        raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, or give another "
+                         "place.") from error
     finally:
         with suppress(OSError):
             part.unlink()
@@ -38,19 +47,23 @@ def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[st
 
 def read_identified(path: Path, identity: Mapping[str, str], version: str,
                     unfit: Unfit) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Returns (the texts, the memory-mapped tensors) of a file of this version that belongs to this identity."""
+    """Returns (the texts, the memory-mapped tensors) of a file of this version that belongs to this
+    identity."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})
-            found = {**json.loads(about["identity"]), "version": about["version"]}
+            stored = {**json.loads(about["identity"]), "version": about["version"]}
+            loaded = {**identity, "version": version}
             # Compared before the tensors are read: another vocabulary is another identity, not a broken file.
-            other = next((key for key, needed in {**identity, "version": version}.items() if found.get(key) != needed),
-                         None)
-            tensors = {} if other else {name: file.get_tensor(name) for name in file.keys()}    # noqa: SIM118
+            differing = [key for key in loaded if stored.get(key) != loaded[key]]
+            tensors = {}
+            if not differing:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise unfit(path, f"cannot be read: {reason(error)}") from error
-    if other:
-        raise unfit(path, f"belongs to {other} {found.get(other)!r}, and {identity.get(other, version)!r} is loaded")
+    if differing:
+        key = differing[0]
+        raise unfit(path, f"belongs to {key} {stored.get(key)!r}, and {loaded[key]!r} is loaded")
     return about, tensors

@@ -11,10 +11,12 @@ PAPERS = "graft"            # the paper's method, from which costs of retrieval 
 HEADLESS = "graft-x-text"   # the default method without a drafter
 COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # methods that a sweep compares by default
 
-# Groups of methods that the paper's figures and tables compare; `method+setting=value` is a variant of a method.
+# Groups of methods that the paper's figures and tables compare; `method+setting=value` is a variant of a
+# method.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # Contributions of pruning and of retrieval: Figure 5.
-    "components": ("eagle3", "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none", "graft"),
+    "components": ("eagle3", "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none",
+                   "graft"),
     # Contributions of drafts, text and matrix to one ranking, at one budget.
     "ranking": ("eagle3", "graft",
                 *(f"{who}+budget=60" for who in ("graft-x", "graft-x+pruning=none", "graft-x+matrix=false",
@@ -26,7 +28,8 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "placement": ("pld", "token-recycling", "eagle3", "graft+pruning=none+retrieved=20",
                   "graft+pruning=none+retrieval=tail+retrieved=20", "graft"),
     # Depth and width of the retrieved tree: Figure 6.
-    "template": ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)), *(f"graft+width={n}" for n in (1, 2, 4, 6))),
+    "template": ("graft", *(f"graft+depth={n}" for n in (2, 4, 6, 12)),
+                 *(f"graft+width={n}" for n in (1, 2, 4, 6))),
     "budget": tuple(f"{who}+budget={n}" for n in (16, 30, 45, 60, 80) for who in ("eagle3", "graft")),
     # Warm-up rounds that fill the matrix: Table 4.
     "warmup": ("graft+warm=none",),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-# FILE.py: or MODULE: before an object.  A path may hold @ or +, but not +name=, because a setting may name a file, too.
+# FILE.py: or MODULE: before an object.  A path may hold @ or +, but not +name=, because a setting may name
+# a file, too.
 PLACE = re.compile(r"((?:(?!\+\w+=).)*\.py:|[\w.]+:)?")
 SETTING = re.compile(r"\+(?=\w+=)")           # a name may itself hold a +
 
@@ -17,5 +18,5 @@ def split(name: str) -> tuple[str, dict[str, str]]:
 
 
 def joined(name: str, settings: dict[str, str]) -> str:
-    """The inverse of `split`."""
+    """Does the inverse of `split`."""
     return name + "".join(f"+{key}={text}" for key, text in settings.items())

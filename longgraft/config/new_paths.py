@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the path of a file that does not exist, in a folder that does; raises ValueError for any other."""
+    """Returns the path of a file that does not exist, in a folder that does; raises ValueError for any
+    other."""
     path = Path(path)
     if path.exists():
         raise ValueError(_exists(path, "file"))
@@ -30,5 +31,5 @@ def _exists(path: Path, kind: str) -> str:
 
 def _check_writable(path: Path, parent: Path) -> None:
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise ValueError(f"{path} cannot be written: {parent} is no folder that you can write to. Make it, or give "
-                         "another path.")
+        raise ValueError(f"{path} cannot be written: {parent} is no folder that you can write to. Make it, "
+                         "or give another path.")

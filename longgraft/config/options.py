@@ -1,7 +1,7 @@
 """Options as fields of frozen dataclasses, each the only place of its default, range, unit, help and source.
 
-Checks, flags, files and printed settings are derived from the fields.  Values from foreign files, such as a head's
-config.json, are checked by the same rules.
+Checks, flags, files and printed settings are derived from the fields.  Values from foreign files, such as a
+head's config.json, are checked by the same rules.
 """
 
 from __future__ import annotations
@@ -26,11 +26,25 @@ WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or f
 
 @dataclass(frozen=True)
 class Option:
-    """The description of a field.  low and high (inclusive) hold for every number in it, choices for every text.
+    """The description of a field.
 
-    above: low itself is excluded; below: high itself is excluded; note: what a number of the range stands for; unit:
-    unit of the numbers; none: meaning of None; source: source of the default; flag: the command line flag, if it is not
-    derived from the name; many: the flag is repeated instead of taking a comma-separated list
+    Attributes:
+        help: What the field means, for --help.
+        unit: Unit of the numbers.
+        low: Least of every number in the field.
+        high: Largest of every number in the field.
+        above: True if `low` itself is excluded.
+        below: True if `high` itself is excluded.
+        note: What a number of the range stands for.
+        choices: All texts that are allowed.
+        none: Meaning of None.
+        source: Source of the default.
+        flag: The command line flag, if it is not derived from the name.
+        metavar: Placeholder of the value in --help.
+        many: True if the flag is repeated instead of taking a comma-separated list.
+        name: Name of the field.
+        kind: Type of the field.
+        default: Default of the field.
     """
 
     help: str = ""
@@ -60,20 +74,30 @@ class Option:
         """Describes in words what a value must be."""
         words = in_words(self.kind)
         if self.choices:
-            words += f" of {', '.join(self.choices)}" if words.startswith("a list") else ""
-            return words if words.startswith("a list") else f"one of {', '.join(self.choices)}"
-        unit, note = (f" ({self.unit})" if self.unit else ""), (f"; {self.note}" if self.note else "")
-        return words + self.bounds + unit + note
+            start = f"{words} of" if words.startswith("a list") else "one of"
+            return f"{start} {', '.join(self.choices)}"
+        words += self.bounds
+        if self.unit:
+            words += f" ({self.unit})"
+        if self.note:
+            words += f"; {self.note}"
+        return words
 
     def help_text(self, default: Any) -> str:
         """Returns help, range, note and default, for --help."""
         value = self.none if default is None else default
-        if isinstance(value, (tuple, float)):
-            value = f"{value:g}" if isinstance(value, float) else ", ".join(map(str, value))
-        choices = f": {', '.join(self.choices)}" if self.choices and str(self.choices[0]) not in self.help else ""
-        to = "to below" if self.below else "to"
-        range = f"; {self.low:,} {to} {self.high:,}" if self.high is not None and self.high <= SHOWN else ""
-        about = self.help + choices + range + (f"; {self.note}" if self.note else "")
+        if isinstance(value, float):
+            value = f"{value:g}"
+        elif isinstance(value, tuple):
+            value = ", ".join(map(str, value))
+        about = self.help
+        if self.choices and str(self.choices[0]) not in self.help:
+            about += f": {', '.join(self.choices)}"
+        if self.high is not None and self.high <= SHOWN:
+            to = "to below" if self.below else "to"
+            about += f"; {self.low:,} {to} {self.high:,}"
+        if self.note:
+            about += f"; {self.note}"
         shown = value not in ("", {}) and not isinstance(value, bool) and "off" not in about
         return f"{about}; default: {value}." if shown else f"{about}."
 
@@ -82,15 +106,22 @@ class Option:
         """The range in words; "" without one."""
         if self.low is None and self.high is None:
             return ""
-        low, high = (None if end is None else f"{end:,}" for end in (self.low, self.high))
+        if self.high is None:
+            return f" above {self.low:,}" if self.above else f", {self.low:,} or more"
         if self.above:
-            return f" above {low}" + ("" if high is None else f", at most {high}")
-        if self.below:
-            return f" from {low} to below {high}"
-        return f", {low} or more" if high is None else f", at most {high}" if low is None else f" from {low} to {high}"
+            return f" above {self.low:,}, at most {self.high:,}"
+        if self.low is None:
+            return f", at most {self.high:,}"
+        to = "to below" if self.below else "to"
+        return f" from {self.low:,} {to} {self.high:,}"
 
     def check(self, value: Any, name: str = "") -> None:
-        """Raises ValueError if a value is of another type or out of range.  name: what the error calls it"""
+        """Raises ValueError if a value is of another type or out of range.
+
+        Args:
+            value: The value.
+            name: What the error calls it; "": the option's name.
+        """
         if not _fits(value, self.kind):
             self._refuse(value, name)
         for part in _leaves(value):
@@ -107,15 +138,18 @@ class Option:
         return over and under
 
     def read(self, value: Any) -> Any:
-        """Converts a file's value to the field's type: lists become tuples, tables become groups, 3.0 becomes 3, "a,b"
-        a list, and "none" None."""
+        """Converts a file's value to the field's type.
+
+        Lists become tuples, tables become groups, 3.0 becomes 3, "a,b" a list, and "none" None.
+        """
         kind = _inner(self.kind)
         if isinstance(value, str) and (get_origin(kind) is tuple or (value == "none" and self.none)):
             return self.parse(value)
         return _read(value, kind, self.name)
 
     def parse(self, text: str) -> Any:
-        """Converts a text to the field's type: "8k", "a,b", for numbers also "2/4", "name=value,...", "none"."""
+        """Converts a text to the field's type: "8k", "a,b", for numbers also "2/4", "name=value,...",
+        "none"."""
         if text == "none" and self.none:
             return None
         try:
@@ -124,16 +158,20 @@ class Option:
             self._refuse(text)
 
     def text(self, value: Any) -> str:
-        """Does the inverse of `parse`; numbers are separated by "/", because "," separates methods in a list."""
+        """Does the inverse of `parse`; numbers are separated by "/", because "," separates methods in a
+        list."""
         if isinstance(value, tuple):
-            return ("," if any(isinstance(part, str) for part in value) else "/").join(map(self.text, value))
+            between = "," if any(isinstance(part, str) for part in value) else "/"
+            return between.join(map(self.text, value))
         if isinstance(value, dict):
             return ",".join(f"{name}={self.text(part)}" for name, part in value.items())
-        return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+        if value is None:
+            return "none"
+        return str(value).lower() if isinstance(value, bool) else str(value)
 
     def _refuse(self, value: Any, name: str = "") -> Any:
-        found = "missing" if value is None else shortened(value)
-        raise ValueError(f"{name or self.name} is {found}; it must be {self.wanted}.")
+        shown = "missing" if value is None else shortened(value)
+        raise ValueError(f"{name or self.name} is {shown}; it must be {self.wanted}.")
 
 
 # Types for fields that need no help text: sizes, lengths and counts; shares of a whole; anything above 0.
@@ -143,7 +181,13 @@ Positive = Annotated[float, Option(low=0, above=True)]
 
 
 def option(default: Any, help: str, **about: Any) -> Any:
-    """Makes a dataclass field with a description; about: fields of `Option`."""
+    """Makes a dataclass field with a description.
+
+    Args:
+        default: The field's default.
+        help: What it means.
+        about: Further fields of `Option`.
+    """
     return _field(Option(help=help, default=default, **about))
 
 
@@ -152,37 +196,43 @@ def like(group: type, name: str, **changes: Any) -> Any:
     return _field(replace(options(group)[name], **changes))
 
 
-def _field(made: Option) -> Any:
-    if isinstance(made.default, dict):
-        return field(default_factory=lambda: dict(made.default), metadata={KEY: made})
-    return field(default=made.default, metadata={KEY: made})
+def _field(described: Option) -> Any:
+    if isinstance(described.default, dict):
+        return field(default_factory=lambda: dict(described.default), metadata={KEY: described})
+    return field(default=described.default, metadata={KEY: described})
 
 
 def options(group: Any) -> Mapping[str, Option]:
-    """Returns a group's options by name; a field without a description has at least its type and the type's limits."""
+    """Returns a group's options by name; a field without a description has at least its type and the type's
+    limits."""
     return _options(group)
 
 
 @cache
 def _options(group: Any) -> Mapping[str, Option]:
     hints = get_type_hints(group, include_extras=True)
-    return MappingProxyType({
-        f.name: replace(f.metadata.get(KEY) or _limits(hints[f.name]), name=f.name, kind=_bare(hints[f.name]))
-        for f in fields(group)})
+    described = {}
+    for each in fields(group):
+        hint = hints[each.name]
+        known = each.metadata.get(KEY) or _limits(hint)
+        described[each.name] = replace(known, name=each.name, kind=_bare(hint))
+    return MappingProxyType(described)
 
 
 class Checked:
     """The base of a dataclass, such as a group of options, whose values have the fields' types and ranges.
 
-    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become Python's.
+    Making one raises ValueError for the first field whose value does not fit.  NumPy's numbers become
+    Python's.
     """
 
     def __post_init__(self) -> None:
-        for name, one in options(type(self)).items():
+        for name, described in options(type(self)).items():
             value = getattr(self, name)
-            if (number := as_number(value)) is not value:
+            number = as_number(value)
+            if number is not value:
                 object.__setattr__(self, name, number)
-            one.check(number)
+            described.check(number)
 
 
 def as_number(value: Any) -> Any:
@@ -194,70 +244,84 @@ def as_number(value: Any) -> Any:
 
 def checked(value: Any, kind: Any, name: str) -> Any:
     """Returns a foreign file's value as this type, such as `Count | None`; raises ValueError if it does not fit."""
-    one = replace(_limits(kind), name=name, kind=_bare(kind))
-    found = one.read(value)
-    one.check(found)
-    return found
+    described = replace(_limits(kind), name=name, kind=_bare(kind))
+    converted = described.read(value)
+    described.check(converted)
+    return converted
 
 
 def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
-    """Makes a group from a file's values; raises ValueError like `named`, and for a missing field without a default."""
-    found = named(options(group), values, where)
-    needed: Any = group
-    if missing := [f.name for f in fields(needed) if f.default is f.default_factory is MISSING and f.name not in found]:
+    """Makes a group from a file's values; raises ValueError like `named`, and for a missing field without a
+    default."""
+    converted = named(options(group), values, where)
+    with_fields: Any = group
+    required = [f.name for f in fields(with_fields) if f.default is f.default_factory is MISSING]
+    missing = [name for name in required if name not in converted]
+    if missing:
         raise ValueError(f"{where} does not set {', '.join(missing)}.")
-    return group(**found)
+    return group(**converted)
 
 
 def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Returns a file's values by field, parsed and checked; keys may be fields or flags.
 
-    where: the file, named in the ValueError
+    Args:
+        known: The options by field.
+        values: The file's values.
+        where: The file, named in the ValueError.
     """
-    names = {one.switch[2:].replace("-", "_"): name for name, one in known.items()} | {name: name for name in known}
-    found = {}
+    by_flag = {known[name].switch[2:].replace("-", "_"): name for name in known}
+    names = by_flag | {name: name for name in known}
+    converted = {}
     for key, value in values.items():
         name = names.get(str(key).replace("-", "_"))
         if name is None:
-            options = sorted(one.switch[2:].replace("-", "_") for one in known.values())
-            raise ValueError(f"{where} sets {shortened(key)}, which is no option here. Known: {', '.join(options)}.")
-        one = replace(known[name], name=f"{where}: {key}")
-        found[name] = one.read(value)
-        one.check(found[name])
-    return found
+            raise ValueError(f"{where} sets {shortened(key)}, which is no option here. Known: "
+                             f"{', '.join(sorted(by_flag))}.")
+        described = replace(known[name], name=f"{where}: {key}")
+        converted[name] = described.read(value)
+        described.check(converted[name])
+    return converted
 
 
 def size(text: str) -> int:
     """Reads a size: 64k is 65,536; 100m is 100 million."""
-    found = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([kmb]?)\s*", text, re.IGNORECASE | re.ASCII)
-    if found is None or (not found[2] and "." in found[1]):
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,9})?)\s*([kmb]?)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None or (not match[2] and "." in match[1]):
         raise ValueError(f"{shortened(text)} is no number such as 65536, 64k or 100m.")
-    return int(found[1]) if "." not in found[1] and not found[2] else round(float(found[1]) * SIZES[found[2].lower()])
+    number, unit = match.groups()
+    if not unit:
+        return int(number)
+    return round(float(number) * SIZES[unit.lower()])
 
 
 def _limits(kind: Any) -> Option:
     """Returns the limits of an Annotated type, also of one that may be None."""
-    return next((part.__metadata__[0] for part in (kind, *get_args(kind)) if get_origin(part) is Annotated), Option())
+    annotated = (part for part in (kind, *get_args(kind)) if get_origin(part) is Annotated)
+    return next((part.__metadata__[0] for part in annotated), Option())
 
 
 def _bare(kind: Any) -> Any:
     """Returns the type without its limits."""
     if get_origin(kind) is Annotated:
         return kind.__origin__
-    return reduce(or_, map(_bare, get_args(kind))) if get_origin(kind) in (Union, UnionType) else kind
+    if get_origin(kind) in (Union, UnionType):
+        return reduce(or_, map(_bare, get_args(kind)))
+    return kind
 
 
 def _inner(kind: Any) -> Any:
     """Returns the type without None."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
-    return reduce(or_, (one for one in get_args(kind) if one is not NoneType))
+    return reduce(or_, (part for part in get_args(kind) if part is not NoneType))
 
 
 @cache
 def _type(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind, config=None if is_dataclass(kind) else ConfigDict(
-        allow_inf_nan=False, arbitrary_types_allowed=True))
+    if is_dataclass(kind):
+        return TypeAdapter(kind)
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False, arbitrary_types_allowed=True))
 
 
 def _fits(value: Any, kind: Any) -> bool:
@@ -270,7 +334,9 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _leaves(value: Any) -> list[Any]:
-    return [leaf for part in value for leaf in _leaves(part)] if isinstance(value, tuple) else [value]
+    if not isinstance(value, tuple):
+        return [value]
+    return [leaf for part in value for leaf in _leaves(part)]
 
 
 def _read(value: Any, kind: Any, name: str) -> Any:
@@ -279,22 +345,27 @@ def _read(value: Any, kind: Any, name: str) -> Any:
     if isinstance(value, list):
         each = get_args(kind)[0] if get_origin(kind) is tuple else Any
         return tuple(_read(part, each, f"{name}[{number}]") for number, part in enumerate(value))
-    return int(value) if kind is int and isinstance(value, float) and value.is_integer() else value
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
 
 
 def _parsed(text: str, kind: Any) -> Any:
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin in (Union, UnionType):        # a word of a Literal, otherwise a value of the last type
-        words = {word: word for one in inner if get_origin(one) is Literal for word in get_args(one)}
-        return words[text] if text in words else _parsed(text, inner[-1])
+        words = [word for part in inner if get_origin(part) is Literal for word in get_args(part)]
+        return text if text in words else _parsed(text, inner[-1])
     if kind is bool:
         if text not in ("true", "false"):
             raise ValueError(text)
         return text == "true"
     if origin is tuple:
         numbers = not {int, float}.isdisjoint(inner)
-        parts = [part.strip() for part in re.split("[,/]" if numbers else ",", text) if part.strip()]
-        return tuple(_parsed(part, inner[min(n, 0 if inner[-1] is Ellipsis else n)]) for n, part in enumerate(parts))
+        separator = "[,/]" if numbers else ","
+        parts = [part.strip() for part in re.split(separator, text) if part.strip()]
+        kinds = inner[:1] * len(parts) if inner[-1] is Ellipsis else inner
+        return tuple(_parsed(part, kinds[n]) for n, part in enumerate(parts))
     if origin is dict:
         pairs = [part.partition("=") for part in text.split(",")]
         if not all(name and equals and value for name, equals, value in pairs):
@@ -308,7 +379,8 @@ def _parsed(text: str, kind: Any) -> Any:
 def in_words(kind: Any) -> str:
     """Returns the words for a type in "it must be ..."."""
     kind = _inner(_bare(kind))
-    origin, inner = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    inner = get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(in_words, inner))
     if origin is Literal:
@@ -321,10 +393,14 @@ def in_words(kind: Any) -> str:
         return "NAME=VALUE" if inner[1] is str else f"a table, each {in_words(inner[1])}"
     if origin is Mapping:
         return "a mapping"
-    return "a table" if is_dataclass(kind) else WORDS.get(kind, getattr(kind, "__name__", "something else"))
+    if is_dataclass(kind):
+        return "a table"
+    return WORDS.get(kind, getattr(kind, "__name__", "something else"))
 
 
 def shortened(value: Any) -> str:
-    value = list(value) if isinstance(value, tuple) else value
+    """Returns a value as messages show it."""
+    if isinstance(value, tuple):
+        value = list(value)
     shown = f"{value:,}" if type(value) is int and abs(value) < 1e18 else repr(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -13,14 +13,19 @@ from filelock import FileLock, Timeout
 def sole_writer(folder: Path, who: str) -> Iterator[Path]:
     """Locks a folder until the block ends, and yields the lock's file.
 
+    Args:
+        folder: The folder.
+        who: Subject of the error, such as "sweep is writing into".
+
     Raises:
-        ValueError: another process has the lock; who: the subject of the error, such as "sweep is writing into".
+        ValueError: another process has the lock.
     """
     lock = FileLock(folder / "lock", blocking=False)
     try:
         lock.acquire()
     except Timeout as held:
-        raise ValueError(f"Another {who} {folder}.\nGive --out another folder, or wait until it has ended.") from held
+        raise ValueError(f"Another {who} {folder}.\n"
+                         "Give --out another folder, or wait until it has ended.") from held
     try:
         yield folder / "lock"
     finally:

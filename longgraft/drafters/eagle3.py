@@ -1,4 +1,5 @@
-"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels form a tree."""
+"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels form
+a tree."""
 
 from __future__ import annotations
 
@@ -27,11 +28,14 @@ T = TypeVar("T")
 class _DraftedLevel:
     """A drafted level: its c candidates, and the beam of the best b, which the next expansion feeds.
 
-    tokens, parents: [c] int64, parents as indices into the pool of all levels; scores: [c] float32, scores of the paths
-    beam:      [b] indices of the best candidates of this level
-    hidden:    [1, b, H] the states of the beam's parents
-    ancestors: [b, m] bool over the scratch rows of the levels before
-    log_probs: [r, V] float32, log-probabilities after each of the candidates' r parents
+    Attributes:
+        tokens: [c] int64.
+        parents: [c] int64, indices into the pool of all levels.
+        scores: [c] float32, scores of the paths.
+        beam: [b] indices of the best candidates of this level.
+        hidden: [1, b, H], the states of the beam's parents.
+        ancestors: [b, m] bool over the scratch rows of the levels before.
+        log_probs: [r, V] float32, log-probabilities after each of the candidates' r parents.
     """
 
     tokens: Tensor
@@ -52,9 +56,14 @@ class Eagle3Drafter:
     def __init__(self, memory: Eagle3Cache, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
                  clock: Clock | None = None) -> None:
         self.memories = (memory,)
-        self.memory, self.network, self.policy, self.levels = memory, memory.network, policy, levels
+        self.memory = memory
+        self.network = memory.network
+        self.policy = policy
+        self.levels = levels
         self.top_k = min(top_k, self.network.config.draft_vocab_size)
-        self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
+        self.clock = clock or Clock()
+        self.device = memory.device
+        self.regions = memory.regions
         memory.room(self.levels * self.top_k)
 
     @torch.inference_mode()
@@ -66,8 +75,11 @@ class Eagle3Drafter:
             return self._draft(ask)
 
     def _draft(self, ask: Ask) -> Tree:
-        policy, levels = ask.pruning or self.policy, [self._region("root", self._first)]
-        most = self.levels if self.top_k > 1 else min(self.levels, ask.budget - 1)      # a chain has one node a level
+        policy = ask.pruning or self.policy
+        levels = [self._region("root", self._first)]
+        most = self.levels
+        if self.top_k == 1:     # a chain has one node a level
+            most = min(most, ask.budget - 1)
         level: Level | None = None
         for index in range(most):
             last = index == most - 1
@@ -77,9 +89,12 @@ class Eagle3Drafter:
                 break
             self.clock.ran("draft")
             levels.append(self._region(index, partial(self._next, levels[-1], index)))
-        stage = UNPRUNED if verdict == Verdict() else index if verdict.stage is None else verdict.stage
-        slots = ask.budget - 1 if verdict.slots is None else min(ask.budget - 1, verdict.slots)
-        slots = min(slots, sum(len(level.tokens) for level in levels))
+        stage = index if verdict.stage is None else verdict.stage
+        if verdict == Verdict():
+            stage = UNPRUNED
+        slots = min(ask.budget - 1, sum(len(level.tokens) for level in levels))
+        if verdict.slots is not None:
+            slots = min(slots, verdict.slots)
         if self.regions.fixed and slots < SIZES[-1]:
             rows = size_of(1 + slots)
             return self._region(("select", index, slots, stage),
@@ -91,30 +106,37 @@ class Eagle3Drafter:
         return self.regions((self.memory, self.top_k, self.memory.cache.age, name), region)
 
     def _first(self) -> _DraftedLevel:
-        """The root's own draft step."""
-        k, device = self.top_k, self.device
+        """Runs the root's own draft step."""
+        k = self.top_k
+        device = self.device
         ids, gains, log_probs = self._children(self.memory.start)               # [1, k]
-        return _DraftedLevel(ids[0], torch.full((k,), -1, device=device), gains[0], torch.arange(k, device=device),
-                        self.memory.start.expand(1, k, -1), torch.zeros(k, 0, dtype=torch.bool, device=device),
-                        log_probs)
+        parents = torch.full((k,), -1, device=device)
+        hidden = self.memory.start.expand(1, k, -1)
+        ancestors = torch.zeros(k, 0, dtype=torch.bool, device=device)
+        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors,
+                             log_probs)
 
     def _next(self, before: _DraftedLevel, index: int) -> _DraftedLevel:
-        """One expansion of the level `before`; the first expansion has index 0."""
+        """Expands the level `before`; the first expansion has index 0."""
         k = self.top_k
-        own = torch.eye(k, dtype=torch.bool, device=self.device)
-        seen = torch.cat([before.ancestors, own], dim=1)                        # [b, (index + 1) b]
-        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, seen)
+        itself = torch.eye(k, dtype=torch.bool, device=self.device)
+        visible = torch.cat([before.ancestors, itself], dim=1)                  # [b, (index + 1) b]
+        states = self.memory.expand(before.hidden, before.tokens[before.beam], index, visible)
         ids, gains, log_probs = self._children(states)                          # [b, k]
         scores = (before.scores[before.beam][:, None] + gains).flatten()        # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
-        offset = 0 if index == 0 else k + (index - 1) * k * k       # pool index of the level before's first candidate
-        return _DraftedLevel(ids.flatten(), (offset + before.beam).repeat_interleave(k), scores, best,
-                        states[:, best // k], seen[best // k], log_probs)
+        # Pool index of the level before's first candidate.
+        offset = 0 if index == 0 else k + (index - 1) * k * k
+        parents = (offset + before.beam).repeat_interleave(k)
+        above = best // k
+        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above],
+                             log_probs)
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the k best next tokens of states [1, b, H].
 
-        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b, V]).
+        They are (target ids [b, k], log-probabilities [b, k] float32, log-probabilities of all tokens [b,
+        V]).
         """
         log_probs = self.memory.log_probs(states)
         gains, ids = log_probs.topk(self.top_k)
@@ -122,27 +144,32 @@ class Eagle3Drafter:
 
     @staticmethod
     def _best(levels: list[_DraftedLevel], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns the best candidates of all levels, parents before children: (index, token, parent's index, score).
+        """Returns the best candidates of all levels, parents before children: (index, token, parent's
+        index, score).
 
-        Each is [s].  A stable sort of float32 scores puts a parent before its child even if they tie, so that each kept
-        node's parent is kept; with EAGLE's half-precision sums it may not be.
+        Each is [s].  A stable sort of float32 scores puts a parent before its child even if they tie, so
+        that each kept node's parent is kept; with EAGLE's half-precision sums it may not be.
         """
-        tokens, scores, parents = (torch.cat(column) for column in zip(
-            *((level.tokens, level.scores, level.parents) for level in levels), strict=True))
+        tokens = torch.cat([level.tokens for level in levels])
+        scores = torch.cat([level.scores for level in levels])
+        parents = torch.cat([level.parents for level in levels])
         best = scores.sort(descending=True, stable=True).indices[:slots].sort().values
         return best, tokens[best], parents[best], scores[best]
 
     def _on_host(self, root: int, levels: list[_DraftedLevel], slots: int, stage: int) -> ProposalTree:
         # One copy to the host: float64 holds ids and float32 scores exactly.
-        picked = torch.stack([x.double() for x in self._best(levels, slots)]).cpu()
+        picked = torch.stack([column.double() for column in self._best(levels, slots)]).cpu()
         nodes, ids, above = picked[:3].long().tolist()
-        place = {-1: 0} | {node: i + 1 for i, node in enumerate(nodes)}
-        return ProposalTree.build([root, *ids], [-1, *(place[parent] for parent in above)],
-                                  [0.0, *picked[3].tolist()], [ROOT] + [DRAFT] * len(nodes), stage)
+        place = {node: index for index, node in enumerate([-1, *nodes])}
+        parents = [-1, *(place[parent] for parent in above)]
+        scores = [0.0, *picked[3].tolist()]
+        origin = [ROOT] + [DRAFT] * len(nodes)
+        return ProposalTree.build([root, *ids], parents, scores, origin, stage)
 
     def _on_device(self, levels: list[_DraftedLevel], slots: int, stage: int, rows: int) -> PaddedTree:
         best, tokens, above, scores = self._best(levels, slots)
         # The kept candidates are in order, so a parent's place is the number of kept ones before it.
         parents = torch.where(above < 0, 0, torch.searchsorted(best, above) + 1)
-        depths = torch.cat([torch.full_like(level.tokens, depth) for depth, level in enumerate(levels, 1)])[best]
-        return PaddedTree.drafted(self.memory.root, (tokens, parents, depths, scores), rows, stage, len(levels))
+        depths = torch.cat([torch.full_like(level.tokens, depth) for depth, level in enumerate(levels, 1)])
+        nodes = tokens, parents, depths[best], scores
+        return PaddedTree.drafted(self.memory.root, nodes, rows, stage, len(levels))

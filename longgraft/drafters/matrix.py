@@ -21,15 +21,23 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 
 class MatrixRetriever:
-    """shape: maps the number of free slots to the template of nodes to look up, best first.
+    """Proposes trees of the matrix's successors.
 
     If the memory's regions are fixed, trees of up to 64 nodes stay on the device.
+
+    Args:
+        rows: The matrix.
+        shape: Maps the number of free slots to the template of nodes to look up, best first.
+        clock: What measures the parts of a step.
     """
 
     def __init__(self, rows: AdjacencyMemory, shape: Callable[[int], Template] = envelope,
                  clock: Clock | None = None) -> None:
         self.memories = (rows,)
-        self._rows, self.shape, self.clock, self.regions = rows, shape, clock or Clock(), rows.regions
+        self._rows = rows
+        self.shape = shape
+        self.clock = clock or Clock()
+        self.regions = rows.regions
         self._root = torch.zeros(1, dtype=torch.int64, device=rows.device)
 
     @property
@@ -53,7 +61,8 @@ class MatrixRetriever:
         if slots < 1:
             return ProposalTree.root_only(root)
         with self.clock.part("retrieve"):
-            template, matrix = self.shape(slots), self.matrix
+            template = self.shape(slots)
+            matrix = self.matrix
             levels = template.levels(matrix.rows.device)
             if not self.regions.fixed:
                 return _live(matrix.fill(levels, root).tolist(), template.parents)
@@ -68,18 +77,21 @@ def _pattern(template: Template, device: torch.device) -> Pattern:
 
 
 def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
-    """Returns the seen nodes with distinct siblings; rows of zeros repeat a token, and the first of them is kept."""
-    place, known = {0: 0}, {}
-    kept, parents = [tokens[0]], [-1]
+    """Returns the seen nodes with distinct siblings; rows of zeros repeat a token, and the first of them is
+    kept."""
+    place = {0: 0}      # node of the template -> node of the tree
+    children: dict[tuple[int, int], int] = {}
+    live = [tokens[0]]
+    parents = [-1]
     for node in range(1, len(tokens)):
         parent = place.get(template_parents[node])
         if tokens[node] < 0 or parent is None:
             continue
         key = (parent, tokens[node])
-        if key not in known:
-            known[key] = len(kept)
-            kept.append(tokens[node])
+        if key not in children:
+            children[key] = len(live)
+            live.append(tokens[node])
             parents.append(parent)
-        place[node] = known[key]
-    n = len(kept) - 1
-    return ProposalTree.build(kept, parents, [0.0] + [float("nan")] * n, [ROOT] + [RETRIEVED] * n)
+        place[node] = children[key]
+    n = len(live) - 1
+    return ProposalTree.build(live, parents, [0.0] + [float("nan")] * n, [ROOT] + [RETRIEVED] * n)

@@ -13,7 +13,8 @@ from longgraft.protocol.pruning import Level, Verdict
 # Nodes kept, root included, of a tree of 60 if drafting stops after d expansions (Graft, Table 7;
 # docs/choices.md, budget).
 KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
-# Thresholds of Qwen3-8B, rounded over its five suites (Graft, Table 11); other drafters need `longgraft calibrate`.
+# Thresholds of Qwen3-8B, rounded over its five suites (Graft, Table 11); other drafters need `longgraft
+# calibrate`.
 DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}
 
 
@@ -32,9 +33,11 @@ class Dense:
 
 @dataclass(frozen=True)
 class Gates:
-    """Graft's sparse gates: drafting goes on past checkpoint d only if the best path's probability exceeds tau_d.
+    """Graft's sparse gates: drafting goes on past checkpoint d only if the best path's probability exceeds
+    tau_d.
 
-    c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens gate d.
+    c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens
+    gate d.
     """
 
     thresholds: Mapping[int, float] = field(default_factory=lambda: DEFAULT_THRESHOLDS)
@@ -44,7 +47,9 @@ class Gates:
         if threshold <= 0.0:
             return Verdict()
         confidence = math.exp(level.scores.max().item())     # the gate's device sync
-        return Verdict() if confidence > threshold else Verdict(self.slots(level), expand=False)
+        if confidence > threshold:
+            return Verdict()
+        return Verdict(self.slots(level), expand=False)
 
     def threshold(self, level: Level) -> float:
         """Returns the threshold after this level; 0 without a gate."""
@@ -58,21 +63,25 @@ class Gates:
         """
         gate = self._gate(level)
         assert gate is not None, "a level without a gate was asked"
-        of_60 = KEPT_OF_60[max((d for d in KEPT_OF_60 if d <= gate), default=0)]
-        return kept_nodes(level.budget, of_60) - 1
+        nearest = max((depth for depth in KEPT_OF_60 if depth <= gate), default=0)
+        return kept_nodes(level.budget, KEPT_OF_60[nearest]) - 1
 
     def _gate(self, level: Level) -> int | None:
-        """Returns this level's checkpoint; the last level of a shallow tree stands for the deeper checkpoints."""
+        """Returns this level's checkpoint; the last level of a shallow tree stands for the deeper
+        checkpoints."""
         if level.index in self.thresholds:
             return level.index
-        return min((d for d in self.thresholds if d > level.index), default=None) if level.last else None
+        if not level.last:
+            return None
+        return min((depth for depth in self.thresholds if depth > level.index), default=None)
 
 
 @dataclass(frozen=True)
 class StoredGates:
     """Graft's gates, decided only when every level has been drafted, so that all drafts have one shape.
 
-    The first closed gate decides how many of all drafted nodes are kept (the paper's serving mode, section C.3).
+    The first closed gate decides how many of all drafted nodes are kept (the paper's serving mode, section
+    C.3).
     """
 
     gates: Gates
@@ -88,11 +97,12 @@ class StoredGates:
             at = at.before
         if not gated:
             return Verdict()
-        best = torch.stack([one.scores.max() for one in gated]).tolist()        # one device sync for all gates
-        closed = (one for one, score in zip(gated, best, strict=True)
-                  if not math.exp(score) > self.gates.threshold(one))
-        found = next(closed, None)
-        return Verdict() if found is None else Verdict(self.gates.slots(found), stage=found.index)
+        # One device sync for all gates.
+        best = torch.stack([drafted.scores.max() for drafted in gated]).tolist()
+        for drafted, score in zip(gated, best, strict=True):
+            if not math.exp(score) > self.gates.threshold(drafted):
+                return Verdict(self.gates.slots(drafted), stage=drafted.index)
+        return Verdict()
 
 
 @dataclass(frozen=True)

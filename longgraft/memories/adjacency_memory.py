@@ -1,10 +1,13 @@
 """The adjacency matrix as a memory.
 
-Rows are written from verified nodes and the prompt; tokens without a row take their successors from predictions.
+Rows are written from verified nodes and the prompt; tokens without a row take their successors from
+predictions.
 Sources: Graft (arXiv 2605.20104, Eq. 12, 14), Token Recycling (2408.08696).
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -26,13 +29,14 @@ Rows = tuple[Tensor, Tensor]
 class MatrixWrites:
     """Rows that wait to be written to a matrix, by one memory or by those of several requests that share it.
 
-    One update writes all of them.  Its order is defined, because the later of two writes to one row stands: passes
-    in turn; within a pass first the rejected nodes of every request, then what each request kept; requests in the order
-    of their memories.
+    One update writes all of them.  Its order is defined, because the later of two writes to one row stands:
+    passes in turn; within a pass first the rejected nodes of every request, then what each request kept;
+    requests in the order of their memories.
     """
 
     def __init__(self, matrix: AdjacencyMatrix) -> None:
-        self.matrix, self._memories = matrix, 0
+        self.matrix = matrix
+        self._memories = 0
         self._running: set[int] = set()
         self._passes: list[dict[int, tuple[Rows, Rows]]] = []       # of each pass: (rejected, kept) by memory
 
@@ -69,7 +73,11 @@ class MatrixWrites:
         """Writes all that waits."""
         if not self._passes:
             return
-        rows = [of[memory][part] for of in self._passes for part in (0, 1) for memory in sorted(of)]
+        rows = []
+        for observations in self._passes:
+            memories = sorted(observations)
+            rows += [observations[memory][0] for memory in memories]     # rejected
+            rows += [observations[memory][1] for memory in memories]     # kept
         self._passes = []
         tokens, topk = (torch.cat(column) for column in zip(*rows, strict=True))
         self.matrix.update(tokens, topk)
@@ -83,13 +91,17 @@ class MatrixWrites:
 class AdjacencyMemory(Memory):
     """The adjacency matrix as a memory.
 
-    snapshot: warm rows [V + 1, K] that each request starts from; None: empty rows
-    lasting:  True if rows outlive the request
-    seeded:   True if prompt positions write rows; Token Recycling's do not
-    in_order: write in the tree's row order (Token Recycling); False: the worst nodes first, the accepted path last
-    regions:  if they are fixed, passes of fixed shape are written at once, on the device
-    writes:   shared by the memories of requests that run at once: a request starts from the snapshot only if it runs
-              alone; None: the matrix is this memory's own
+    Args:
+        matrix: The matrix.
+        snapshot: Warm rows [V + 1, K] that each request starts from; None: empty rows.
+        lasting: True if rows outlive the request.
+        seeded: True if prompt positions write rows; Token Recycling's do not.
+        in_order: Write in the tree's row order (Token Recycling); False: the worst nodes first, the
+            accepted path last.
+        clock: What measures the parts of a step.
+        regions: If they are fixed, passes of fixed shape are written at once, on the device.
+        writes: Shared by the memories of requests that run at once: a request starts from the snapshot only
+            if it runs alone; None: the matrix is this memory's own.
     """
 
     name = "matrix"
@@ -97,8 +109,12 @@ class AdjacencyMemory(Memory):
     def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
                  seeded: bool = True, in_order: bool = False, clock: Clock | None = None,
                  regions: Regions = EAGER, writes: MatrixWrites | None = None) -> None:
-        self._matrix, self.snapshot, self.regions = matrix, snapshot, regions
-        self.lasting, self.seeded, self.in_order = lasting, seeded, in_order
+        self._matrix = matrix
+        self.snapshot = snapshot
+        self.regions = regions
+        self.lasting = lasting
+        self.seeded = seeded
+        self.in_order = in_order
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
         self._predictions: tuple[Rows, ...] = ()        # what was filled in
@@ -144,13 +160,18 @@ class AdjacencyMemory(Memory):
             return self._observe_walked(seen.walked)
         assert seen.topk is not None
         # The pass reports the widest top-k that any memory wants.
-        tokens, topk, rejected = seen.tree.tokens, seen.topk[:, :self._matrix.width], 0
+        tokens = seen.tree.tokens
+        topk = seen.topk[:, :self._matrix.width]
+        rejected = 0
         if seen.ranked is not None:
             tokens = tokens[seen.ranked]
         elif not (seen.prompt or self.in_order):
             order = _worst_first(seen)
-            tokens, topk, rejected = tokens[order], topk[sent(order, topk.device)], len(order) - len(seen.path)
-        self._writes.add(self._number, (tokens[:rejected], topk[:rejected]), (tokens[rejected:], topk[rejected:]))
+            tokens = tokens[order]
+            topk = topk[sent(order, topk.device)]
+            rejected = len(order) - len(seen.path)
+        self._writes.add(self._number, (tokens[:rejected], topk[:rejected]),
+                         (tokens[rejected:], topk[rejected:]))
         if seen.prompt and self._writes.alone:      # a part of reading, and not of the first step
             self._write()
 
@@ -162,11 +183,16 @@ class AdjacencyMemory(Memory):
             self.regions((self, walked), lambda: self._update(walked))
 
     def _update(self, walked: Walked) -> None:
-        tree, topk = walked.tree, walked.topk
+        tree = walked.tree
+        topk = walked.topk
         assert topk is not None
-        order = torch.arange(len(tree.tokens), device=topk.device) if self.in_order else \
-            tree.update_order(walked.path)
-        tokens = torch.where(tree.live, tree.tokens, self._matrix.vocab_size)       # dead nodes write to no row
+        if self.in_order:
+            rows = len(tree.tokens)
+            order = torch.arange(rows, device=topk.device)
+        else:
+            order = tree.update_order(walked.path)
+        # Dead nodes write to no row.
+        tokens = torch.where(tree.live, tree.tokens, self._matrix.vocab_size)
         self._matrix.update(tokens[order], topk[:, :self._matrix.width][order])
 
     def _write(self) -> None:
@@ -178,28 +204,32 @@ class AdjacencyMemory(Memory):
         return self.matrix.snapshot(), self._predictions
 
     def rewind(self, mark: tuple[Tensor, tuple[Rows, ...]]) -> None:
-        self._writes.restore(mark[0])
-        self._predictions = mark[1]
+        rows, self._predictions = mark
+        self._writes.restore(rows)
 
 
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
-    """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most frequent first.
+    """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most
+    frequent first.
 
-    tokens: [n] int64
+    Args:
+        tokens: [n] int64.
+        width: Successors per token.
+        unseen: Id where there are fewer.
     """
     pairs, counts = np.unique(np.stack([tokens[:-1].numpy(), tokens[1:].numpy()]), axis=1, return_counts=True)
     firsts, seconds = pairs[:, np.lexsort((-counts, pairs[0]))]
     distinct, starts, places = np.unique(firsts, return_index=True, return_inverse=True)
     ranks = np.arange(len(firsts)) - starts[places]
     rows = np.full((len(distinct), width), unseen, dtype=np.int32)
-    kept = ranks < width
-    rows[places[kept], ranks[kept]] = seconds[kept]
+    fits = ranks < width
+    rows[places[fits], ranks[fits]] = seconds[fits]
     return torch.from_numpy(distinct), torch.from_numpy(rows)
 
 
 def _worst_first(seen: Observation) -> Tensor:
-    """Returns the n nodes in writing order: rejected retrieved ones latest first, rejected drafted ones by score, the
-    path.
+    """Returns the n nodes in writing order: rejected retrieved ones latest first, rejected drafted ones by
+    score, the path.
 
     If two nodes carry the same token, the later write stands, so what the target accepted must come last
     (docs/choices.md, order of writes).
@@ -208,6 +238,11 @@ def _worst_first(seen: Observation) -> Tensor:
     kept = set(path)
     scores = seen.tree.scores.tolist()
     rejected = [node for node in range(len(seen.tree)) if node not in kept]
-    # nan has no order: retrieved nodes (score nan) count as -inf, later ones as worse.
-    rejected.sort(key=lambda node: (scores[node] if scores[node] == scores[node] else float("-inf"), -node))
+
+    def order(node: int) -> tuple[float, int]:
+        # nan has no order: retrieved nodes (score nan) count as -inf, later ones as worse.
+        score = float("-inf") if math.isnan(scores[node]) else scores[node]
+        return score, -node
+
+    rejected.sort(key=order)
     return torch.tensor(rejected + path)

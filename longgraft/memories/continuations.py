@@ -1,11 +1,13 @@
-"""Predicts the next token from repetitions of the text (prediction by partial matching, Cleary and Witten 1984).
+"""Predicts the next token from repetitions of the text (prediction by partial matching, Cleary and Witten
+1984).
 
-For contexts of 1 to 32 tokens the model counts which tokens followed.  A prediction starts with the longest context
-that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share of the remaining
-probability, for those of its tokens that the longer contexts did not have.  The share is learned: how often was the
-next token among such tokens in similar contexts (secondary escapes of PPMII, Shkarin 2002)?  Passages of a corpus are
-counted apart.  They take part only if they match a longer context than the text does; their share is learned by its
-length.  `continuations.cpp` does the work, and holds the other constants.
+For contexts of 1 to 32 tokens the model counts which tokens followed.  A prediction starts with the longest
+context that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share
+of the remaining probability, for those of its tokens that the longer contexts did not have.  The share is
+learned: how often was the next token among such tokens in similar contexts (secondary escapes of PPMII,
+Shkarin 2002)?  Passages of a corpus are counted apart.  They take part only if they match a longer context
+than the text does; their share is learned by its length.  `continuations.cpp` does the work, and holds the
+other constants.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Continuations(Protocol):
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         """Returns the most probable paths below the text's last token, with at most as many nodes as floors.
 
-        floors: floors[n] is the probability that the node after n nodes must exceed
+        Args:
+            floors: floors[n] is the probability that the node after n nodes must exceed.
         """
 
 
@@ -69,7 +72,7 @@ class CompiledContinuations:
     """`Continuations` in C++."""
 
     def __init__(self, functions: ctypes.CDLL, rates: np.ndarray | None = None) -> None:
-        self._of = functions
+        self._functions = functions
         self._model = functions.longgraft_text_new(None if rates is None else _at(rates))
         # Without atexit it would run at the interpreter's end, when a thread may still decode.
         finalize(self, functions.longgraft_text_free, self._model).atexit = False
@@ -79,32 +82,33 @@ class CompiledContinuations:
     @property
     def rates(self) -> np.ndarray:
         rates = np.empty((RATES, 2))
-        self._of.longgraft_text_rates(self._model, _at(rates))
+        self._functions.longgraft_text_rates(self._model, _at(rates))
         return rates
 
     def answer(self) -> None:
-        self._of.longgraft_text_answer(self._model)
+        self._functions.longgraft_text_answer(self._model)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        given = np.asarray(tokens, dtype=np.int32)
-        self._of.longgraft_text_extend(self._model, _at(given), len(given))
+        array = np.asarray(tokens, dtype=np.int32)
+        self._functions.longgraft_text_extend(self._model, _at(array), len(array))
 
     def read(self, passage: Sequence[int]) -> None:
-        given = np.asarray(passage, dtype=np.int32)
-        self._of.longgraft_text_read(self._model, _at(given), len(given))
+        array = np.asarray(passage, dtype=np.int32)
+        self._functions.longgraft_text_read(self._model, _at(array), len(array))
 
     def after(self, path: Sequence[int]) -> tuple[list[Continuation], int]:
-        given, (tokens, probabilities, longest) = np.asarray(path, dtype=np.int32), self._after
-        n = self._of.longgraft_text_after(
-            self._model, _at(given), len(given), _at(tokens), _at(probabilities), _at(longest))
-        found = zip(tokens[:n].tolist(), probabilities[:n].tolist(), strict=True)
-        return [Continuation(*one) for one in found], int(longest[0])
+        array = np.asarray(path, dtype=np.int32)
+        tokens, probabilities, longest = self._after
+        n = self._functions.longgraft_text_after(
+            self._model, _at(array), len(array), _at(tokens), _at(probabilities), _at(longest))
+        following = list(map(Continuation, tokens[:n].tolist(), probabilities[:n].tolist()))
+        return following, int(longest[0])
 
     def rank(self, floors: Sequence[float]) -> RankedPaths:
         budget = len(floors)
         tokens, parents, orders = (np.empty(budget, np.int32) for _ in range(3))
         probabilities = np.empty(budget)
-        n = self._of.longgraft_text_rank(
+        n = self._functions.longgraft_text_rank(
             self._model, budget, _at(np.asarray(floors, dtype=np.float64)), _at(tokens), _at(parents),
             _at(probabilities), _at(orders))
         return tokens[:n].tolist(), parents[:n].tolist(), probabilities[:n].tolist(), orders[:n].tolist()
@@ -115,7 +119,8 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 class NoContinuations:
-    """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the same."""
+    """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the
+    same."""
 
     rates = None
 
@@ -135,9 +140,15 @@ class NoContinuations:
 
 
 def continuations(rates: np.ndarray | None = None) -> Continuations:
-    """Returns the model of an empty text.  rates: those that an earlier text has taught; None: the first ones"""
+    """Returns the model of an empty text.
+
+    Args:
+        rates: Rates that an earlier text has taught; None: the first ones.
+    """
     functions = compiled()
-    return NoContinuations() if isinstance(functions, NotBuilt) else CompiledContinuations(functions, rates)
+    if isinstance(functions, NotBuilt):
+        return NoContinuations()
+    return CompiledContinuations(functions, rates)
 
 
 @cache
@@ -147,15 +158,17 @@ def compiled() -> ctypes.CDLL | NotBuilt:
         functions = loaded(Path(__file__).with_name("continuations.cpp"))
     except NotBuilt as error:
         return error
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    for name, result, given in (
+    pointer = ctypes.c_void_p
+    number = ctypes.c_int64
+    for name, result, arguments in (
             ("new", pointer, [pointer]), ("free", None, [pointer]), ("answer", number, [pointer]),
             ("rates", number, [pointer, pointer]),
             ("extend", number, [pointer, pointer, number]), ("read", number, [pointer, pointer, number]),
             ("rank", number, [pointer, number, *[pointer] * 5]),
             ("after", number, [pointer, pointer, number, *[pointer] * 3])):
         function = getattr(functions, f"longgraft_text_{name}")
-        function.restype, function.argtypes = result, given
+        function.restype = result
+        function.argtypes = arguments
         if name != "free":
             function.errcheck = with_memory
     return functions

@@ -19,18 +19,21 @@ MOST_WAITING = 256      # most observed tokens that wait, with their features, u
 class DraftCache(Memory):
     """A row per committed token, and scratch rows after them.
 
-    Tokens from decode steps wait until a proposal needs them, so that a step without a proposal costs no draft forward.
-    Prompt chunks are fed at once, because their features are large.
+    Tokens from decode steps wait until a proposal needs them, so that a step without a proposal costs no
+    draft forward.  Prompt chunks are fed at once, because their features are large.
     """
 
     def __init__(self, cache: KVCache, scratch: int, clock: Clock | None) -> None:
-        """scratch: number of scratch rows after the committed ones."""
-        self.cache, self.clock, self._scratch = cache, clock or Clock(), scratch
+        """Takes the number of scratch rows after the committed ones."""
+        self.cache = cache
+        self.clock = clock or Clock()
+        self._scratch = scratch
         self._waiting: tuple[tuple[Tensor, ...], ...] = ()
 
     @abstractmethod
     def _columns(self, seen: Observation) -> tuple[Tensor, ...]:
-        """Returns the parts of an observation that are fed: tensors [n, ...], a row for each of the n kept tokens."""
+        """Returns the parts of an observation that are fed: tensors [n, ...], a row for each of the n kept
+        tokens."""
 
     @abstractmethod
     def _read(self, columns: list[Tensor]) -> None:
@@ -60,12 +63,14 @@ class DraftCache(Memory):
     @torch.inference_mode()
     def feed(self) -> None:
         """Reads all waiting tokens."""
-        if n := self.waiting:
-            with self.clock.part("draft"):
-                columns = [torch.cat(column) for column in zip(*self._waiting, strict=True)]
-                self._waiting = ()
-                self._read(columns)
-                self.cache.length += n
+        tokens = self.waiting
+        if not tokens:
+            return
+        with self.clock.part("draft"):
+            columns = [torch.cat(column) for column in zip(*self._waiting, strict=True)]
+            self._waiting = ()
+            self._read(columns)
+            self.cache.length += tokens
 
     def reset(self, capacity: int) -> None:
         self.cache.clear()

@@ -28,8 +28,16 @@ class Eagle3Cache(DraftCache):
 
     Slot t pairs feature t with token t + 1 at position t, so the root's pair is the last one observed.
 
-    window: tokens of its own past that each slot sees, including itself; None: the network's own choice.  Rotary
-    embeddings depend only on differences of positions, so a window needs no other positions: no difference exceeds it.
+    Args:
+        network: The head.
+        window: Tokens of its own past that each slot sees, including itself; None: the network's own
+            choice.  Rotary embeddings depend only on differences of positions, so a window needs no other
+            positions: no difference exceeds it.
+        clock: What measures the parts of a step.
+        kernels: A CPU's compiled kernels; None: torch.
+        regions: If they are fixed, passes have fixed shapes.
+        fused: Kernels with which fixed regions take fewer launches.
+        passes: The engine's; None: its own.
     """
 
     name = "drafter"
@@ -37,9 +45,9 @@ class Eagle3Cache(DraftCache):
     def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
                  kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None,
                  passes: HeadPasses | None = None) -> None:
-        """fused: kernels with which fixed regions take fewer launches; passes: the engine's; None: its own."""
         super().__init__(KVCache(network.config.layers, 0), 0, clock)
-        self.network, self.regions = network, regions
+        self.network = network
+        self.regions = regions
         self.window = window or network.config.window
         self.wants = Wants(layers=tuple(sorted(set(network.config.feature_layers))))
         self.positions = None if self.window else network.config.max_positions
@@ -62,7 +70,8 @@ class Eagle3Cache(DraftCache):
         return self.network,
 
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
-        """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
+        """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never
+        kept."""
         return seen.features(self.network.config.feature_layers), seen.following
 
     def newest(self) -> Tensor:
@@ -73,7 +82,8 @@ class Eagle3Cache(DraftCache):
 
     def _read(self, columns: list[Tensor]) -> None:
         self.clock.ran("draft")
-        tokens, features = columns.pop(), columns.pop()
+        tokens = columns.pop()
+        features = columns.pop()
         n = len(tokens)
         features = features.to(self.device, self.network.fc.weight.dtype)
         # A region cannot be recorded on an empty cache, which has no buffers.
@@ -90,26 +100,39 @@ class Eagle3Cache(DraftCache):
         self._newest = states[:, n - 1:n].clone()
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are scratch."""
-        n, rows = len(tokens), size_of(len(tokens))
+        """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are
+        scratch."""
+        n = len(tokens)
+        rows = size_of(n)
         key = self, "feed", self.cache.age, rows
-        wide, following = self.regions.kept(key, lambda: (
-            features.new_zeros(rows, features.shape[1]), torch.zeros(rows, dtype=torch.int64, device=self.device)))
+
+        def buffers() -> tuple[Tensor, Tensor]:
+            wide = features.new_zeros(rows, features.shape[1])
+            return wide, torch.zeros(rows, dtype=torch.int64, device=self.device)
+
+        wide, following = self.regions.kept(key, buffers)
         wide[:n] = features
         following[:n] = sent(tokens, self.device)
         self.committed.fill_(self.cache.length)
         return self.regions(key, lambda: self._extend(wide, following))
 
     def _extend(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Reads features [n, F] and tokens [n] as a chain after the committed rows, in fixed buffers; returns states
-        [1, n, H]."""
+        """Reads a chain after the committed rows, in fixed buffers.
+
+        Args:
+            features: [n, F].
+            tokens: [n].
+
+        Returns:
+            States [1, n, H].
+        """
         n = len(tokens)
         depths = torch.arange(n, device=self.device)
         layout = DeviceLayout.of(self.committed, depths, depths, depths[:, None] >= depths)
         with self.cache.at(self.committed + depths, self._write), self._fused():
             hidden = self.passes.run(HeadRows(features), Part.FUSE)
-            return self.passes.run(HeadRows(hidden, tokens, self.committed + depths, self.cache, layout),
-                                   Part.FEED)[None]
+            rows = HeadRows(hidden, tokens, self.committed + depths, self.cache, layout)
+            return self.passes.run(rows, Part.FEED)[None]
 
     def begin(self, root: int) -> None:
         """Begins a proposal: feeds waiting tokens and sets the inputs of regions."""
@@ -118,32 +141,44 @@ class Eagle3Cache(DraftCache):
         self.committed.fill_(self.cache.length)
 
     def log_probs(self, states: Tensor) -> Tensor:
-        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
+        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states:
+        [1, b, H]."""
         return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
 
-    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
-        """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
+    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor,
+               depths: Tensor | None = None) -> Tensor:
+        """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m
+        - b others.
 
-        hidden: [1, b, H]; tokens: [b]; seen: [b, m] bool, the scratch rows that each sees, including its own; depths:
-        [m] int64 of the scratch rows, on the device if regions are fixed, else on the host; None: b rows of each depth
+        Args:
+            hidden: [1, b, H].
+            tokens: [b].
+            depth: Depth of the rows.
+            seen: [b, m] bool, the scratch rows that each sees, including its own.
+            depths: [m] int64 of the scratch rows, on the device if regions are fixed, else on the host;
+                None: b rows of each depth.
         """
         b, m = seen.shape
         if self.regions.fixed:
             at = torch.arange(m, device=self.device)
-            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device),
-                                    at // b if depths is None else depths, seen)
+            if depths is None:
+                depths = at // b
+            fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), depths, seen)
             with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
                 return self._level(hidden, tokens, (self.committed + depth).expand(b), fixed)
+        if depths is None:
+            depths = torch.arange(m) // b
         committed = self.cache.length
-        layout = Layout(committed, torch.full((b,), depth), seen, self.device,
-                        torch.arange(m) // b if depths is None else depths)
+        layout = Layout(committed, torch.full((b,), depth), seen, self.device, depths)
         self.cache.length += m - b
         try:
-            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
+            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device),
+                               layout)
         finally:
             self.cache.length = committed
 
-    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
+    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor,
+               layout: Layout | DeviceLayout) -> Tensor:
         return self.passes.run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
     def reset(self, capacity: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,22 +21,24 @@ from longgraft.yarn_drafters.network import Eagle3Network
 
 
 class Part(IntEnum):
-    """Parts of the head that a pass runs, in the order in which a draft needs them.
+    """Parts of the head that a pass runs, in the order in which a draft needs them."""
 
-    FUSE: features to states; FEED: the layers, on observed tokens; OUTPUT: the output layer; LEVEL: the layers, on
-    drafted tokens
-    """
-
-    FUSE, FEED, OUTPUT, LEVEL = range(4)
+    FUSE = 0        # features to states
+    FEED = 1        # the layers, on observed tokens
+    OUTPUT = 2      # the output layer
+    LEVEL = 3       # the layers, on drafted tokens
 
 
 @dataclass(frozen=True, eq=False)
 class HeadRows:
-    """Rows of one request in a pass.
+    """Rows of one request in a pass.  Only the layers need more than the inputs.
 
-    inputs: [n, A * Ht], the target's features, for FUSE; otherwise states [n, H]
-    tokens, positions: [n]; cache, layout: keys and values are written after the cache's length, or at its `rows`.  Only
-    the layers need these.
+    Attributes:
+        inputs: [n, A * Ht], the target's features, for FUSE; otherwise states [n, H].
+        tokens: [n].
+        positions: [n].
+        cache: Keys and values are written after its length, or at its `rows`.
+        layout: What the rows see.
     """
 
     inputs: Tensor
@@ -48,22 +51,27 @@ class HeadRows:
 class HeadPasses:
     """A head that all lanes of an engine draft with; rows of several requests may share a pass.
 
-    A row's result depends on its own request alone, up to rounding; with compiled kernels bit for bit as far as
-    docs/exactness.md says.
+    A row's result depends on its own request alone, up to rounding; with compiled kernels bit for bit as
+    far as docs/exactness.md says.
 
     Attributes:
         packs: True if several requests may share a pass; set to False when such a pass fails.
     """
 
-    name, drafts = "the EAGLE-3 head", True
+    name = "the EAGLE-3 head"
+    drafts = True
 
-    def __init__(self, network: Eagle3Network, window: int | None = None, kernels: CpuKernels | None = None) -> None:
-        """window: as in `Eagle3Cache`."""
-        self.network, self.window, self.packs = network, window, True
+    def __init__(self, network: Eagle3Network, window: int | None = None,
+                 kernels: CpuKernels | None = None) -> None:
+        """Takes a head, and its window as in `Eagle3Cache`."""
+        self.network = network
+        self.window = window
+        self.packs = True
         weight = network.fc.weight
         # Both fall back to torch for what they do not support: many rows, another device or another dtype.
         self.product = kernels.product if kernels else linear
-        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
+        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device,
+                                                                          weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
 
     def run(self, rows: HeadRows, part: Part) -> Tensor:
@@ -72,24 +80,30 @@ class HeadPasses:
         Inside `together`, one pass runs for all requests that wait for the same part.
         """
         shared = SHARED.get()
-        result, = self.forward([rows], part) if shared is None else shared(self, [rows], part)
+        if shared is None:
+            result, = self.forward([rows], part)
+        else:
+            result, = shared(self, [rows], part)
         return result
 
     def turn(self, part: Part) -> int:
-        """Returns the order of passes that wait at the same time: the part that a draft needs first runs first."""
+        """Returns the order of passes that wait at the same time: the part that a draft needs first runs
+        first."""
         return part
 
     @torch.inference_mode()
     def forward(self, rows: Sequence[HeadRows], part: Part) -> list[Tensor]:
         """Does `run` for these requests alone, in one pass."""
-        counts = [len(one.inputs) for one in rows]
-        inputs = _joined([one.inputs for one in rows])
+        counts = [len(share.inputs) for share in rows]
+        inputs = _joined([share.inputs for share in rows])
         if part is Part.OUTPUT:
             return list(self.network.logits(inputs, self.product).float().log_softmax(-1).split(counts))
         if part is Part.FUSE:
             return list(self.network.fuse(inputs, self.product).split(counts))
-        tokens, positions, caches, layouts = zip(*((one.tokens, one.positions, one.cache, one.layout) for one in rows),
-                                                 strict=True)
+        caches: Any = [share.cache for share in rows]
+        layouts: Any = [share.layout for share in rows]
+        tokens: Any = [share.tokens for share in rows]
+        positions: Any = [share.positions for share in rows]
         cache = caches[0] if len(rows) == 1 else PackedCache(caches, counts)
         scale = self.network.config.head_dim ** -0.5
 
@@ -100,13 +114,16 @@ class HeadPasses:
             shares = zip(q.split(counts, dim=2), keys, values, layouts, strict=True)
             return torch.cat([self._attention(*share, scale) for share in shares], dim=2)
 
-        states = self.network(inputs[None], _joined(tokens)[None], _joined(positions)[None], attend, self.product)
+        states = self.network(inputs[None], _joined(tokens)[None], _joined(positions)[None], attend,
+                              self.product)
         return list(states[0].split(counts))
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout,
+                   scale: float) -> Tensor:
         backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
         return backend(q, k, v, layout, scale, self.window)
 
 
 def _joined(columns: Sequence[Tensor]) -> Tensor:
-    return columns[0] if len(columns) == 1 else torch.cat(list(columns))     # one is not copied
+    """Joins columns of rows; a single one is not copied."""
+    return columns[0] if len(columns) == 1 else torch.cat(list(columns))

@@ -18,14 +18,16 @@ from longgraft.protocol.observation import Observation
 class PartialMatching(Memory):
     """Prediction by partial matching (`Continuations`) over all texts that the answer may repeat.
 
-    text: the committed tokens, including the root
+    Attributes:
+        text: The committed tokens, including the root.
     """
 
     name = "text"
     reads_corpora = True
 
     def __init__(self) -> None:
-        self._rates: np.ndarray | None = None       # what earlier answers taught about the text's probabilities
+        # What earlier answers taught about the text's probabilities.
+        self._rates: np.ndarray | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -58,13 +60,14 @@ class PartialMatching(Memory):
         self._read()
 
     def _read(self) -> None:
-        """Reads passages of the corpora that go on where the text ends, if their context is longer than the text's own.
+        """Reads passages of the corpora that go on where the text ends, if their context is longer than the
+        text's own.
 
         Each passage is read only once, because then the text has that context.
         """
         for corpus in self._corpora:
-            known = self._counts.after(())[1]
-            for passage in corpus.passages(self.text[-FAR:], (n for n in ORDERS if n > known)):
+            _, longest = self._counts.after(())
+            for passage in corpus.passages(self.text[-FAR:], (order for order in ORDERS if order > longest)):
                 self._counts.read(passage)
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -77,8 +80,10 @@ class PartialMatching(Memory):
         return self._counts
 
     def _count(self, earlier: Sequence[int] = ()) -> None:
-        """Learns everything again, after `earlier` texts (about 2 microseconds per token), and reads the corpora for
-        the present end of the text."""
+        """Learns everything again, after `earlier` texts (about 2 microseconds per token).
+
+        It reads the corpora for the present end of the text.
+        """
         self._counts = continuations(self._rates)
         self._counts.extend([*earlier, *self._before, *self.text[:self._answer]])
         if self._answer is not None:
@@ -91,7 +96,8 @@ class PartialMatching(Memory):
 
     def rewind(self, mark: Any) -> None:
         before, text, self._answer, self._rates = mark
-        self._before, self.text = before.copy(), text.copy()
+        self._before = before.copy()
+        self.text = text.copy()
         self._count()
 
     def release(self) -> None:

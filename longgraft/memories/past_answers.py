@@ -16,10 +16,11 @@ class PastAnswers(Memory):
     lasting = True
 
     def __init__(self, most: int) -> None:
-        self.most, self._tokens = most, TokenHistory()
+        self.most = most
+        self._tokens = TokenHistory()
 
     def whole(self, root: int) -> np.ndarray:
-        """[t + 1] int64, a view: all answers, a negative id between two, followed by the root."""
+        """Returns [t + 1] int64, a view: all answers, a negative id between two, followed by the root."""
         return self._tokens.whole(root)
 
     def reset(self, capacity: int) -> None:

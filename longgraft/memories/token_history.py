@@ -12,7 +12,8 @@ BETWEEN = -1    # not a token: it marks the end of a text
 
 
 class TokenHistory(Memory):
-    """The tokens of the prompt and all emitted tokens, without the root, which is observed with the next tree.
+    """The tokens of the prompt and all emitted tokens, without the root, which is observed with the next
+    tree.
 
     Predictions lie before them in the same block, so that both can be read without a copy.
     """
@@ -20,23 +21,27 @@ class TokenHistory(Memory):
     name = "history"
 
     def __init__(self) -> None:
-        self._tokens, self._begin, self._size = np.empty(0, dtype=np.int64), 0, 0
+        self._tokens = np.empty(0, dtype=np.int64)
+        self._begin = 0
+        self._size = 0
 
     def __len__(self) -> int:
         return self._size - self._begin
 
     def up_to(self, root: int) -> np.ndarray:
-        """[t + 1] int64, a view: the history followed by the root; a token's index is its position."""
+        """Returns [t + 1] int64, a view: the history followed by the root; a token's index is its
+        position."""
         return self.whole(root)[self._begin:]
 
     def whole(self, root: int) -> np.ndarray:
-        """[s + t + 1] int64, a view: predictions, each followed by a negative id, then as in `up_to`."""
+        """Returns [s + t + 1] int64, a view: predictions, each followed by a negative id, then as in
+        `up_to`."""
         self._reserve(self._size + 1)
         self._tokens[self._size] = root
         return self._tokens[:self._size + 1]
 
     def before(self) -> np.ndarray:
-        """[s] int64, a view: predictions, each followed by a negative id."""
+        """Returns [s] int64, a view: predictions, each followed by a negative id."""
         return self._tokens[:self._begin]
 
     def reset(self, capacity: int) -> None:
@@ -64,7 +69,8 @@ class TokenHistory(Memory):
         self._size = mark
 
     def _reserve(self, size: int) -> None:
-        """Makes room for `size` tokens; doubling keeps the cost of copies linear if the capacity was too small."""
+        """Makes room for `size` tokens; doubling keeps the cost of copies linear if the capacity was too
+        small."""
         if len(self._tokens) < size:
             grown = np.empty(max(size, 2 * len(self._tokens)), dtype=np.int64)
             grown[:self._size] = self._tokens[:self._size]
@@ -72,6 +78,6 @@ class TokenHistory(Memory):
 
 
 def unbroken(tokens: np.ndarray) -> np.ndarray:
-    """[n] -> [m], a view: the tokens before the first negative id."""
+    """Returns [m], a view of tokens [n]: those before the first negative id."""
     gaps = np.flatnonzero(tokens < 0)
     return tokens[:gaps[0]] if len(gaps) else tokens

@@ -22,8 +22,8 @@ class Memory(ABC):
         name: Name in messages.
         wants: What the target must report for this memory.
         positions: Number of tokens that it can observe; None: no limit.
-        lasting: True if what it learnt outlives the request; then `reset` forgets nothing, and a `mark` is a copy
-            that fits any memory of its class.
+        lasting: True if what it learnt outlives the request; then `reset` forgets nothing, and a `mark` is
+            a copy that fits any memory of its class.
         tail: Number of last prompt tokens that must be read again if the tokens before them are recalled.
         reads_corpora: True if it learns from corpora.
 
@@ -58,27 +58,32 @@ class Memory(ABC):
 
     @property
     def aligned(self) -> KVCache | None:
-        """The memory's KV rows, if they are all that it learns from a prompt and row t depends only on tokens 0 to
-        t + 1.  Then prompts with a common beginning share these rows by copying.  None for other memories."""
+        """The memory's KV rows, if they are all that it learns from a prompt and row t depends only on
+        tokens 0 to t + 1.  Then prompts with a common beginning share these rows by copying.  None for
+        other memories."""
         return None
 
     @property
     def identity(self) -> Mapping[str, str]:
-        """All that the `aligned` rows depend on besides tokens and target, by name.  Rows in a file are used only if it
+        """All that the `aligned` rows depend on besides tokens and target, by name.  Rows in a file are
+        used only if it
         is equal: they may be another drafter's."""
         return {}
 
     @property
     def networks(self) -> Sequence[nn.Module]:
-        """The networks whose weights the `aligned` rows and recorded regions depend on, besides the target."""
+        """The networks whose weights the `aligned` rows and recorded regions depend on, besides the
+        target."""
         return ()
 
     @abstractmethod
     def reset(self, capacity: int) -> None:
-        """Forgets the last request; at most `capacity` tokens will be observed and proposed in the next one."""
+        """Forgets the last request; at most `capacity` tokens will be observed and proposed in the next
+        one."""
 
     def observe_prediction(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
-        """Learns from a text that the answer may repeat and that the target does not read (a predicted output).
+        """Learns from a text that the answer may repeat and that the target does not read (a predicted
+        output).
 
         Called once for each text, after `reset` and before anything is observed.  Forgotten with the request.
 

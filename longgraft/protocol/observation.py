@@ -21,11 +21,13 @@ class Wants:
     """The values that a memory wants the target model to report for each node.
 
     Attributes:
-        layers: Decoder layers whose inputs are reported, as indices into transformers' hidden_states; ascending.
+        layers: Decoder layers whose inputs are reported, as indices into transformers' hidden_states;
+            ascending.
         final: True if the hidden states after the final norm are reported.
         topk: Number of most probable next tokens; 0: none.
         cache: True if the target's KV cache of committed rows is reported.
-        queries: Number of last kept nodes whose queries are reported for every layer; such a pass has no fixed shape.
+        queries: Number of last kept nodes whose queries are reported for every layer; such a pass has no
+            fixed shape.
         prompt_queries: The same, for prompt chunks only.
     """
 
@@ -46,8 +48,8 @@ class Wants:
     def union(cls, wants: Iterable[Wants]) -> Wants:
         """Returns what all of them need."""
         whole = cls()
-        for one in wants:
-            whole = whole | one
+        for wanted in wants:
+            whole = whole | wanted
         return whole
 
 
@@ -55,8 +57,11 @@ class Wants:
 class Walked:
     """A verified tree on the device, padded to n rows; valid until the next pass.
 
-    tree: the padded tree; path: [n] int64, rows of the kept path, then -1; length: [1] int64, the path's length; topk:
-    [n, K] int32, as `Observation.topk`
+    Attributes:
+        tree: The padded tree.
+        path: [n] int64, rows of the kept path, then -1.
+        length: [1] int64, the path's length.
+        topk: [n, K] int32, as `Observation.topk`.
     """
 
     tree: PaddedTree
@@ -82,8 +87,10 @@ class Observation:
         seconds: Duration of the pass, including draw and walk.
         walked: The verified tree on the device, if the pass had a fixed shape.
         ranked: [r] int64, the nodes that have rows in topk, which is [r, K] then; None: all nodes.
-        cache: The target's committed rows, including the kept ones, readable until the next pass; None unless wanted.
-        queries: Layer -> [Hq, w, D], after rotary embedding, of the last w kept nodes; w is at most the wanted number.
+        cache: The target's committed rows, including the kept ones, readable until the next pass; None
+            unless wanted.
+        queries: Layer -> [Hq, w, D], after rotary embedding, of the last w kept nodes; w is at most the
+            wanted number.
     """
 
     tree: ProposalTree

@@ -1,7 +1,7 @@
 """The proposer protocol: proposers turn memories into draft trees.
 
-A method is a `Proposer` over `Memory`s: memories observe all that the target reads, and proposers turn what memories
-hold into a tree.  Nothing else changes while decoding.
+A method is a `Proposer` over `Memory`s: memories observe all that the target reads, and proposers turn what
+memories hold into a tree.  Nothing else changes while decoding.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class BatchLoad:
     Attributes:
         requests: Number of other requests that decode.
         rows: Rows of prompts that other requests read.
-        chunk: Prompt tokens that this request may prefill in one pass, so that other requests do not wait for long; 0:
-            the request rests; None: no limit.
+        chunk: Prompt tokens that this request may prefill in one pass, so that other requests do not wait
+            for long; 0: the request rests; None: no limit.
     """
 
     requests: int = 0
@@ -76,13 +76,14 @@ class Ask:
         token = self.draws.draw(logits, torch.tensor([self.position + ahead], device=logits.device))
         gain = logits.float().log_softmax(-1).gather(1, token[:, None])
         # float64 holds ids and float32 scores exactly.
-        found, score = torch.stack([token.double(), gain[0].double()]).flatten().tolist()
-        return int(found), score
+        drawn, score = torch.stack([token.double(), gain[0].double()]).flatten().tolist()
+        return int(drawn), score
 
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Proposes draft trees.  Deterministic given what its memories observed, so that draw-then-walk is exact."""
+    """Proposes draft trees.  Deterministic given what its memories observed, so that draw-then-walk is
+    exact."""
 
     @property
     def memories(self) -> Sequence[Memory]:
@@ -106,8 +107,8 @@ class Retriever(Proposer, Protocol):
             slots: Number of free slots.
 
         Returns:
-            A tree with this root, best nodes first.  Nodes beyond the first `slots` replace those that the other tree
-            already has.
+            A tree with this root, best nodes first.  Nodes beyond the first `slots` replace those that the
+            other tree already has.
         """
 
 

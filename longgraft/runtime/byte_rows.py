@@ -1,8 +1,8 @@
 """Rows of a KV cache in bytes: a head's numbers as int8, then a bfloat16 scale for each group of 32 of them.
 
-llama.cpp calls this precision q8_0.  A row is rounded once, when it is written, and does not depend on other rows;
-whatever copies, moves or saves rows takes them as they are.  Compiled layers write the same rows in C++
-(`kernels/cached_rows.h`).
+llama.cpp calls this precision q8_0.  A row is rounded once, when it is written, and does not depend on
+other rows; whatever copies, moves or saves rows takes them as they are.  Compiled layers write the same
+rows in C++ (`kernels/cached_rows.h`).
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ def index_copy(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor)
 class CacheLayer(CacheLayerMixin):
     """One layer's views of the blocks of its `KVCache`.
 
-    keys, values: [1, Hkv, capacity, D]; rows from `owner.length` on are scratch rows.
+    Attributes:
+        keys: [1, Hkv, capacity, D]; rows from `owner.length` on are scratch rows.
+        values: Likewise.
+        owner: The cache.
+        kind: Its kind of layers, whose rows have one shape.
     """
 
     is_sliding = False
@@ -35,33 +39,40 @@ class CacheLayer(CacheLayerMixin):
 
     def __init__(self, owner: KVCache, kind: str) -> None:
         super().__init__()
-        self.owner, self.kind = owner, kind
+        self.owner = owner
+        self.kind = kind
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.keys, self.values = self.owner.buffers(key_states, value_states, self.kind)
-        self.dtype, self.device = self.keys.dtype, key_states.device
+        self.dtype = self.keys.dtype
+        self.device = key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes [1, Hkv, n, D] after the committed rows and returns the whole buffers; attention slices them.
+        """Writes [1, Hkv, n, D] after the committed rows and returns the whole buffers; attention slices
+        them.
 
-        Keys and values of different sizes are latents, which the model expands; then it returns only the written rows,
-        in the dtype of the new ones.
+        Keys and values of different sizes are latents, which the model expands; then it returns only the
+        written rows, in the dtype of the new ones.
         """
-        latent, dtype = key_states.shape[3] != value_states.shape[3], key_states.dtype
-        key_states, value_states = self.owner.stored(key_states), self.owner.stored(value_states)
+        latent = key_states.shape[3] != value_states.shape[3]
+        dtype = key_states.dtype
+        key_states = self.owner.stored(key_states)
+        value_states = self.owner.stored(value_states)
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        if (rows := self.owner.rows) is not None:
+        rows = self.owner.rows
+        if rows is not None:
             self.owner.write(self.keys, self.values, key_states, value_states, rows)
             return self.keys, self.values
-        start, n = self.owner.length, key_states.shape[2]
-        self.room_for(n)
-        self.keys[:, :, start:start + n] = key_states
-        self.values[:, :, start:start + n] = value_states
+        start = self.owner.length
+        end = start + key_states.shape[2]
+        self.room_for(end - start)
+        self.keys[:, :, start:end] = key_states
+        self.values[:, :, start:end] = value_states
         if latent and dtype != BYTES:
-            return numbers_of(self.keys[:, :, :start + n], dtype), numbers_of(self.values[:, :, :start + n], dtype)
+            return numbers_of(self.keys[:, :, :end], dtype), numbers_of(self.values[:, :, :end], dtype)
         return self.keys, self.values
 
     def drop(self) -> None:
@@ -71,7 +82,8 @@ class CacheLayer(CacheLayerMixin):
 
     def room_for(self, n: int) -> None:
         """Raises ValueError unless n rows can be written after the committed ones."""
-        if (last := self.owner.length + n) > self.owner.capacity:
+        last = self.owner.length + n
+        if last > self.owner.capacity:
             raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
                              "Reserve prompt + new tokens + tree before decoding.")
 

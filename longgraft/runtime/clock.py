@@ -14,10 +14,13 @@ from typing import Literal
 class Clock:
     """Measures seconds by part.  They are exclusive: time in an inner part does not count in the outer one.
 
-    wait: device sync at the beginning and end of the outermost part (torch.cuda.synchronize in a CUDA session), so that
-          whole steps are timed correctly; inner parts then show launch times, unless `profile` is set
-    profile: sync at every part, so that inner times are correct
-    forwards: forwards since the last `counted`, by kind: draft or own
+    Attributes:
+        seconds: Seconds by part since the last lap.
+        wait: Device sync at the beginning and end of the outermost part (torch.cuda.synchronize in a CUDA
+            session), so that whole steps are timed correctly; inner parts then show launch times, unless
+            `profile` is set.
+        profile: Sync at every part, so that inner times are correct.
+        forwards: Forwards since the last `counted`, by kind: draft or own.
     """
 
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -27,7 +30,7 @@ class Clock:
     _running: tuple[str, float] | None = None       # the innermost part, and the time from which it counts
 
     def now(self, wait: bool = True) -> float:
-        """Returns seconds of a monotonic clock.  wait: first wait until all launched work is done."""
+        """Returns seconds of a monotonic clock; with `wait`, first waits until all launched work is done."""
         if self.wait is not None and wait:
             self.wait()
         return time.perf_counter()
@@ -39,7 +42,8 @@ class Clock:
         return seconds
 
     def ran(self, whose: Literal["draft", "own"], times: int = 1) -> None:
-        """Counts forwards other than verifications: a drafter's, or the target's own, which read all its weights."""
+        """Counts forwards other than verifications: a drafter's, or the target's own, which read all its
+        weights."""
         self.forwards[whose] += times
 
     def counted(self) -> dict[str, int]:
@@ -50,6 +54,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
+        """Measures the block as a part of this name."""
         outer = self._running
         now = self.now(self.profile or outer is None)
         if outer is not None:
@@ -58,7 +63,8 @@ class Clock:
         try:
             yield
         finally:        # An interrupt may have left inner parts running; the outer part runs again in any case.
-            inner, self._running = self._running, outer
+            inner = self._running
+            self._running = outer
             now = self.now(self.profile or outer is None)
             if inner is not None:
                 self.seconds[name] += now - inner[1]

@@ -33,10 +33,12 @@ class NotRecorded(RuntimeError):
 class Regions:
     """Runs regions, either eagerly or from a recording.
 
-    A region is a function without arguments.  It reads and writes tensors that outlive it, reads nothing on the host,
-    has the same effect when it runs again on the same values, and its shapes depend only on its key.
+    A region is a function without arguments.  It reads and writes tensors that outlive it, reads nothing on
+    the host, has the same effect when it runs again on the same values, and its shapes depend only on its
+    key.
 
-    recorder: makes the recordings; None: everything runs eagerly, in its own shapes
+    Args:
+        recorder: Makes the recordings; None: everything runs eagerly, in its own shapes.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
@@ -57,7 +59,8 @@ class Regions:
         return len(self.recordings)
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
-        """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
+        """Runs the region and returns its result; a recording returns the same tensors each time, with new
+        values."""
         if self._recorder is None:
             return region()
         if key not in self.recordings and len(self.recordings) >= MOST:
@@ -69,7 +72,8 @@ class Regions:
             except RuntimeError as error:
                 self.forget()
                 self._recorder = None
-                warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}", stacklevel=2)
+                warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}",
+                              stacklevel=2)
                 return region()
         replay, returned = self.recordings[key]
         replay()
@@ -78,12 +82,13 @@ class Regions:
     def _say_that_it_is_full(self) -> None:
         if not self._told:
             self._told = True
-            warnings.warn(f"longgraft has recorded {MOST} CUDA graphs, the most that it keeps; further parts of a step "
-                          "are launched kernel by kernel, with the same results", stacklevel=4)
+            warnings.warn(f"longgraft has recorded {MOST} CUDA graphs, the most that it keeps; further parts "
+                          "of a step are launched kernel by kernel, with the same results", stacklevel=4)
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
         """Runs the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
-        if (before := self._latest.get(slot, kind)) != kind:
+        before = self._latest.get(slot, kind)
+        if before != kind:
             self.recordings.pop((slot, before), None)
         self._latest[slot] = kind
         return self((slot, kind), region)
@@ -117,26 +122,29 @@ def cuda_graphs(device: torch.device) -> Recorder:
         with _ONE_AT_A_TIME, torch.cuda.device(device):
             if not streams:
                 streams.append(torch.cuda.Stream(device))
-            here, side = torch.cuda.current_stream(device), streams[0]
-            side.wait_stream(here)
+            current = torch.cuda.current_stream(device)
+            side = streams[0]
+            side.wait_stream(current)
             # The side stream is entered here as well, because a failed capture does not leave its own stream.
             with torch.cuda.stream(side):
                 _warm(region)
-                # Each graph has its own memory pool: sharing one is safe only if graphs always replay in one order.
+                # Each graph has its own memory pool: sharing one is safe only if graphs always replay in
+                # one order.
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                     returned = region()
-            here.wait_stream(side)
+            current.wait_stream(side)
         return graph.replay, returned
 
     return record
 
 
 def _warm(region: Callable[[], Any]) -> None:
-    """Runs the region outside a graph first, so that kernels are compiled and libraries allocate their workspaces.
+    """Runs the region outside a graph first, so that kernels are compiled and libraries allocate their
+    workspaces.
 
-    Raises NotRecorded if the region syncs with the device: a sync would abort the capture, after which torch cleans up
-    badly.
+    Raises NotRecorded if the region syncs with the device: a sync would abort the capture, after which
+    torch cleans up badly.
     """
     failures: tuple[type[Exception], ...] = (RuntimeError,)
     if importlib.util.find_spec("triton") is not None:
@@ -158,11 +166,13 @@ def _warm(region: Callable[[], Any]) -> None:
 def _syncs_of_this_thread() -> Iterator[list[str]]:
     """Collects the places in this thread's code that wait for the device.
 
-    torch's check covers the whole process, so it only warns: as an error it would end other threads' requests, which
-    may wait.  Their warnings are dropped.  Two waits are not seen: of an operator that is called as `torch.ops...`, and
-    while another thread changes how warnings are shown; the capture then fails, and everything is launched eagerly.
+    torch's check covers the whole process, so it only warns: as an error it would end other threads'
+    requests, which may wait.  Their warnings are dropped.  Two waits are not seen: of an operator that is
+    called as `torch.ops...`, and while another thread changes how warnings are shown; the capture then
+    fails, and everything is launched eagerly.
     """
-    own, places = threading.get_ident(), list[str]()
+    thread = threading.get_ident()
+    places: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -171,7 +181,7 @@ def _syncs_of_this_thread() -> Iterator[list[str]]:
                     file: TextIO | None = None, line: str | None = None) -> None:
             if SYNC not in str(message):
                 show(message, category, filename, lineno, file, line)
-            elif threading.get_ident() == own:
+            elif threading.get_ident() == thread:
                 places.append(f"{filename}:{lineno}")
 
         warnings.showwarning = collect

@@ -13,8 +13,8 @@ import torch
 def free_bytes(device: torch.device) -> int:
     """Returns the bytes that can still be allocated; on a GPU this includes torch's cached blocks."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     try:
         return _counter("/proc/meminfo", "MemAvailable")
     except (OSError, StopIteration):        # not Linux: take all installed memory, used or not
@@ -26,13 +26,16 @@ def out_of_memory(error: object) -> bool:
 
     torch.OutOfMemoryError is a RuntimeError, and the CPU allocator's error has no class of its own.
     """
+    if isinstance(error, MemoryError):
+        return True
     message = str(error).lower()
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in message or "can't allocate memory" in message))
+    return isinstance(error, RuntimeError) and ("out of memory" in message
+                                                or "can't allocate memory" in message)
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak for `peak_memory`.  If the system cannot, the peak counts from the start of the process."""
+    """Starts a new peak for `peak_memory`.  If the system cannot, the peak counts from the start of the
+    process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -41,7 +44,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the peak since the reset: torch's allocator on a GPU; on a CPU the whole process, weights included."""
+    """Returns the peak since the reset: torch's allocator on a GPU; on a CPU the whole process, weights
+    included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -51,7 +55,8 @@ def peak_memory(device: torch.device) -> int:
 
 
 def resident() -> int:
-    """Returns the process's resident set now; if the system does not report it, the peak since the process started."""
+    """Returns the process's resident set now; if the system does not report it, the peak since the process
+    started."""
     try:
         return _counter("/proc/self/status", "VmRSS")
     except (OSError, StopIteration):
@@ -59,10 +64,12 @@ def resident() -> int:
 
 
 def _lifetime_peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    unit = 1 if sys.platform == "darwin" else 1024      # bytes
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _counter(file: str, name: str) -> int:
-    """Returns bytes of the entry `name` of a /proc file; OSError or StopIteration if file or entry is missing."""
+    """Returns bytes of the entry `name` of a /proc file; OSError or StopIteration if file or entry is
+    missing."""
     with open(file, encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))

@@ -23,31 +23,39 @@ def device_of(name: str | torch.device | None) -> torch.device:
     except RuntimeError:
         count = 0
     if not count:
-        raise ValueError(f"Device {str(name)!r} is not usable here. This machine and its torch {torch.__version__} "
-                         f"have {', '.join(counts)}.")
+        raise ValueError(f"Device {str(name)!r} is not usable here. This machine and its torch "
+                         f"{torch.__version__} have {', '.join(counts)}.")
     if (device.index or 0) >= count:
-        raise ValueError(f"Device {str(name)!r} does not exist: this machine has {count} of type {device.type}. Give "
-                         f"{device.type}:0" + (f" to {device.type}:{count - 1}." if count > 1 else "."))
+        advice = f"Give {device.type}:0"
+        if count > 1:
+            advice += f" to {device.type}:{count - 1}"
+        raise ValueError(f"Device {str(name)!r} does not exist: this machine has {count} of type "
+                         f"{device.type}. {advice}.")
     return device
 
 
 def dtype_of(name: str | torch.dtype) -> torch.dtype:
     """Returns the torch dtype of this name; raises ValueError unless it is one of `DTYPES`."""
-    found = DTYPES.get(name) if isinstance(name, str) else name if name in DTYPES.values() else None
-    if found is None:
-        raise ValueError(f"dtype {str(name)!r} is unknown. Known: {', '.join(DTYPES)}.")
-    return found
+    if isinstance(name, torch.dtype) and name in DTYPES.values():
+        return name
+    if isinstance(name, str) and name in DTYPES:
+        return DTYPES[name]
+    raise ValueError(f"dtype {str(name)!r} is unknown. Known: {', '.join(DTYPES)}.")
 
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a host tensor on the device; the copy to a GPU is asynchronous."""
     if tensor.device.type != "cpu" or device.type != "cuda":
         return tensor.to(device)
-    # The pinned copy may be dropped at once: torch's pinned allocator reuses it only after the stream has read it.
+    # The pinned copy may be dropped at once: torch's pinned allocator reuses it only after the stream has
+    # read it.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _devices() -> dict[str, int]:
     """Returns the number of devices of each type."""
+    counts = {"cpu": 1}
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return {"cpu": 1} | ({accelerator.type: torch.accelerator.device_count()} if accelerator is not None else {})
+    if accelerator is not None:
+        counts[accelerator.type] = torch.accelerator.device_count()
+    return counts

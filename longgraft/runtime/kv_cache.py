@@ -15,11 +15,13 @@ from longgraft.runtime.byte_rows import BYTES, numbers_of, packed
 from longgraft.runtime.cache_layer import CacheLayer, Write, index_copy
 from longgraft.runtime.devices import sent
 
-ROUND = 256     # capacities are multiples of this many rows, so that nearby lengths reuse the allocator's blocks
+# Capacities are multiples of this many rows, so that nearby lengths reuse the allocator's blocks.
+ROUND = 256
 
 
 class KVState(NamedTuple):
-    """A copy of the cache: keys and values [1, Hkv, length, D] of each layer, None for a layer without rows."""
+    """A copy of the cache: keys and values [1, Hkv, length, D] of each layer, None for a layer without
+    rows."""
 
     rows: list[tuple[Tensor, Tensor] | None]
     length: int
@@ -31,22 +33,30 @@ class KVCache(Cache):
 
     A forward writes at [length, length + n); `keep` commits.  A cache has one owner at a time.
 
-    length:  number of committed rows
-    skipped: number of committed tokens without a row: the next token's position is length + skipped
-    rows:    [n] int64 on the device, the rows that a pass inside `at` writes; None: the rows after `length`
-    age:     number of times that the buffers were freed; views taken at a lower age are stale
-    stateful: True if the model has modules that carry a state from token to token
-    states:  number of such a module -> its state after the committed tokens; these tensors are never written into
-    pending: commits the states after a path of the last pass
+    Attributes:
+        length: Number of committed rows.
+        skipped: Number of committed tokens without a row: the next token's position is length + skipped.
+        rows: [n] int64 on the device, the rows that a pass inside `at` writes; None: the rows after `length`.
+        age: Number of times that the buffers were freed; views taken at a lower age are stale.
+        stateful: True if the model has modules that carry a state from token to token.
+        states: Number of such a module -> its state after the committed tokens; these tensors are never
+            written into.
+        pending: Commits the states after a path of the last pass.
     """
 
     layers: list[Any]       # all are `CacheLayer`; transformers annotates their base class
 
-    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = (), dtype: torch.dtype | None = None) -> None:
+    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = (),
+                 dtype: torch.dtype | None = None) -> None:
         """Makes a cache without buffers; they are allocated at the first write.
 
-        kinds: one per layer; layers of a kind have rows of one shape.  By default all layers are of one kind.
-        dtype: dtype of the buffers; None: that of the rows that are written; int8: each row is packed (`byte_rows`)
+        Args:
+            layers: Number of layers.
+            capacity: Number of rows.
+            kinds: One per layer; layers of a kind have rows of one shape.  By default all layers are of one
+                kind.
+            dtype: Dtype of the buffers; None: that of the rows that are written; int8: each row is packed
+                (`byte_rows`).
         """
         self.dtype = dtype
         self.length = self.skipped = self.age = 0
@@ -63,27 +73,35 @@ class KVCache(Cache):
         super().__init__(layers=[CacheLayer(self, kind) for kind in kinds])
 
     def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D], as they are `stored`.
+        """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D], as they are
+        `stored`.
 
-        They are the next views of a block [m, Hkv, capacity, D] for all layers of the kind, so that `keep` moves the
-        rows of all layers at once.  One block also avoids fragmenting a CPU's heap: buffers allocated between a chunk's
-        activations would leave gaps that no later chunk can use.
+        They are the next views of a block [m, Hkv, capacity, D] for all layers of the kind, so that `keep`
+        moves the rows of all layers at once.  One block also avoids fragmenting a CPU's heap: buffers
+        allocated between a chunk's activations would leave gaps that no later chunk can use.
         """
         alike = _row_shape(keys) == _row_shape(values)
-        found = []
-        for like, part in ((keys, ""), (values, "" if alike else "values")):
-            key = kind, part, *_row_shape(like)
-            if key not in self._blocks:
-                # A buffer allocated in inference mode could not be written under plain no_grad (`generate`'s mode).
-                with torch.inference_mode(False):
-                    block = like.new_empty((1 + alike) * self._kinds[kind], like.shape[1], self.capacity, like.shape[3],
-                                           dtype=self.dtype)
-                    self._blocks[key] = block, iter(block.split(1))
-            found.append(next(self._blocks[key][1]))
-        return found[0], found[1]
+        if alike:
+            return self._buffer(keys, (kind, ""), 2), self._buffer(values, (kind, ""), 2)
+        return self._buffer(keys, (kind, ""), 1), self._buffer(values, (kind, "values"), 1)
+
+    def _buffer(self, like: Tensor, name: tuple[str, str], each: int) -> Tensor:
+        """Returns the next view of a kind's block for rows like these; the block has `each` of them per
+        layer."""
+        key = *name, *_row_shape(like)
+        if key not in self._blocks:
+            _, heads, _, size = like.shape
+            # A buffer allocated in inference mode could not be written under plain no_grad (`generate`'s
+            # mode).
+            with torch.inference_mode(False):
+                block = like.new_empty(each * self._kinds[name[0]], heads, self.capacity, size,
+                                       dtype=self.dtype)
+                self._blocks[key] = block, iter(block.split(1))
+        return next(self._blocks[key][1])
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Returns rows [.., D] as the buffers keep them; those of another cache of bytes are packed already."""
+        """Returns rows [.., D] as the buffers keep them; those of another cache of bytes are packed
+        already."""
         return packed(rows) if self.dtype == BYTES and rows.dtype != BYTES else rows
 
     @property
@@ -92,16 +110,18 @@ class KVCache(Cache):
         return [self]
 
     def rows_of(self, layer: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-        """Returns a layer's whole buffers [1, heads, capacity, row of `size`] with room for `like` [1, n, ..].
+        """Returns a layer's whole buffers [1, heads, capacity, row of `size`] with room for `like` [1, n,
+        ..].
 
-        The buffers have like's dtype if the cache has none of its own.  The caller writes the rows from `length` on.
+        The buffers have like's dtype if the cache has none of its own.  The caller writes the rows from
+        `length` on.
         """
-        of = self.layers[layer]
-        if not of.is_initialized:
+        buffers = self.layers[layer]
+        if not buffers.is_initialized:
             nothing = self.stored(like.new_empty(1, heads, 0, size))
-            of.lazy_initialization(nothing, nothing)
-        of.room_for(like.shape[1])
-        return of.keys, of.values
+            buffers.lazy_initialization(nothing, nothing)
+        buffers.room_for(like.shape[1])
+        return buffers.keys, buffers.values
 
     def _drop(self) -> None:
         """Frees all buffers."""
@@ -123,26 +143,31 @@ class KVCache(Cache):
 
     @contextmanager
     def at(self, rows: Tensor, write: Write = index_copy) -> Iterator[None]:
-        """Makes passes inside the block write at these rows, [n] int64 on the device and unchecked, with `write`."""
-        self.rows, self.write = rows, write
+        """Makes passes inside the block write at these rows, [n] int64 on the device and unchecked, with
+        `write`."""
+        self.rows = rows
+        self.write = write
         try:
             yield
         finally:
             self.rows = None
 
     def keep(self, path: Tensor) -> None:
-        """Commits the scratch rows `path` [a], ascending from 0, on the host; rows already in place do not move."""
+        """Commits the scratch rows `path` [a], ascending from 0, on the host; rows already in place do not
+        move."""
         if self.pending is not None and len(path):
             self.pending(path)
         self.pending = None
         nodes = path.tolist()
-        moved = next((i for i, node in enumerate(nodes) if i != node), len(nodes))      # the first row that moves
+        # The first row that moves.
+        moved = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
+        end = self.length + len(nodes)
         if moved < len(nodes):
             source = self.length + path[moved:]
             for block, _ in self._blocks.values():
-                block[:, :, self.length + moved:self.length + len(nodes)] = block.index_select(
-                    2, sent(source, block.device))
-        self.length += len(nodes)
+                rows = block.index_select(2, sent(source, block.device))
+                block[:, :, self.length + moved:end] = rows
+        self.length = end
 
     def gathered(self, rows: Tensor) -> list[Tensor]:
         """Returns copies of these rows, [n] int64 on the device, of all layers."""
@@ -151,7 +176,8 @@ class KVCache(Cache):
     def put(self, rows: Tensor, copies: list[Tensor]) -> None:
         """Writes what `gathered` returned to these rows, [n] int64 on the device.
 
-        The two together are `keep` without the path on the host.  They are split so that each can safely run twice.
+        The two together are `keep` without the path on the host.  They are split so that each can safely
+        run twice.
         """
         for (block, _), copy in zip(self._blocks.values(), copies, strict=True):
             block.index_copy_(2, rows, copy)
@@ -162,63 +188,86 @@ class KVCache(Cache):
         They are views, but for packed rows, whose numbers are made for one layer at a time.
         """
         for index, layer in enumerate(self.layers):
-            if layer.is_initialized:
-                rows = layer.keys[0, :, :self.length]
-                yield index, numbers_of(rows, torch.float32) if rows.dtype == BYTES else rows
+            if not layer.is_initialized:
+                continue
+            keys = layer.keys[0, :, :self.length]
+            if keys.dtype == BYTES:
+                keys = numbers_of(keys, torch.float32)
+            yield index, keys
 
     def take(self, source: KVCache, rows: Mapping[int, Tensor], until: int) -> None:
-        """Replaces the content by a selection of another cache's rows [0, until), and takes the position `until`.
+        """Replaces the content by a selection of another cache's rows [0, until), and takes the position
+        `until`.
 
-        rows: layer -> [m] int64 on the device, ascending, or [Hkv, m] if heads differ; m is the same for all layers.
+        Args:
+            source: The other cache.
+            rows: Layer -> [m] int64 on the device, ascending, or [Hkv, m] if heads differ; m is the same
+                for all layers.
+            until: End of the rows, and the position afterwards.
         """
         m = next(iter(rows.values())).shape[-1]
         self.clear()
         self.reserve(m)
         for index, chosen in rows.items():
-            theirs = source.layers[index]
-            self.layers[index].update(_selected(theirs.keys, chosen), _selected(theirs.values, chosen))
-        self.length, self.skipped = m, source.skipped + until - m
+            layer = source.layers[index]
+            self.layers[index].update(_selected(layer.keys, chosen), _selected(layer.values, chosen))
+        self.length = m
+        self.skipped = source.skipped + until - m
 
     def append(self, source: KVCache, start: int, end: int) -> None:
         """Commits copies of another cache's rows [start, end) of each layer."""
-        for layer, theirs in zip(self.layers, source.layers, strict=True):
-            if theirs.is_initialized:
-                layer.update(theirs.keys[:, :, start:end], theirs.values[:, :, start:end])
+        for layer, source_layer in zip(self.layers, source.layers, strict=True):
+            if source_layer.is_initialized:
+                layer.update(source_layer.keys[:, :, start:end], source_layer.values[:, :, start:end])
         self.length += end - start
 
     def copied(self, start: int, end: int, device: torch.device | None = None) -> dict[str, Tensor]:
         """Returns copies of the committed rows [start, end), [1, Hkv, end - start, D] each, by name.
 
-        Layer 3's are "3.keys" and "3.values"; only layers that have their own rows are included.  device: where the
-        copies lie; None: the cache's device.
+        Layer 3's are "3.keys" and "3.values"; only layers that have their own rows are included.
+
+        Args:
+            start: First row.
+            end: Row after the last one.
+            device: Where the copies lie; None: the cache's device.
         """
         assert end <= self.length, f"rows up to {end} were requested, and {self.length} are committed"
-        return {f"{index}.{name}": buffer[:, :, start:end].to(device or buffer.device, copy=True)
-                for index, layer in enumerate(self.layers) if layer.is_initialized
-                for name, buffer in (("keys", layer.keys), ("values", layer.values))}
+        copies = {}
+        for index, layer in enumerate(self.layers):
+            if layer.is_initialized:
+                for name, buffer in (("keys", layer.keys), ("values", layer.values)):
+                    rows = buffer[:, :, start:end]
+                    copies[f"{index}.{name}"] = rows.to(device or buffer.device, copy=True)
+        return copies
 
     def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Commits rows that `copied` returned, from this cache or one of the same shape, one part after the other."""
+        """Commits rows that `copied` returned, from this cache or one of the same shape, one part after the
+        other."""
         for part in parts:
             n = 0
             for index, layer in enumerate(self.layers):
                 if f"{index}.keys" in part:
-                    layer.update(keys := part[f"{index}.keys"], part[f"{index}.values"])
+                    keys = part[f"{index}.keys"]
+                    layer.update(keys, part[f"{index}.values"])
                     n = keys.shape[2]
             self.length += n
 
     def crop(self, length: int) -> None:
-        """Drops committed rows from `length` on.  (This is not transformers' crop, whose meaning changed in 5.17.)
+        """Drops committed rows from `length` on.  (This is not transformers' crop, whose meaning changed in
+        5.17.)
 
         States can only go back to the last `mark` or to an empty cache; other lengths raise ValueError.
         """
         if not 0 <= length <= self.length:
             raise ValueError(f"The cache has {self.length:,} rows and cannot be cropped to {length:,}.")
         if self.states and length < self.length:
-            if length not in (0, self._marked[0]):
-                raise ValueError(f"The cache has states after {self.length:,} tokens, and none after {length:,}.")
-            self.states = dict(self._marked[1]) if length else {}
-        self.length, self.pending = length, None
+            marked, states = self._marked
+            if length not in (0, marked):
+                raise ValueError(f"The cache has states after {self.length:,} tokens, and none after "
+                                 f"{length:,}.")
+            self.states = dict(states) if length else {}
+        self.length = length
+        self.pending = None
 
     def mark(self) -> None:
         """Remembers the present length and states, to which `crop` can come back."""
@@ -228,14 +277,16 @@ class KVCache(Cache):
         """Makes room for `capacity` rows; committed rows stay."""
         if capacity <= self.capacity:
             return
-        kept = self.state()
+        state = self.state()
         self.capacity = _rounded(capacity)
         self._drop()
-        self._fill(kept)
+        self._fill(state)
 
     def clear(self) -> None:
         """Drops all rows, but keeps the buffers."""
-        self.states, self.pending, self._marked = {}, None, (0, {})
+        self.states = {}
+        self.pending = None
+        self._marked = 0, {}
         self.length = self.skipped = 0
 
     def release(self) -> None:
@@ -246,8 +297,13 @@ class KVCache(Cache):
 
     def state(self) -> KVState:
         """Returns copies of the committed rows."""
-        rows = [(layer.keys[:, :, :self.length].clone(), layer.values[:, :, :self.length].clone())
-                if layer.is_initialized and self.length else None for layer in self.layers]
+        rows: list[tuple[Tensor, Tensor] | None] = []
+        for layer in self.layers:
+            if layer.is_initialized and self.length:
+                rows.append((layer.keys[:, :, :self.length].clone(),
+                             layer.values[:, :, :self.length].clone()))
+            else:
+                rows.append(None)
         return KVState(rows, self.length, self.skipped)
 
     def restore(self, state: KVState) -> None:
@@ -255,7 +311,8 @@ class KVCache(Cache):
         self.clear()
         self.reserve(state.length)
         self._fill(state)
-        self.length, self.skipped = state.length, state.skipped
+        self.length = state.length
+        self.skipped = state.skipped
 
     def _fill(self, state: KVState) -> None:
         for layer, rows in zip(self.layers, state.rows, strict=True):
@@ -263,7 +320,9 @@ class KVCache(Cache):
                 continue
             if not layer.is_initialized:
                 layer.lazy_initialization(*rows)
-            layer.keys[:, :, :state.length], layer.values[:, :, :state.length] = rows
+            keys, values = rows
+            layer.keys[:, :, :state.length] = keys
+            layer.values[:, :, :state.length] = values
 
     def bytes(self) -> int:
         """Returns the allocated bytes; may be called from any thread."""
@@ -271,7 +330,7 @@ class KVCache(Cache):
 
 
 def _row_shape(rows: Tensor) -> tuple:
-    """(heads, head size, dtype); rows of one block share them."""
+    """Returns (heads, head size, dtype); rows of one block share them."""
     return rows.shape[1], rows.shape[3], rows.dtype
 
 

@@ -19,25 +19,35 @@ class _PackedLayer(CacheLayerMixin):
 
     def __init__(self, layers: Sequence[Any], rows: Sequence[int]) -> None:
         super().__init__()
-        self.layers, self.rows = layers, list(rows)
+        self.layers = layers
+        self.rows = list(rows)
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Does nothing: each cache's layer initializes itself."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Writes [1, Hkv, sum of rows, D]; returns the whole buffers of the keys and of the values, a tuple each.
+        """Writes [1, Hkv, sum of rows, D]; returns the whole buffers of the keys and of the values, a tuple
+        each.
 
-        Latents, which the model expands, are one tensor each: the written rows of one sequence after the other.
+        Latents, which the model expands, are one tensor each: the written rows of one sequence after the
+        other.
         """
-        shares = (states.split(self.rows, dim=2) for states in (key_states, value_states))
-        keys, values = zip(*(layer.update(*share) for layer, *share in zip(self.layers, *shares, strict=True)),
-                           strict=True)
-        latent = key_states.shape[3] != value_states.shape[3]
-        return (torch.cat(keys, dim=2), torch.cat(values, dim=2)) if latent else (keys, values)
+        new_keys = key_states.split(self.rows, dim=2)
+        new_values = value_states.split(self.rows, dim=2)
+        keys = []
+        values = []
+        for layer, *new in zip(self.layers, new_keys, new_values, strict=True):
+            layer_keys, layer_values = layer.update(*new)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        if key_states.shape[3] != value_states.shape[3]:        # latents
+            return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+        return tuple(keys), tuple(values)
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
-        return max(layer.get_mask_sizes(rows)[0] for layer, rows in zip(self.layers, self.rows, strict=True)), 0
+        sizes = [layer.get_mask_sizes(rows)[0] for layer, rows in zip(self.layers, self.rows, strict=True)]
+        return max(sizes), 0
 
     def get_seq_length(self, *_: Any) -> int:
         return max(layer.get_seq_length() for layer in self.layers)
@@ -52,14 +62,16 @@ class _PackedLayer(CacheLayerMixin):
 class PackedCache(Cache):
     """The caches of several sequences whose rows are in one pass, one sequence after another.
 
-    parts: the caches; rows: None, as for a `KVCache` outside `at`
+    Attributes:
+        parts: The caches.
+        rows: None, as for a `KVCache` outside `at`.
     """
 
     rows = None
 
     def __init__(self, parts: Sequence[KVCache], rows: Sequence[int]) -> None:
-        """rows: number of rows that each cache has in the pass."""
+        """Takes the caches, and the number of rows that each of them has in the pass."""
         self.parts = parts
         self.dtype = parts[0].dtype
-        super().__init__(layers=[_PackedLayer(layers, rows)
-                                 for layers in zip(*(part.layers for part in parts), strict=True)])
+        by_layer = zip(*(part.layers for part in parts), strict=True)
+        super().__init__(layers=[_PackedLayer(layers, rows) for layers in by_layer])

@@ -1,4 +1,5 @@
-"""A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any device.
+"""A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any
+device.
 
 Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.
 """
@@ -16,7 +17,8 @@ from longgraft.runtime.devices import sent
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
 SIZES = (1, 8, 16, 32, 64)      # allowed row counts of a verified tree; one CUDA graph is recorded per size
-FIELDS = 6                      # int64 rows of a record: tokens, parents, depths, bits of the scores, origin, live
+# Int64 rows of a record: tokens, parents, depths, bits of the scores, origin, live.
+FIELDS = 6
 
 
 def size_of(nodes: int) -> int:
@@ -30,19 +32,22 @@ def size_of(nodes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PaddedTree:
-    """A draft tree stored in n rows; the rows marked live are its nodes, parents before children, the root in row 0.
-
-    tokens:  [n] int64; 0 in dead rows
-    parents: [n] int64, row numbers; -1 at the root, 0 in dead rows
-    depths:  [n] int64; 0 in dead rows
-    scores:  [n] float32, log-probabilities as in `ProposalTree`; undefined in dead rows
-    origin:  [n] int8, bits ROOT | DRAFT | RETRIEVED; 0 in dead rows
-    live:    [n] bool; a tree is called compact if its live rows come first
-    deepest: upper bound of the depths, known on the host; `ancestors` needs about log2(deepest) pointer doublings
-    most:    upper bound of the number of live rows, known on the host
-    stage:   as in `ProposalTree`
+    """A draft tree stored in n rows; the rows marked live are its nodes, parents before children, the root
+    in row 0.
 
     Properties are not cached: a recorded CUDA graph would keep the values of its first run.
+
+    Attributes:
+        tokens: [n] int64; 0 in dead rows.
+        parents: [n] int64, row numbers; -1 at the root, 0 in dead rows.
+        depths: [n] int64; 0 in dead rows.
+        scores: [n] float32, log-probabilities as in `ProposalTree`; undefined in dead rows.
+        origin: [n] int8, bits ROOT | DRAFT | RETRIEVED; 0 in dead rows.
+        live: [n] bool; a tree is called compact if its live rows come first.
+        deepest: Upper bound of the depths, known on the host; `ancestors` needs about log2(deepest) pointer
+            doublings.
+        most: Upper bound of the number of live rows, known on the host.
+        stage: As in `ProposalTree`.
     """
 
     tokens: Tensor
@@ -77,21 +82,28 @@ class PaddedTree:
     def unpack(cls, record: Tensor, deepest: int | None = None, stage: int | None = None) -> PaddedTree:
         """Returns the tree of a record, on the record's device.
 
-        deepest: upper bound of the depths; None if no bound below n - 1 is known.
+        Args:
+            record: [FIELDS, n] int64.
+            deepest: Upper bound of the depths; None if no bound below n - 1 is known.
+            stage: As in `ProposalTree`.
         """
         tokens, parents, depths, bits, origin, live = record.unbind()
-        deepest = record.shape[1] - 1 if deepest is None else deepest
-        return cls(tokens, parents, depths, bits.int().view(torch.float32), origin.to(torch.int8), live.bool(),
-                   deepest, record.shape[1], stage)
+        rows = record.shape[1]
+        if deepest is None:
+            deepest = rows - 1
+        return cls(tokens, parents, depths, bits.int().view(torch.float32), origin.to(torch.int8),
+                   live.bool(),
+                   deepest, rows, stage)
 
     @classmethod
-    def drafted(cls, root: Tensor, nodes: Sequence[Tensor], rows: int, stage: int | None, deepest: int) -> PaddedTree:
+    def drafted(cls, root: Tensor, nodes: Sequence[Tensor], rows: int, stage: int | None,
+                deepest: int) -> PaddedTree:
         """Builds a tree of a root [1] int64 and its nodes: (tokens, parents, depths, scores), each [s]."""
         tokens, parents, depths, scores = nodes
-        n, device = 1 + len(tokens), tokens.device
-        tokens, parents, depths = pad(torch.stack([
-            torch.cat([root, tokens]), pad(parents, (1, 0), value=-1), pad(depths, (1, 0))]), (0, rows - n))
-        index = torch.arange(rows, device=device)
+        n = 1 + len(tokens)
+        columns = [torch.cat([root, tokens]), pad(parents, (1, 0), value=-1), pad(depths, (1, 0))]
+        tokens, parents, depths = pad(torch.stack(columns), (0, rows - n))
+        index = torch.arange(rows, device=tokens.device)
         live = index < n
         origin = torch.where(index == 0, ROOT, DRAFT).to(torch.int8) * live
         return cls(tokens, parents, depths, pad(scores, (1, rows - n)), origin, live, deepest, n, stage)
@@ -109,7 +121,7 @@ class PaddedTree:
         return ProposalTree(tree.tokens, tree.parents, tree.scores, tree.origin, stage).select(nodes)
 
     def __len__(self) -> int:
-        """Upper bound of the number of live nodes."""
+        """Returns an upper bound of the number of live nodes."""
         return self.most
 
     @property
@@ -130,78 +142,92 @@ class PaddedTree:
     def ancestors(self) -> Tensor:
         """[n, n] bool: row i sees column j if j is i or one of its ancestors; a dead row sees only itself."""
         index = self.index
-        seen = index[:, None] == index
+        visible = index[:, None] == index
         for jump in jumps_of(self.above, self.deepest):
-            seen = seen | seen[jump]
-        return seen
+            visible = visible | visible[jump]
+        return visible
 
     def top(self, budget: int) -> PaddedTree:
-        """Keeps the best `budget` nodes by the order of `ProposalTree.top`; the others become dead."""
+        """Returns the tree of the best `budget` nodes by the order of `ProposalTree.top`; the others become
+        dead."""
         if self.rows <= budget:
             return self
         # Stable sorts, the last key first; nan scores sort last, by row.  The root's score is the maximum.
         shallow = (self.depths * (self.scores == self.scores)).argsort(stable=True)
         order = shallow[(0 - self.scores)[shallow].argsort(stable=True)]
-        rank, above = torch.empty_like(order).scatter_(0, order, self.index), self.above
+        rank = torch.empty_like(order).scatter_(0, order, self.index)
+        above = self.above
         # A node fits if each of its ancestors ranks before the ancestor's child on the path to it.
         fit = all_above(self.live & (rank[above] <= rank), jumps_of(above, self.deepest))[order]
         best = (fit & (fit.cumsum(0) <= budget))[rank]
         return self._only(best | (self.live & (self.live.sum() <= budget)), min(self.deepest, budget - 1))
 
     def shallower(self, depth: int | Tensor) -> PaddedTree:
-        """Nodes deeper than `depth` (a number, or a tensor [1] int64) become dead."""
+        """Returns the tree with the nodes deeper than `depth` (a number, or a tensor [1] int64) dead."""
+        deepest = depth if isinstance(depth, int) else self.deepest
         if isinstance(depth, int) and depth >= self.deepest:
             return self
-        return self._only(self.live & (self.depths <= depth), depth if isinstance(depth, int) else self.deepest)
+        return self._only(self.live & (self.depths <= depth), deepest)
 
     def _only(self, live: Tensor, deepest: int) -> PaddedTree:
-        return replace(self, tokens=self.tokens * live, parents=self.parents * live, depths=self.depths * live,
+        return replace(self, tokens=self.tokens * live, parents=self.parents * live,
+                       depths=self.depths * live,
                        origin=self.origin * live, live=live, deepest=deepest)
 
     def first(self, budget: int, rows: int) -> PaddedTree:
         """Returns at most the first `budget` live nodes, in order, as a compact tree of `rows` rows."""
         assert budget <= rows, f"{budget} nodes in {rows} rows"
         place = self.live.cumsum(0) - 1
-        kept = self.live & (place < budget)
-        dest = torch.where(kept, place, rows)
+        fits = self.live & (place < budget)
+        dest = torch.where(fits, place, rows)
         parents = torch.where(self.parents < 0, -1, place[self.above])
-        tokens, parents, depths = _scatter(self.tokens.new_zeros(3, rows + 1), dest,
-                                           torch.stack([self.tokens, parents, self.depths]))
+        columns = torch.stack([self.tokens, parents, self.depths])
+        tokens, parents, depths = _scatter(self.tokens.new_zeros(3, rows + 1), dest, columns)
         scores, origin, live = (_scatter(column.new_zeros(rows + 1), dest, column)
-                                for column in (self.scores, self.origin, kept))
-        return PaddedTree(tokens, parents, depths, scores, origin, live, min(self.deepest, budget - 1),
-                          min(self.most, budget), self.stage)
+                                for column in (self.scores, self.origin, fits))
+        deepest = min(self.deepest, budget - 1)
+        most = min(self.most, budget)
+        return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, most, self.stage)
 
     def merge(self, other: PaddedTree, at: int | Tensor, budget: int) -> PaddedTree:
         """Does what `ProposalTree.merge` does, into a compact tree, which keeps its number of rows.
 
-        at: the row under which `other` is merged, a number or [1] int64.  Two nodes are the same if the tokens on the
-        paths to them, from `at` and from other's root, are equal.
+        Two nodes are the same if the tokens on the paths to them, from `at` and from other's root, are equal.
+
+        Args:
+            other: The tree whose nodes are added.
+            at: The row under which `other` is merged, a number or [1] int64.
+            budget: Most nodes of the result, root included.
         """
         assert budget <= self.rows, f"{budget} nodes in {self.rows} rows"
-        index, below = self.index, other.above
-        here = index == at
-        same = (other.tokens[:, None] == self.tokens) & ~here & other.live[:, None]
-        same = torch.cat([here[None], same[1:]])
-        # Going up, a path stops at `at`, at other's root, or at once in a dead row: unless both paths arrive together,
-        # some pair on the way differs.
-        pairs = below[:, None] * self.rows + torch.where(here, index, self.above)
-        known, match = all_above(same, jumps_of(pairs, other.deepest)).max(1)
-        new = other.live & ~known
+        index = self.index
+        below = other.above
+        is_at = index == at
+        same = (other.tokens[:, None] == self.tokens) & ~is_at & other.live[:, None]
+        same = torch.cat([is_at[None], same[1:]])
+        # Going up, a path stops at `at`, at other's root, or at once in a dead row: unless both paths
+        # arrive together, some pair on the way differs.
+        pairs = below[:, None] * self.rows + torch.where(is_at, index, self.above)
+        exists, match = all_above(same, jumps_of(pairs, other.deepest)).max(1)
+        new = other.live & ~exists
         slot = new.cumsum(0) + (self.live.sum() - 1)
         new = new & (slot < budget)
         place = torch.where(new, slot, match)
-        dest = torch.where(new | known, place, self.rows)[1:]       # without other's root: node `at` keeps its fields
-        tokens, parents, depths = _scatter(
-            _with_spare(torch.stack([self.tokens, self.parents, self.depths])), dest,
-            torch.stack([other.tokens, place[below], other.depths + self.depths[at]])[:, 1:])
+        # Without other's root: node `at` keeps its fields.
+        dest = torch.where(new | exists, place, self.rows)[1:]
+        before = torch.stack([self.tokens, self.parents, self.depths])
+        added = torch.stack([other.tokens, place[below], other.depths + self.depths[at]])
+        tokens, parents, depths = _scatter(_with_spare(before), dest, added[:, 1:])
         scores = _scatter(_with_spare(self.scores), torch.where(new, slot, self.rows), other.scores)
         origin = _with_spare(self.origin)
         origin = _scatter(origin, dest, origin[dest] | other.origin[1:])
         live = _scatter(_with_spare(self.live), dest, other.live[1:])
-        reached = other.deepest if isinstance(at, int) and at == 0 else self.deepest + other.deepest
+        reached = other.deepest
+        if not isinstance(at, int) or at:
+            reached += self.deepest
         deepest = max(self.deepest, min(reached, budget - 1))
-        return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget), self.stage)
+        return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget),
+                          self.stage)
 
     def walk(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Follows the target's draws down the tree.
@@ -212,27 +238,33 @@ class PaddedTree:
             draws: [n] int64, the target's token after each node.
 
         Returns:
-            (path [n] int64: rows from the root to the last accepted node, then -1; its length [1]; the token after it
-            [1]).
+            (path [n] int64: rows from the root to the last accepted node, then -1; its length [1]; the
+            token after it [1]).
         """
         index = self.index
         drawn = (self.tokens == draws[self.above]) | (index == 0)
         accepted = (drawn | ~self.ancestors).all(1) & self.live
         # Siblings have distinct tokens, so at most one node is accepted per depth.
-        path = _scatter(self.tokens.new_full((self.rows + 1,), -1), torch.where(accepted, self.depths, self.rows),
+        path = _scatter(self.tokens.new_full((self.rows + 1,), -1),
+                        torch.where(accepted, self.depths, self.rows),
                         index)
         length = accepted.sum(0, keepdim=True)
         return path, length, draws[path[length - 1]]
 
     def update_order(self, path: Tensor) -> Tensor:
-        """Returns the order [n] int64 in which all rows update memories; path: as `walk` returns it.
+        """Returns the order [n] int64 in which all rows update memories.
 
-        Rejected rows come first: those without a score, last row first, then the others by rising score.  The accepted
+        Rejected rows come first: those without a score, last row first, then the others by rising score.
+            The accepted
         path comes last.  Dead rows may stand anywhere before the path.
+
+        Args:
+            path: The path as `walk` returns it.
         """
         # Scores are at most 0, so the path, ranked by depth + 1, comes last.
-        kept = (path[:, None] == self.index).any(0)
-        rank = torch.where(kept, self.depths + 1.0, self.scores.nan_to_num(nan=float("-inf"), neginf=float("-inf")))
+        accepted = (path[:, None] == self.index).any(0)
+        scores = self.scores.nan_to_num(nan=float("-inf"), neginf=float("-inf"))
+        rank = torch.where(accepted, self.depths + 1.0, scores)
         return self.rows - 1 - rank.flip(0).argsort(stable=True)
 
 
@@ -245,7 +277,12 @@ def on_host(tree: Tree) -> ProposalTree:
 
 
 def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:
-    """Returns the ancestors 1, 2, 4, .. steps up, as far as `deepest` needs; above: indices into itself, flattened."""
+    """Returns the ancestors 1, 2, 4, .. steps up, as far as `deepest` needs.
+
+    Args:
+        above: Indices into itself, flattened.
+        deepest: Upper bound of the depths.
+    """
     jumps = [above] if deepest else []
     while 1 << len(jumps) <= deepest:
         jumps.append(jumps[-1].take(jumps[-1]))
@@ -260,10 +297,12 @@ def all_above(flags: Tensor, jumps: Sequence[Tensor]) -> Tensor:
 
 
 def _scatter(rows: Tensor, dest: Tensor, columns: Tensor) -> Tensor:
-    """Writes columns [.., m] in place to rows [.., n + 1] at indices dest [m]; returns [.., n] without the spare n."""
+    """Writes columns [.., m] in place to rows [.., n + 1] at indices dest [m]; returns [.., n] without the
+    spare n."""
     return rows.scatter_(-1, dest.expand_as(columns), columns)[..., :-1]
 
 
 def _with_spare(rows: Tensor) -> Tensor:
-    """A copy of rows [.., n] with a spare last element, to which `_scatter` writes what is dropped."""
+    """Returns a copy of rows [.., n] with a spare last element, to which `_scatter` writes what is
+    dropped."""
     return torch.cat([rows, rows[..., -1:]], -1)

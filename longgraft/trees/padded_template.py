@@ -1,4 +1,5 @@
-"""Retrieval templates on the device: padded trees of a fixed topology, built from the tokens that fill their nodes."""
+"""Retrieval templates on the device: padded trees of a fixed topology, built from the tokens that fill
+their nodes."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 class Pattern:
     """The topology of a template of n nodes on a device; built once, outside recorded CUDA graphs.
 
-    bare:  the template's tree, all nodes live, all tokens 0
-    above: [n] int64: each node's parent; the root is its own parent
-    level: [n, n] bool: True for pairs of nodes of the same depth
-    jumps: [n, n] int64 each: the pair of ancestors 1, 2, 4, .. steps above each pair of nodes
+    Attributes:
+        bare: The template's tree, all nodes live, all tokens 0.
+        above: [n] int64: each node's parent; the root is its own parent.
+        level: [n, n] bool: True for pairs of nodes of the same depth.
+        jumps: [n, n] int64 each: the pair of ancestors 1, 2, 4, .. steps above each pair of nodes.
     """
 
     bare: PaddedTree
@@ -40,12 +42,17 @@ class Pattern:
 
 
 def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
-    """Returns the tree of the template nodes that have a token; tokens: [n], negative for nodes without one.
+    """Returns the tree of the template nodes that have a token.
 
-    Descendants of a node without a token are dead.  Siblings with the same token become one node, the first, which
-    takes over the children of all; the same rule then applies to these children.
+    Descendants of a node without a token are dead.  Siblings with the same token become one node, the
+    first, which takes over the children of all; the same rule then applies to these children.
+
+    Args:
+        tokens: [n], negative for nodes without a token.
+        pattern: The template's topology.
     """
-    # Nodes of one depth are the same if the paths to them have the same tokens; the first of them is their row.
+    # Nodes of one depth are the same if the paths to them have the same tokens; the first of them is their
+    # row.
     alike = (tokens[:, None] == tokens) & (tokens >= 0) & pattern.level
     first = all_above(alike, pattern.jumps).max(1).indices
     bare = pattern.bare

@@ -1,13 +1,16 @@
 """Static topologies of retrieved trees.
 
-A node is named by its path: `r1 r2 ..` is the root's r1-th successor, then that token's r2-th successor, and so on.
-Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree published with Token Recycling (2408.08696).
+A node is named by its path: `r1 r2 ..` is the root's r1-th successor, then that token's r2-th successor,
+    and so on.
+Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree published with Token Recycling
+    (2408.08696).
 """
 
 from __future__ import annotations
 
 import importlib.resources
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -16,8 +19,10 @@ import torch
 from torch import Tensor
 
 Path = tuple[int, ...]
-WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)    # a node's weight by rank: docs/choices.md, templates
-WIDEST, DEEPEST = len(WEIGHTS), 9       # most children of a node, and the number of layers in Graft's Table 7
+# A node's weight by rank: docs/choices.md, templates.
+WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)
+WIDEST = len(WEIGHTS)   # most children of a node
+DEEPEST = 9             # layers in Graft's Table 7
 STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}     # retrieved nodes by pruning stage: Graft, Table 7
 SMALL: dict[int, tuple[Path, ...]] = {      # hand-made trees for small budgets: docs/choices.md, templates
     3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
@@ -43,7 +48,7 @@ class Template:
     @cached_property
     def parents(self) -> list[int]:
         """[N + 1] each node's parent as a tree index; the root comes first with -1."""
-        place = {(): 0} | {path: i + 1 for i, path in enumerate(self.paths)}
+        place = {path: node for node, path in enumerate([(), *self.paths])}
         return [-1] + [place[path[:-1]] for path in self.paths]
 
     @cached_property
@@ -54,7 +59,8 @@ class Template:
     @property
     def counts(self) -> list[int]:
         """Nodes per depth, from depth 1."""
-        return [sum(len(path) == depth for path in self.paths) for depth in range(1, max(map(len, self.paths)) + 1)]
+        by_depth = Counter(map(len, self.paths))
+        return [by_depth[depth] for depth in range(1, max(by_depth) + 1)]
 
     def levels(self, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Returns (nodes, their parents, their ranks) for each depth, as index tensors on `device`."""
@@ -63,38 +69,41 @@ class Template:
 
 @cache
 def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tensor, Tensor]]:
-    out = []
+    levels = []
     for depth in range(1, max(map(len, template.paths), default=0) + 1):
-        nodes = [i for i, path in enumerate(template.paths) if len(path) == depth]
-        out.append(tuple(torch.tensor(column, device=device) for column in (
-            [i + 1 for i in nodes], [template.parents[i + 1] for i in nodes],
-            [template.ranks[i + 1] for i in nodes])))
-    return out      # type: ignore[return-value]
+        nodes = [node for node, path in enumerate(template.paths, 1) if len(path) == depth]
+        parents = [template.parents[node] for node in nodes]
+        ranks = [template.ranks[node] for node in nodes]
+        levels.append((torch.tensor(nodes, device=device), torch.tensor(parents, device=device),
+                       torch.tensor(ranks, device=device)))
+    return levels
 
 
 @cache
 def graft_templates() -> dict[str, Template]:
-    """The templates full, d0, d1 and d5 (docs/choices.md, templates)."""
-    text = importlib.resources.files("longgraft.trees").joinpath("graft_templates.json").read_text("utf-8")
-    return {name: Template(tuple(tuple(path) for path in json.loads(text)[name])) for name in STAGES}
+    """Returns the templates full, d0, d1 and d5 (docs/choices.md, templates)."""
+    file = importlib.resources.files("longgraft.trees").joinpath("graft_templates.json")
+    paths = json.loads(file.read_text("utf-8"))
+    return {name: Template(tuple(map(tuple, paths[name]))) for name in STAGES}
 
 
 @cache
 def token_recycling() -> Template:
-    """The 80 nodes of Token Recycling's tree, by depth, then in lexicographic order."""
+    """Returns the 80 nodes of Token Recycling's tree, by depth, then in lexicographic order."""
     paths = [(*tuple(map(int, parent)), rank) for parent, n in RECYCLING.items() for rank in range(n)]
     return Template(tuple(sorted(paths, key=lambda path: (len(path), path))))
 
 
 @cache
 def chain(length: int) -> Template:
-    """A chain of `length` first successors."""
+    """Returns a chain of `length` first successors."""
     return Template(tuple((0,) * depth for depth in range(1, length + 1)))
 
 
 @cache
 def for_slots(n: int) -> Template:
-    """Returns a template of exactly n nodes: a pruning stage's, a small one, or the nearest stage's scaled to n."""
+    """Returns a template of exactly n nodes: a pruning stage's, a small one, or the nearest stage's scaled
+    to n."""
     for name, size in STAGES.items():
         if n == size:
             return graft_templates()[name]
@@ -105,8 +114,10 @@ def for_slots(n: int) -> Template:
 
 @cache
 def envelope(slots: int) -> Template:
-    """Returns `for_slots(slots)` followed by the other nodes of the full template, which take the slots that duplicates
-    leave free (docs/choices.md, duplicates)."""
+    """Returns `for_slots(slots)` followed by the other nodes of the full template.
+
+    These take the slots that duplicates leave free (docs/choices.md, duplicates).
+    """
     return _followed(for_slots(slots), graft_templates()["full"])
 
 
@@ -114,7 +125,8 @@ def envelope(slots: int) -> Template:
 def bounded(slots: int, depth: int, width: int) -> Template:
     """Returns an `envelope` of at most `depth` layers and `width` successors per node (Graft, Figure 6).
 
-    It has as many nodes as these bounds allow.  Beyond the nine layers of Table 7 the last layer's count is repeated.
+    It has as many nodes as these bounds allow.  Beyond the nine layers of Table 7 the last layer's count is
+    repeated.
     """
     if (depth, width) == (DEEPEST, WIDEST):
         return envelope(slots)
@@ -122,15 +134,20 @@ def bounded(slots: int, depth: int, width: int) -> Template:
 
 
 def _followed(first: Template, more: Template) -> Template:
-    known = set(first.paths)
-    return Template(first.paths + tuple(path for path in more.paths if path not in known))
+    """Returns the first template with the nodes that only the other one has after it."""
+    paths = set(first.paths)
+    return Template(first.paths + tuple(path for path in more.paths if path not in paths))
 
 
 def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int]:
     """Returns the number of nodes per depth, n in all: the nearest stage's counts times n / size.
 
-    Counts are rounded by largest remainder.  deepest, width: bounds of the depth (None: no bound) and of the children
-    per node; if they leave no room, the sum is below n.
+    Counts are rounded by largest remainder.  If the bounds leave no room, the sum is below n.
+
+    Args:
+        n: Number of nodes.
+        deepest: Bound of the depth; None: no bound.
+        width: Bound of the children per node.
     """
     name = min(STAGES, key=lambda stage: abs(STAGES[stage] - n))
     counts = graft_templates()[name].counts
@@ -138,7 +155,8 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
         counts = (counts + [counts[-1]] * deepest)[:deepest]
     exact = [count * n / sum(counts) for count in counts]
     scaled = [int(x) for x in exact]
-    for depth in sorted(range(len(exact)), key=lambda d: (scaled[d] - exact[d], d))[:n - sum(scaled)]:
+    by_remainder = sorted(range(len(exact)), key=lambda depth: (scaled[depth] - exact[depth], depth))
+    for depth in by_remainder[:n - sum(scaled)]:
         scaled[depth] += 1
     # A layer has at most `width` nodes per parent; what does not fit goes to deeper or shallower layers.
     rest = 0
@@ -154,7 +172,8 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
             rest += over
     if 0 in scaled:     # An empty layer ends the tree, so nodes below it widen the layers above.
         end = scaled.index(0)
-        scaled, rest = scaled[:end], rest + sum(scaled[end:])
+        rest += sum(scaled[end:])
+        scaled = scaled[:end]
     for depth in range(len(scaled)):
         room = min(rest, width * (scaled[depth - 1] if depth else 1) - scaled[depth])
         scaled[depth] += room
@@ -167,7 +186,8 @@ def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
     layer: list[tuple[float, Path]] = [(1.0, ())]
     paths: list[Path] = []
     for count in counts:
-        candidates = [(weight * w, (*path, rank)) for weight, path in layer for rank, w in enumerate(WEIGHTS[:width])]
-        layer = sorted(candidates, key=lambda c: (-c[0], c[1]))[:count]
+        children = [(weight * factor, (*path, rank)) for weight, path in layer
+                    for rank, factor in enumerate(WEIGHTS[:width])]
+        layer = sorted(children, key=lambda child: (-child[0], child[1]))[:count]
         paths += sorted(path for _, path in layer)
     return Template(tuple(paths))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,8 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Bits of ProposalTree.origin; a node that several sources found has several.  FORCED: a constraint allows nothing else.
-ROOT, DRAFT, RETRIEVED, FORCED = 1, 2, 4, 8
+# Bits of ProposalTree.origin; a node that several sources found has several.
+ROOT = 1
+DRAFT = 2
+RETRIEVED = 4
+FORCED = 8          # a constraint allows nothing else
 UNPRUNED = -1       # value of ProposalTree.stage for a drafted tree that no policy pruned
 
 
@@ -19,17 +23,18 @@ class ProposalTree:
     """The tokens to verify in one target pass, parents before children.  The tensors live on the host.
 
     Attributes:
-        tokens: [n] int64; tokens[0] is the root: the last committed token, which is not in the target's KV cache yet.
+        tokens: [n] int64; tokens[0] is the root: the last committed token, which is not in the target's KV
+            cache yet.
         parents: [n] int64; parents[0] = -1, parents[i] < i; siblings have distinct tokens.
-        scores: [n] float32, the proposer's estimate of the path's log-probability; 0 at the root, nan without an
-            estimate.
+        scores: [n] float32, the proposer's estimate of the path's log-probability; 0 at the root, nan
+            without an estimate.
         origin: [n] int8, bits ROOT | DRAFT | RETRIEVED | FORCED.
-        stage: number of draft layers after which a policy stopped drafting or gave slots to retrieval; UNPRUNED if it
-            did neither; None if nothing was drafted layer by layer.
-        match: [n] int64, length in tokens of the context match that retrieved a node, 0 for other nodes; None if no
-            retriever matched contexts.
-        law: [n, V] float32 on the target's device, the probabilities that each token of a chain was sampled from,
-            independently of the target; None if the tokens are a function of the past.
+        stage: number of draft layers after which a policy stopped drafting or gave slots to retrieval;
+            UNPRUNED if it did neither; None if nothing was drafted layer by layer.
+        match: [n] int64, length in tokens of the context match that retrieved a node, 0 for other nodes;
+            None if no retriever matched contexts.
+        law: [n, V] float32 on the target's device, the probabilities that each token of a chain was sampled
+            from, independently of the target; None if the tokens are a function of the past.
 
     Examples:
         Two drafted guesses at the token after the root, token 7, and one guess at the token after the first guess:
@@ -53,9 +58,11 @@ class ProposalTree:
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
               stage: int | None = None, match: list[int] | None = None) -> ProposalTree:
-        """Builds a tree from plain lists with one item per node, root first; the arguments are as in the class."""
+        """Builds a tree from plain lists with one item per node, root first; the arguments are as in the
+        class."""
+        lengths = None if match is None else torch.tensor(match)
         return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
-                   torch.tensor(origin, dtype=torch.int8), stage, None if match is None else torch.tensor(match))
+                   torch.tensor(origin, dtype=torch.int8), stage, lengths)
 
     @classmethod
     def chain(cls, tokens: Tensor, origin: int = DRAFT) -> ProposalTree:
@@ -104,29 +111,37 @@ class ProposalTree:
         return {pair: node for node, pair in enumerate(pairs) if node}
 
     def select(self, nodes: list[int]) -> ProposalTree:
-        """Returns the sub-tree of these nodes: ascending, with the root first and the parent of each among them."""
+        """Returns the sub-tree of these nodes: ascending, with the root first and the parent of each among
+        them."""
         place = {node: i for i, node in enumerate(nodes)}
         index = torch.tensor(nodes)
-        parents = torch.tensor([-1] + [place[p] for p in self.parents[index].tolist()[1:]])
+        parents = torch.tensor([-1] + [place[parent] for parent in self.parents[index].tolist()[1:]])
+        match = None if self.match is None else self.match[index]
+        law = None if self.law is None else self.law[index.to(self.law.device)]
         return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage,
-                            None if self.match is None else self.match[index],
-                            None if self.law is None else self.law[index.to(self.law.device)])
+                            match,
+                            law)
 
     def top(self, budget: int) -> ProposalTree:
-        """Returns the best `budget` nodes, root included; ties go to shallower, then earlier nodes; nan ranks last."""
+        """Returns the best `budget` nodes, root included; ties go to shallower, then earlier nodes; nan
+        ranks last."""
         if len(self) <= budget:
             return self
-        scores, depths, parents = self.scores.tolist(), self.depths.tolist(), self.parents.tolist()
-        ranked = sorted(range(1, len(self)),
-                        key=lambda i: (scores[i] != scores[i], -scores[i], depths[i], i))
-        kept = {0}
-        for node in ranked:
+        scores = self.scores.tolist()
+        depths = self.depths.tolist()
+        parents = self.parents.tolist()
+
+        def rank(node: int) -> tuple[bool, float, int, int]:
+            return math.isnan(scores[node]), -scores[node], depths[node], node
+
+        chosen = {0}
+        for node in sorted(range(1, len(self)), key=rank):
             # A tie can rank a child before its parent, without which it cannot be verified.
-            if len(kept) == budget:
+            if len(chosen) == budget:
                 break
-            if parents[node] in kept:
-                kept.add(node)
-        return self.select(sorted(kept))
+            if parents[node] in chosen:
+                chosen.add(node)
+        return self.select(sorted(chosen))
 
     def shallower(self, depth: int) -> ProposalTree:
         """Returns the tree without the nodes deeper than `depth`."""
@@ -146,20 +161,23 @@ class ProposalTree:
             at: Index of the node of this tree.
             budget: Most nodes of the result, root included.
         """
-        tokens, parents = self.tokens.tolist(), self.parents.tolist()
-        scores, origin = self.scores.tolist(), self.origin.tolist()
-        known, place = dict(self.children), {0: at}
+        tokens = self.tokens.tolist()
+        parents = self.parents.tolist()
+        scores = self.scores.tolist()
+        origin = self.origin.tolist()
+        children = dict(self.children)
+        place = {0: at}     # node of the other tree -> node of the result
         rows = zip(other.tokens.tolist(), other.parents.tolist(), other.scores.tolist(),
                    other.origin.tolist(), strict=True)
         for node, (token, parent, score, bits) in enumerate(rows):
             if node == 0 or parent not in place:
                 continue
             key = (place[parent], token)
-            if key in known:
-                place[node] = known[key]
-                origin[known[key]] |= bits
+            if key in children:
+                place[node] = children[key]
+                origin[children[key]] |= bits
             elif len(tokens) < budget:
-                place[node] = known[key] = len(tokens)
+                place[node] = children[key] = len(tokens)
                 tokens.append(token)
                 parents.append(key[0])
                 scores.append(score)

@@ -14,16 +14,24 @@ class Trie:
 
     def __init__(self, root: int, budget: int) -> None:
         self.budget = budget
-        self._tokens, self._parents, self._match = [root], [-1], [0]
+        self._tokens = [root]
+        self._parents = [-1]
+        self._match = [0]
         self._children: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     def add(self, chain: Iterable[int], at: int = 0, match: int = 0) -> int:
-        """Adds a chain below node `at`, as far as the budget allows, and returns the last node of the chain that fits.
+        """Adds a chain below node `at`, as far as the budget allows, and returns the last node of the chain
+        that fits.
 
-        A node that exists already takes no slot.  match: the value of `ProposalTree.match` for new nodes.
+        A node that exists already takes no slot.
+
+        Args:
+            chain: Tokens of the chain.
+            at: The node.
+            match: The value of `ProposalTree.match` for new nodes.
         """
         for token in chain:
             node = self._children.get((at, token))

@@ -6,7 +6,7 @@ MUTATIONS = (
     Mutation("the list of methods leaves out the zoo", "examine:methods", '"The zoo: methods to compare with": zoo(),', "", "test_cli.py::test_methods_and_heads_are_listed"),
     Mutation("a bias that was given is forgotten", "LogitSettings.read", "dict(map(_bias, self.logit_bias)) or None", "None", "test_cli.py::test_json_prints_one_object_with_every_field"),
     Mutation("threads spin as long as they like", "app:main", '        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)', "        pass", "test_cli.py::test_commands_limit_how_long_threads_spin_unless_the_user_does"),
-    Mutation("a request follows its files without a new line", "PromptOptions._one", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_prompt_is_made_of_files_standard_input_messages_and_rows"),
+    Mutation("a request follows its files without a new line", "PromptOptions._single", '[*texts, "\\n", request]', "[*texts, request]", "test_cli.py::test_a_prompt_is_made_of_files_standard_input_messages_and_rows"),
     Mutation("the embedded model answers unasked", "generate:generate", "        if not or_embedded:\n            raise\n", "", "test_cli.py::test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requested"),
     Mutation("the doctor does not lengthen", "doctor:examine", "most_positions(config) or UNBOUNDED", "text.max_position_embeddings", "test_cli.py::test_a_context_that_yarn_lengthens_is_allowed_by_all_commands"),
     Mutation("a sweep does not lengthen", "Reader.open", "most_positions(config) or UNBOUNDED", "config.max_position_embeddings", "test_cli.py::test_a_context_that_yarn_lengthens_is_allowed_by_all_commands"),

@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("a cache in half precision is requested and not made", "KVCache.buffers", "dtype=self.dtype)", "dtype=None)", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
+    Mutation("a cache in half precision is requested and not made", "KVCache._buffer", "dtype=self.dtype)", "dtype=None)", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
     Mutation("prefix files do not tell caches apart", "Target.identity", 'identity["cache"] = str(self.cache_dtype)[6:]', "pass", "test_compiled_layers.py::test_a_cache_in_half_precision_changes_little_and_is_half_as_large"),
     Mutation("a layer is tried at position 0 alone", "_Layer._tried", "[None] * APART", "[None] * 0", "test_compiled_layers.py::test_families_that_look_alike_are_told_apart_whatever_is_decoded_first"),
     Mutation("a layer's parts are checked only once", "_Layer.forward", "modules.get(name) is part and not _hooked(part)", "True", "test_compiled_layers.py::test_a_layer_whose_parts_change_after_load_runs_its_own_code"),

@@ -9,8 +9,8 @@ MUTATIONS = (
     Mutation("final states of Cohere give logits that are not scaled", "Target.logits", "logits = logits * factor", "pass", "test_families.py::test_logits_of_final_states_are_scaled_as_in_the_family[cohere-more1]"),
     Mutation("final states of Granite give logits that are not scaled", "Target.logits", "logits = logits / divisor", "pass", "test_families.py::test_logits_of_final_states_are_scaled_as_in_the_family[granite-more2]"),
     Mutation("one token's time step has no limit", "_ModuleCall", "if nodes.shape[1] == 1 else", "if False else", "test_families.py::test_hybrids_read_chunks_of_any_size_as_the_models_own_forward[granitemoehybrid]"),
-    Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(own_lse.float() - per_row)", "torch.sigmoid(own_lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
-    Mutation("a sink ignores the prefix", "backends:split", "own_lse = torch.logaddexp(far_lse.float(), own_lse.float())", "own_lse = own_lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),
+    Mutation("a sink weighs as much as nothing", "backends:split", "torch.sigmoid(lse.float() - per_row)", "torch.sigmoid(lse.float() + per_row.abs() + 9)", "test_families.py::test_the_families_of_the_readme_are_exact"),
+    Mutation("a sink ignores the prefix", "backends:split", "lse = torch.logaddexp(far_lse.float(), lse.float())", "lse = lse.float()", "test_families.py::test_the_families_of_the_readme_are_exact"),
     Mutation("streams are sliced as tokens", "inputs_of.take.hook", "if taken[index].ndim != 3:", "if False:", "test_families.py::test_layers_whose_input_has_several_streams_are_not_read"),
     Mutation("latents take the memory of all heads", "cache_size:cache_bytes_per_token", "if rank:", "if False:", "test_families.py::test_a_cache_takes_the_bytes_that_its_configuration_says"),
 )

@@ -18,7 +18,7 @@ MUTATIONS = (
     Mutation("a drafted tree's parents are one off on the device", "Eagle3Drafter._on_device", "torch.searchsorted(best, above) + 1", "torch.searchsorted(best, above)", "test_fixed.py::test_recorded_steps_give_and_accept_the_tokens_of_single_launches"),
     Mutation("every seed has recordings of its own", "Sampled.law", "replace(self, seed=0)", "self", "test_fixed.py::test_seeds_share_their_recordings_and_give_different_answers"),
     Mutation("a longer request keeps what was recorded for shorter ones", "Lane._padded_capacity", "        self.regions.forget()\n", "", "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones"),
-    Mutation("a wait of another thread refuses a region", "_syncs_of_this_thread", "elif threading.get_ident() == own:", "else:", "test_fixed.py::test_a_region_that_waits_is_refused_and_other_threads_may_wait"),
+    Mutation("a wait of another thread refuses a region", "_syncs_of_this_thread", "elif threading.get_ident() == thread:", "else:", "test_fixed.py::test_a_region_that_waits_is_refused_and_other_threads_may_wait"),
     Mutation("a wait of another thread is an error", "_syncs_of_this_thread", 'set_sync_debug_mode("warn")', 'set_sync_debug_mode("error")', "test_fixed.py::test_a_region_that_waits_is_refused_and_other_threads_may_wait"),
     Mutation("the end of recordings is not said", "Regions.__call__", "            self._say_that_it_is_full()\n", "", "test_fixed.py::test_there_are_never_more_recordings_than_can_be_held"),
     Mutation("caches have no room for padded rows", "Lane._padded_capacity", "        capacity += SIZES[-1]\n", "", "test_fixed.py::test_caches_of_recorded_steps_have_room_for_padded_rows"),

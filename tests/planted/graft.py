@@ -5,8 +5,8 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation("a gate compares 1 + log-probability", "Gates.__call__", "math.exp(level.scores.max().item())", "1 + level.scores.max().item()", "test_graft.py::test_a_gate_is_closed_by_confidences_up_to_its_threshold test_graft.py::test_a_gate_compares_a_probability_and_is_closed_at_its_threshold"),
     Mutation("a gate looks at the least probable path", "Gates.__call__", "level.scores.max()", "level.scores.min()", "test_graft.py::test_a_gate_is_closed_by_confidences_up_to_its_threshold"),
-    Mutation("a gate is open at its threshold", "Gates.__call__", "confidence > threshold else", "confidence >= threshold else", "test_graft.py::test_a_gate_compares_a_probability_and_is_closed_at_its_threshold"),
-    Mutation("a shallow tree has no gate", "Gates._gate", "default=None) if level.last else None", "default=None) if False else None", "test_graft.py::test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate"),
+    Mutation("a gate is open at its threshold", "Gates.__call__", "if confidence > threshold:", "if confidence >= threshold:", "test_graft.py::test_a_gate_compares_a_probability_and_is_closed_at_its_threshold"),
+    Mutation("a shallow tree has no gate", "Gates._gate", "if not level.last:", "if True:", "test_graft.py::test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate"),
     Mutation("w/o prune keeps 50 where nothing was calibrated", "Calibration", "split: int = 40", "split: int = 50", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),
     Mutation("w/o prune ignores the calibrated share", "graft:graft", "p.calibration.split if c.retrieved is None else", "40 if c.retrieved is None else", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),
     Mutation("a fixed split keeps 50", "Calibration", "    split: int = 40", "    split: int = 50", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),

@@ -4,7 +4,7 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("a compiler contracts as it likes", "attention.h", "own[r][i] = step<typename A::Product>(own[r][i], (Steps)column[i], weight);", "own[r][i] = R == 1 ? (Sums)weight * column[i] + own[r][i] : step<typename A::Product>(own[r][i], (Steps)column[i], weight);", "test_kernels.py::test_a_nodes_logits_have_the_same_bits_in_a_tree_and_in_plain_decoding"),
-    Mutation("few rows see one column before their window", "Layout.by_position", "- (window or 0) + 1).clamp(min=0)", "- (window or 0)).clamp(min=0)", "test_kernels.py::test_attention_equals_the_reference"),
+    Mutation("few rows see one column before their window", "Layout.by_position", "- window + 1).clamp(min=0)", "- window).clamp(min=0)", "test_kernels.py::test_attention_equals_the_reference"),
     Mutation("all threads get the compiled products", "ModuleOverride._in_thread", "if threading.get_ident() == self._thread\n", "if self._thread\n", "test_kernels.py::test_another_thread_gets_torchs_products_meanwhile"),
     Mutation("a module's own forward is taken away", "ModuleOverride.__call__", 'for own, _ in self._ours if "forward" not in own]', "for own, _ in self._ours]", "test_kernels.py::test_a_module_with_a_forward_of_its_own_keeps_it"),
     Mutation("a norm's weight is not counted from one", "cpu_kernels.cpp", "(single(weight[i]) + norm.plus) * own", "single(weight[i]) * own", "test_kernels.py::test_norms_equal_torchs"),

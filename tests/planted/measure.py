@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("a marked cache keeps the states of what was decoded", "KVCache.crop", "dict(self._marked[1]) if length else {}", "self.states", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
+    Mutation("a marked cache keeps the states of what was decoded", "KVCache.crop", "dict(states) if length else {}", "self.states", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
     Mutation("a gated norm is compiled as a norm", "CompiledModules._norm", "if not more and not named and x.dtype", "if x.dtype", "test_measure.py::test_states_go_back_to_the_prompts_end_and_compiled_kernels_leave_other_modules_alone"),
     Mutation("a lasting memory learns from repeats", "Snapshot.restore", "for memory in memories:", "for memory in (m for m in memories if not m.lasting):", "test_measure.py::test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session"),
     Mutation("repeats count as prompts", "PromptMeasurement.decode", "self._before[key] + 1", "made.prompts[key] + 1", "test_measure.py::test_a_lasting_memory_has_marks_of_its_own_in_every_run"),

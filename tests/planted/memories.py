@@ -12,5 +12,5 @@ MUTATIONS = (
     Mutation("a drafter forgets waiting tokens when more come", "DraftCache.observe", "self._waiting += (", "self._waiting = (", "test_memories.py::test_a_drafter_is_fed_a_prompt_at_once_and_the_answer_on_demand"),
     Mutation("a union of wants drops the final states", "Wants.__or__", "self.final or other.final", "self.final", "test_memories.py::test_two_proposers_with_different_layers_share_a_pass"),
     Mutation("a union of wants takes the first top-k", "Wants.__or__", "max(self.topk, other.topk)", "self.topk or other.topk", "test_memories.py::test_two_proposers_with_different_layers_share_a_pass"),
-    Mutation("a cache that grows forgets its prefix", "KVCache.reserve", "        self._fill(kept)\n", "", "test_memories.py::test_a_cache_keeps_its_prefix_when_it_grows_and_counts_skipped_tokens_in_its_position"),
+    Mutation("a cache that grows forgets its prefix", "KVCache.reserve", "        self._fill(state)\n", "", "test_memories.py::test_a_cache_keeps_its_prefix_when_it_grows_and_counts_skipped_tokens_in_its_position"),
 )

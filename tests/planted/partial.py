@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("a partial cache takes its length for its position", "KVCache.take", "self.length, self.skipped = m, source.skipped + until - m", "self.length, self.skipped = m, 0", "test_partial.py::test_rows_of_a_partial_cache_equal_the_chosen_rows_of_the_whole_one"),
+    Mutation("a partial cache takes its length for its position", "KVCache.take", "self.skipped = source.skipped + until - m", "self.skipped = 0", "test_partial.py::test_rows_of_a_partial_cache_equal_the_chosen_rows_of_the_whole_one"),
     Mutation("heads of a layer share the first one's rows", "_selected", "rows[None, ..., None].expand(", "rows[None, :1, :, None].expand(1, states.shape[1], ", "test_partial.py::test_rows_of_a_partial_cache_equal_the_chosen_rows_of_the_whole_one"),
     Mutation("rewound rows keep another continuation", "PartialKVCache.rewind", "self._held, self._upto = held, min(upto, self._length)", "self._held, self._upto = held, upto", "test_partial.py::test_a_partial_cache_is_rewound_completely"),
     Mutation("a cascade's memories keep drafted tokens", "Cascade._decoded", "memory.rewind(mark)", "pass", "test_partial.py::test_a_cascade_forgets_what_it_observes_while_drafting"),

@@ -9,7 +9,7 @@ MUTATIONS = (
     Mutation("too many equal logits stay where a float32 rounds", "_largest_dropped_mass", "if bits % 2 else", "if False else", "test_sampling.py::test_a_dropped_mass_is_compared_as_a_float32"),
     Mutation("top-k keeps one more", "Sampled.warp", "scores.topk(self.top_k)", "scores.topk(self.top_k + 1)", "test_sampling.py::test_warped_logits_equal_those_of_transformers"),
     Mutation("min-p is absolute", "Sampled.warp", "self.min_p * probabilities.amax(-1, keepdim=True)", "self.min_p", "test_sampling.py::test_warped_logits_equal_those_of_transformers"),
-    Mutation("the walk stops at five", "walk", "draw(path[-1])))) is not None", "draw(path[-1])))) is not None and len(path) < 6", "test_sampling.py::test_a_walk_goes_as_far_as_the_draws_agree"),
+    Mutation("the walk stops at five", "walk", "if child is None or not goes_on():", "if child is None or len(path) > 5 or not goes_on():", "test_sampling.py::test_a_walk_goes_as_far_as_the_draws_agree"),
     Mutation("min-p may be 1", "settings:SamplingSettings", "high=1, below=True", "high=1", "test_sampling.py::test_invalid_sampling_settings_are_refused"),
     Mutation("numbers of NumPy stay", "Checked.__post_init__", "object.__setattr__(self, name, number)", "pass", "test_sampling.py::test_numbers_of_other_libraries_are_accepted"),
 )

@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("rows of another request are read", "_PackedLayer.update", "states.split(self.rows, dim=2)", "states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_requests_side_by_side_give_the_answers_of_each_alone"),
+    Mutation("rows of another request are read", "_PackedLayer.update", "key_states.split(self.rows, dim=2)\n        new_values = value_states.split(self.rows, dim=2)", "key_states.split(self.rows[::-1], dim=2)\n        new_values = value_states.split(self.rows[::-1], dim=2)", "test_side_by_side.py::test_requests_side_by_side_give_the_answers_of_each_alone"),
     Mutation("a packed pass takes the first one's layout", "attention_interface:attention", "list(map(attended, queries, key, value, layouts))", "list(map(attended, queries, key, value, [layouts[0]] * len(queries)))", "test_side_by_side.py::test_requests_side_by_side_give_the_answers_of_each_alone"),
     Mutation("a compiled layer forgets where its sequence begins", "cpu_kernels.cpp", "p.order, w.kv_heads,", "parts->order, w.kv_heads,", "test_side_by_side.py::test_the_report_of_a_segment_has_the_same_bits_in_every_pass"),
     Mutation("features of the packed pass are the first ones", "Target.forward", "states[0, share]", "states[0, :n]", "test_side_by_side.py::test_the_report_of_a_segment_has_the_same_bits_in_every_pass"),
@@ -21,7 +21,7 @@ MUTATIONS = (
     Mutation("a target that cannot pack is tried at each step", "together:_passed", "        runner.packs = False\n", "        pass\n", "test_side_by_side.py::test_a_target_that_cannot_pack_is_packed_once"),
     Mutation("running out of memory ends shared passes", "together:_passed", " and not out_of_memory(failure)", "", "test_side_by_side.py::test_a_target_that_cannot_pack_is_packed_once"),
     Mutation("a failed pass stays in memory while it is tried again", "together:_passed", "failure = error.with_traceback(None)", "failure = error", "test_side_by_side.py::test_a_failed_pass_holds_no_memory"),
-    Mutation("an interrupted part runs on", "Clock.part", "inner, self._running = self._running, outer", "inner = self._running", "test_side_by_side.py::test_an_interrupt_anywhere_in_a_clock_leaves_it_usable"),
+    Mutation("an interrupted part runs on", "Clock.part", "            self._running = outer\n", "            pass\n", "test_side_by_side.py::test_an_interrupt_anywhere_in_a_clock_leaves_it_usable"),
     Mutation("requests are not told that the thread ended", "Worker._work", "                served.send(self._died)\n", "                pass\n", "test_side_by_side.py::test_all_requests_fail_when_the_decoding_thread_ends"),
     Mutation("requests that wait for memory do not fill the queue", "Scheduler._next", "self._no_place = lane is None", "pass", "test_side_by_side.py::test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message"),
     Mutation("the second to fail is told to shorten its prompt", "Worker._memory_message", "            self._prefixes_dropped = True\n", "", "test_side_by_side.py::test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message"),
