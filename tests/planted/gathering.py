@@ -10,6 +10,6 @@ MUTATIONS = (
     Mutation("the file's own text is among its snippets", "gather:gather", "        sources.pop(cursor.path, None)\n", "", "test_gathering.py::test_pieces_are_whole_lines_that_do_not_overlap_nor_come_from_the_file_itself"),
     Mutation("names that the file defines are looked for elsewhere", "candidates:meant", "name not in names.own or name in names.around", "name", "test_gathering.py::test_a_name_that_the_file_defines_is_looked_for_elsewhere_only_around_the_cursor"),
     Mutation("the enclosing definition is not looked for elsewhere", "candidates:meant", " or name in names.around", "", "test_gathering.py::test_a_name_that_the_file_defines_is_looked_for_elsewhere_only_around_the_cursor"),
-    Mutation("all lines before the cursor are compared", "alike", "if line.strip()][-WINDOW:]", "if line.strip()]", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
-    Mutation("blank lines before the cursor count", "alike", "if line.strip()][-WINDOW:]", "][-WINDOW:]", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
+    Mutation("all lines before the cursor are compared", "alike", "_names(lines[-WINDOW:])", "_names(lines)", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
+    Mutation("blank lines before the cursor count", "alike", " if line.strip()]\n    query", "]\n    query", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
 )

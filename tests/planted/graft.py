@@ -14,6 +14,6 @@ MUTATIONS = (
     Mutation("tails are chains of three", "TailGraft.__init__", "length: int = 5", "length: int = 3", "test_graft.py::test_chains_of_five_hang_on_the_four_best_leaves"),
     Mutation("tails hang on three leaves", "TailGraft.__init__", "leaves: int = 4", "leaves: int = 3", "test_graft.py::test_chains_of_five_hang_on_the_four_best_leaves"),
     Mutation("tails go beyond the budget", "TailGraft.propose", "min(self.length, ask.budget - len(tree))", "self.length", "test_graft.py::test_a_smaller_tree_has_shorter_tails"),
-    Mutation("graft fills one slot less", "Graft.propose", "merge(on_host(found), at=0, budget=budget)", "merge(on_host(found), at=0, budget=budget - 1)", "test_graft.py::test_graft_asks_for_every_free_slot_and_fills_it"),
+    Mutation("graft fills one slot less", "Graft.propose", "merge(on_host(retrieved), at=0, budget=budget)", "merge(on_host(retrieved), at=0, budget=budget - 1)", "test_graft.py::test_graft_asks_for_every_free_slot_and_fills_it"),
     Mutation("graft asks for one slot less", "Graft.propose", "budget - len(drafted))", "budget - len(drafted) - 1)", "test_graft.py::test_graft_asks_for_every_free_slot_and_fills_it"),
 )

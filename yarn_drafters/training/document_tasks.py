@@ -1,4 +1,5 @@
-"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and complete."""
+"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and
+complete."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import numpy as np
 
 from longgraft.yarn_drafters.training.documents import Document
 
-SHORTEST, LONGEST = 400, 6000       # characters of an excerpt; the longest by default: short ones are fast to sample
+# Characters of an excerpt; the longest by default: short ones are fast to sample
+SHORTEST = 400
+LONGEST = 6000
 PROSE_TASKS = (
     "Summarize the following text.",
     "Write a one-page summary of the text below.",

@@ -1,7 +1,8 @@
-"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is edited.
+"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is
+edited.
 
-The layout uses the model's fill-in-the-middle tokens, or is left to right as in RepoBench-P (arXiv 2306.03091): each
-snippet under its file's path, then the file up to the cursor.
+The layout uses the model's fill-in-the-middle tokens, or is left to right as in RepoBench-P (arXiv
+2306.03091): each snippet under its file's path, then the file up to the cursor.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class CompletionPrompt:
         before: Number of the prompt's tokens before the cursor, from the cursor's file.
         after: Number of the prompt's tokens after the cursor.
         ends: Ids that end a completion, besides the request's.
-        held: Blanks before the cursor that are left out of the prompt; the model decodes them in its first tokens.
+        held: Blanks before the cursor that are left out of the prompt; the model decodes them in its first
+            tokens.
         prediction: Ids of texts that are not in the prompt, the most useful last, for retrievers.
     """
 
@@ -58,21 +60,29 @@ class CompletionPrompt:
 class PromptLayout:
     """Lays out prompts for one tokenizer.
 
-    form:  fim, left-to-right, or auto: fim if the tokenizer has a family's tokens
-    habit: how the order of snippets is kept
+    Attributes:
+        form: fim, left-to-right, or auto: fim if the tokenizer has a family's tokens.
+        habit: How the order of snippets is kept.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
-        found = fim_of(tokenizer, vocab_size)
+        fim = fim_of(tokenizer, vocab_size)
         if tokenizer is None:
-            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one with it.")
-        if form == "fim" and found is None:
-            raise ValueError("The tokenizer has no fill-in-the-middle tokens of a known family. Leave the layout to "
-                             "auto, or load a model that was trained to fill in.")
-        self.form: Form = "fim" if found and form != "left-to-right" else "left-to-right"
+            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one "
+                             "with it.")
+        if form == "fim" and fim is None:
+            raise ValueError("The tokenizer has no fill-in-the-middle tokens of a known family. Leave the "
+                             "layout to auto, or load a model that was trained to fill in.")
+        if fim and form != "left-to-right":
+            self.form: Form = "fim"
+        else:
+            self.form = "left-to-right"
         self.habit = habit
-        self.fim = found if found and self.form == "fim" else Fim(LEFT_TO_RIGHT, {}, found.ends if found else ())
-        self.coder = PartEncoder(tokenizer, found.family.spellings if found else ())
+        if fim and self.form == "fim":
+            self.fim = fim
+        else:
+            self.fim = Fim(LEFT_TO_RIGHT, {}, fim.ends if fim else ())
+        self.coder = PartEncoder(tokenizer, fim.family.spellings if fim else ())
 
     def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
                 before: Sequence[Snippet] = ()) -> CompletionPrompt:
@@ -89,20 +99,22 @@ class PromptLayout:
             ValueError: the tokens leave no room for the file, or there is nothing to complete.
         """
         family = self.fim.family
-        # Blanks at a prompt's end mislead: tokenizers join the last one to the word that follows.  Text that belongs to
-        # no file is continued exactly as it stands.
+        # Blanks at a prompt's end mislead: tokenizers join the last one to the word that follows.  Text that
+        # belongs to no file is continued exactly as it stands.
         held = _blanks(cursor.before) if cursor.path else ""
         text = cursor.before[:len(cursor.before) - len(held)]
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
-        after = self.coder.encode(cursor.after[:16 * most])[:most] if self.form == "fim" else ()
+        after: Ids = ()
+        if self.form == "fim":
+            after = self.coder.encode(cursor.after[:16 * most])[:most]
         marks = len(self.coder.begin) + len(self.fim.ids) + len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
             raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
         shown, dropped = self._tail(text, left - self._room(snippets, tokens), tokens)
         used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
-        texts = {"before": shown, "after": after, "path": self._headed(cursor.path), "name": self._named(name),
-                 "snippets": _concatenated(map(self._snippet, used))}
+        texts = {"before": shown, "after": after, "path": self._headed(cursor.path),
+                 "name": self._named(name), "snippets": _concatenated(map(self._snippet, used))}
         # Repository tokens are left out without snippets: around nothing they mislead models that know them.
         order = family.among if used or not (text or after) else family.order
         ids = self.coder.begin + self._spelled(order, texts)
@@ -111,7 +123,8 @@ class PromptLayout:
         unused = tuple(snippet for snippet in snippets if snippet not in used)
         rest = self.coder.encode(cursor.after[:8 * tokens])[len(after):][:tokens // 2]
         return CompletionPrompt(ids, self.form, tuple(used), tuple(map(self._cost, used)), unused, len(shown),
-                                len(after), self.fim.ends, held, self._prediction(unused, dropped, rest, tokens))
+                                len(after), self.fim.ends, held,
+                                self._prediction(unused, dropped, rest, tokens))
 
     def _cost(self, snippet: Snippet) -> int:
         return len(self._snippet(snippet))
@@ -125,22 +138,24 @@ class PromptLayout:
             parts = blocks(text, lines)
             first = self._since(parts, tokens)
             if first < len(parts) or not parts:
+                kept_ids = _concatenated(map(self.coder.ids, parts[first:]))
                 dropped = parts[self._since(parts[:first], tokens):first]
-                return _concatenated(map(self.coder.ids, parts[first:])), _concatenated(map(self.coder.ids, dropped))
+                return kept_ids, _concatenated(map(self.coder.ids, dropped))
         line = self.coder.ids(parts[-1])
         start = -(-(len(line) - tokens) // BLOCK) * BLOCK
         return line[start:], line[:start]
 
     def _since(self, parts: Sequence[str], tokens: int) -> int:
         """Returns the index of the first part from which on all parts fit."""
-        first, total = len(parts), 0
+        first = len(parts)
+        total = 0
         while first and (total := total + len(self.coder.ids(parts[first - 1]))) <= tokens:
             first -= 1
         return first
 
     def _room(self, snippets: Sequence[Snippet], tokens: int) -> int:
-        """Returns the tokens for snippets, in whole parts of the budget, so that they and the file's cut rarely
-        change."""
+        """Returns the tokens for snippets, in whole parts of the budget, so that they and the file's cut
+        rarely change."""
         part = max(1, tokens // ROOMS)
         needed = 0
         for snippet in snippets:
@@ -160,23 +175,27 @@ class PromptLayout:
         return _concatenated((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
 
     def _headed(self, path: str) -> Ids:
-        return self.coder.ids(self.fim.family.headed.format(path)) if path else ()
+        if path:
+            return self.coder.ids(self.fim.family.headed.format(path))
+        return ()
 
     def _named(self, name: str) -> Ids:
-        return self.coder.ids(self.fim.family.named.format(name)) if name else ()
+        if name:
+            return self.coder.ids(self.fim.family.named.format(name))
+        return ()
 
     def _prediction(self, unused: Sequence[Snippet], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
-        """Returns unused snippets, the best last, then the text cut off before the prompt, then that after the
-        cursor."""
-        found = [rest, dropped[-tokens // 4:]]
-        left = tokens - sum(map(len, found))
+        """Returns unused snippets, the best last, then the text cut off before the prompt, then that after
+        the cursor."""
+        texts = [rest, dropped[-tokens // 4:]]
+        left = tokens - sum(map(len, texts))
         for snippet in unused:
             ids = self._snippet(snippet)
             if len(ids) > left:
                 break
             left -= len(ids)
-            found.append(ids)
-        return tuple(filter(None, reversed(found)))
+            texts.append(ids)
+        return tuple(filter(None, reversed(texts)))
 
 
 def _concatenated(parts: Iterable[Ids]) -> Ids:

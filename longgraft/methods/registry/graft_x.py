@@ -1,4 +1,5 @@
-"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays (docs/choices.md)."""
+"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays
+(docs/choices.md)."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ PAPER = "docs/choices.md, one ranking"
 BEAMS = (10, 6, 3)      # beam widths that a controller's draft may have
 WIDER = 1.25            # most that a wider draft level may cost, as a multiple of the narrowest
 NEAR = 1024             # prefix in tokens at which costs are compared
-# The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back the top-k
-# that the matrix needs of every row, including the prompt's.
-WIDE, WIDELY = 32, 1.5
+# The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back
+# the top-k that the matrix needs of every row, including the prompt's.
+WIDE = 32
+WIDELY = 1.5
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ def ranked(p: Parts) -> RankedProposer:
     c: GraftXChoices = p.choices
     drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
     pool = {"pool": 1} if p.source else {}
-    return RankedProposer(p.text() if c.text else None, drafter, p.rows() if c.matrix else None, p.clock, **pool)
+    return RankedProposer(p.text() if c.text else None, drafter, p.rows() if c.matrix else None, p.clock,
+                          **pool)
 
 
 def text_ranked(p: Parts) -> RankedProposer:
@@ -63,9 +66,10 @@ def controlled(p: Parts) -> Controller:
     """Returns a ranking with as many nodes and draft levels as pay."""
     c: GraftXChoices = p.choices
     if c.pruning == "none":
-        raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
-                         "budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
-    costs, text = _needed_costs(p), p.text() if c.text else None
+        raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. "
+                         "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
+    costs = _needed_costs(p)
+    text = p.text() if c.text else None
     if p.source is not None:
         estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
                           lambda: AcceptanceEstimates(costs))
@@ -75,15 +79,16 @@ def controlled(p: Parts) -> Controller:
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
-    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock), estimates, levels,
-                      probing=c.probing, clock=p.clock, together=_together(p))
+    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock),
+                      estimates, levels, probing=c.probing, clock=p.clock, together=_together(p))
 
 
 def text_controlled(p: Parts) -> Controller:
     """Returns a ranking of the text alone with as many nodes as pay."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
+    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock,
+                      together=_together(p))
 
 
 def _together(p: Parts) -> Together:
@@ -97,7 +102,9 @@ def _needed_costs(p: Parts) -> LiveCosts:
 
 def _rows(p: Parts, costs: LiveCosts) -> AdjacencyMemory | None:
     """The matrix, if wide trees are cheap enough."""
-    return p.rows() if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR) else None
+    if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR):
+        return p.rows()
+    return None
 
 
 def _beam(costs: LiveCosts, top_k: int) -> int:
@@ -107,9 +114,9 @@ def _beam(costs: LiveCosts, top_k: int) -> int:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER, ranked,
-           (HEAD,), takes=BUDGETED | {"warm"}, fallback="graft-x-text", adaptive=controlled, choices=GraftXChoices(),
-           over=lambda chosen: chosen.source),
+    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER,
+           ranked, (HEAD,), takes=BUDGETED | {"warm"}, fallback="graft-x-text", adaptive=controlled,
+           choices=GraftXChoices(), over=lambda chosen: chosen.source),
     Method("graft-x-text", "graft-x without a drafter: what followed in the text", PAPER, text_ranked,
            adaptive=text_controlled, choices=TextChoices()),
 )
