@@ -246,7 +246,7 @@ class Prefixes:
 
 @dataclass
 class PrefixReader:
-    """Recalls the known prefix of one prompt, and stores its new cells.
+    """A reader of one prompt, which recalls its known prefix and stores its new cells.
 
     Attributes:
         prefixes: The prefix cache.

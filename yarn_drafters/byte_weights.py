@@ -25,8 +25,10 @@ QUANTIZATION: Mapping[str, Any] = {
 def in_bytes(network: nn.Module) -> dict[str, Tensor]:
     """Returns the tensors of a network for its file, linear weights as bytes and all other floats as
     bfloat16."""
-    tensors = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor
-               for name, tensor in network.state_dict().items()}
+    tensors = dict(network.state_dict())
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            tensors[name] = tensor.bfloat16()
     for name, weight in linear_weights(network):
         scales = rounded(weight).scales.half()
         per_input = scales.float().repeat_interleave(GROUP, 1)[:, :weight.shape[1]]

@@ -67,8 +67,10 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
         check_tensors(network, tensors)
         if dtype is None and config.get("quantization_config"):
             dtype = torch.bfloat16
-        cast_tensors = {name: t.to(dtype or t.dtype) if t.is_floating_point() else t for name,
-                        t in tensors.items()}
+        cast_tensors = dict(tensors)
+        for name, tensor in tensors.items():
+            if dtype is not None and tensor.is_floating_point():
+                cast_tensors[name] = tensor.to(dtype)
         check_finite(tensors, cast_tensors)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error

@@ -58,7 +58,7 @@ def before_last_change(path: str, first_line: int, lines: Sequence[str],
 
 def _hunk(path: str, header: re.Match[str], lines: Iterator[str]) -> Change:
     """Reads the lines of one hunk."""
-    old, new = (1 if count is None else int(count) for count in (header[1], header[3]))
+    old, new = (int(count or 1) for count in (header[1], header[3]))
     before = list[str]()
     after = list[str]()
     while len(before) < old or len(after) < new:

@@ -101,7 +101,7 @@ _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 
 
 class Completer:
-    """Completes code with one session.
+    """A completer of code with one session.
 
     A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is
     read.
@@ -148,7 +148,10 @@ class Completer:
         if rewrite is None:
             return completion
         edit = rewrite.edit(text.text, ended)
-        return replace(completion, text=edit.text if edit else "", edit=edit)
+        text_of_edit = ""
+        if edit is not None:
+            text_of_edit = edit.text
+        return replace(completion, text=text_of_edit, edit=edit)
 
     def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
@@ -161,7 +164,9 @@ class Completer:
         layouts = self._last.layouts
         used = self._last.used
         if form not in layouts:
-            habit = STEADY if self._kept else ANEW
+            habit = ANEW
+            if self._kept:
+                habit = STEADY
             tokenizer = self.session.tokenizer
             vocab_size = self.session.target.vocab_size
             if form == NEXT_EDIT:
@@ -223,8 +228,11 @@ def _with_unified_ends(cursor: Cursor) -> Cursor:
 
 
 class _CompletionText:
-    """The decoded text, without the repeated blanks, up to the completion's end; held: the blanks before the
-    cursor."""
+    """The decoded text, without the repeated blanks, up to the completion's end.
+
+    Attributes:
+        held: The blanks before the cursor.
+    """
 
     def __init__(self, ending: Ending | RewriteEnding, held: str, tell: Callable[[str], None]) -> None:
         self.ending = ending
@@ -241,7 +249,8 @@ class _CompletionText:
         with request:
             for step in request:
                 ids += step.tokens
-                self.first = self.first or (time.perf_counter() if step.tokens else 0.0)
+                if step.tokens and not self.first:
+                    self.first = time.perf_counter()
                 self.raw += step.text
                 if self._reached(step.text):
                     break
@@ -249,7 +258,9 @@ class _CompletionText:
             self.text = self.ending.cut(self._completed())
         self._send(len(self.text))
         reason = request.finish_reason
-        return Generation(self.raw, ids, request.stats, "stop" if self.ended or reason is None else reason)
+        if self.ended or reason is None:
+            reason = "stop"
+        return Generation(self.raw, ids, request.stats, reason)
 
     def _reached(self, new: str) -> bool:
         if not new:

@@ -89,7 +89,8 @@ def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
         raise ValueError(f"{path} ends with line {len(lines):,}, and line {line:,} was asked for. "
                          "Lines are counted from 1.")
     text_of_line = lines[line - 1]
-    column = len(text_of_line) + 1 if column is None else column
+    if column is None:
+        column = len(text_of_line) + 1
     if not 1 <= column <= len(text_of_line) + 1:
         raise ValueError(f"Line {line:,} of {path} has {len(text_of_line):,} characters, and column "
                          f"{column:,} was asked for. Columns are counted from 1; {len(text_of_line) + 1:,} "

@@ -54,7 +54,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """Finds where completions at one cursor end.
+    """The end of completions at one cursor.
 
     If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins
     its rest.
@@ -73,7 +73,11 @@ class Ending:
         if self.until == "line" or (self.until == "block" and self._line_rest):
             return _first_line(text, self._line_rest)
         if self.until == "block":
-            ends = [self._braced(text) if self.has_braces else self._indented(text), self._rejoined(text)]
+            ends = [self._rejoined(text)]
+            if self.has_braces:
+                ends.append(self._braced(text))
+            else:
+                ends.append(self._indented(text))
             if self.has_braces and self._block_goes_on:
                 ends.append(self._braced_statement(text))
             return min((end for end in ends if end is not None), default=None)
@@ -88,7 +92,9 @@ class Ending:
         start = text.rfind("\n") + 1
         line = text[start:]
         unsure = start and (re.fullmatch(r"\s*\w*", line) or self._next.startswith(line))
-        return len((text[:start] if self.until == "block" and unsure else text).rstrip())
+        if self.until == "block" and unsure:
+            text = text[:start]
+        return len(text.rstrip())
 
     def cut(self, text: str) -> str:
         """Returns the completion of a text that the model, a stop string or a limit ended."""
@@ -160,7 +166,9 @@ class Ending:
                 end = len((self._line + text)[:start].rstrip()) - len(self._line)
                 if code.endswith(";"):
                     return end
-                closed = end if code.endswith("}") else 0
+                closed = 0
+                if code.endswith("}"):
+                    closed = end
         return None
 
     @cached_property
@@ -175,7 +183,9 @@ class Ending:
 
     def _rejoined(self, text: str) -> int | None:
         """Returns the end before a line that repeats the file's next line."""
-        start = text.find("\n" + self._next + "\n") if self._next else -1
+        start = -1
+        if self._next:
+            start = text.find("\n" + self._next + "\n")
         if start < 0:
             return None
         return len(text[:start].rstrip())

@@ -106,7 +106,7 @@ class Window:
 
 @dataclass(frozen=True)
 class RewriteEnding:
-    """Finds where the answer to a next edit ends; it has the methods of `stopping.Ending`.
+    """The end of the answer to a next edit; it has the methods of `stopping.Ending`.
 
     Attributes:
         until: stop: where the model ends it; line and block: as soon as one edit is complete.

@@ -15,7 +15,7 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 
 class PlainDecoding:
-    """Proposes nothing: plain autoregressive decoding, in the same loop as the other methods."""
+    """A proposer of nothing: plain autoregressive decoding, in the same loop as the other methods."""
 
     memories: tuple[Memory, ...] = ()
 
@@ -24,7 +24,7 @@ class PlainDecoding:
 
 
 class Graft:
-    """Fills the slots that the drafter's policy freed from the retriever, at the root (arXiv 2605.20104).
+    """A drafter whose freed slots the retriever fills, at the root (arXiv 2605.20104).
 
     A tree that passed all gates stays as it is, exactly EAGLE-3's.  If both trees are on the device, they are
     merged there.
@@ -57,7 +57,7 @@ class Graft:
 
 
 class WithinBudget:
-    """Limits a proposer's budget to `budget` nodes."""
+    """A proposer with a budget of at most `budget` nodes."""
 
     def __init__(self, proposer: Proposer, budget: int) -> None:
         self.proposer = proposer

@@ -160,5 +160,7 @@ class Method:
     @property
     def own(self) -> tuple[Option, ...]:
         """Its choices, with their present values as defaults."""
-        by_name = {} if self.choices is None else options(type(self.choices))
+        if self.choices is None:
+            return ()
+        by_name = options(type(self.choices))
         return tuple(replace(option, default=getattr(self.choices, name)) for name, option in by_name.items())

@@ -27,8 +27,12 @@ ADAPLD = "AdaPLD (arXiv 2606.05742)"
 
 @dataclass(frozen=True)
 class Likeness:
-    """Decides which tokens may replace a missing one: embedding: [V, H]; least: lowest cosine with the
-    token's own."""
+    """The tokens that may replace a missing one.
+
+    Attributes:
+        embedding: [V, H].
+        least: Lowest cosine of their embedding with the token's own.
+    """
 
     embedding: Tensor
     least: float
@@ -59,7 +63,7 @@ class Branches:
 
 
 class AdaPld:
-    """Proposes a copied chain with branches.
+    """A proposer of a copied chain with branches.
 
     If there are few slots, the chain gets half of them and the branches the rest.
 
@@ -94,7 +98,9 @@ class AdaPld:
             return
         at, = self.anchors.closest([place], len(text) - 2)
         # Nothing is copied after a token that is only similar to the root.
-        main = copied or (text[at + 1:at + 1 + self.length].tolist() if same else [])
+        main = copied
+        if same and not copied:
+            main = text[at + 1:at + 1 + self.length].tolist()
         branches = self._branches_at(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
         tree.add(main[:max(slots - sum(map(len, branches)), (slots + 1) // 2)], match=match or 1)
@@ -114,7 +120,13 @@ class AdaPld:
         places = {}
         if groups:
             places = dict(zip(groups, self.anchors.closest([*groups.values()], at), strict=True))
-        return [[token, int(text[places[token] + 1])] if token in places else [token] for token in tokens]
+        chains = []
+        for token in tokens:
+            chain = [token]
+            if token in places:
+                chain.append(int(text[places[token] + 1]))
+            chains.append(chain)
+        return chains
 
     def _anchors(self, text: np.ndarray, tokens: Sequence[int]) -> list[tuple[np.ndarray, bool]]:
         """Returns for each token (its anchors, True if they hold the token itself)."""
@@ -135,8 +147,8 @@ class AdaPldChoices(Checked):
     branches: int = option(4, "Branches: most probable tokens at the anchor", low=0, high=64,
                            source="2 to 8 in AdaPLD")
     successors: bool = option(True, "Follow each branch by one more token", source="AdaPLD")
-    likeness: float | None = option(0.55, "Least cosine of embeddings for another token to be an "
-                                          "anchor", low=-1,
+    likeness: float | None = option(0.55, "Least cosine of embeddings for another token to be an anchor",
+                                    low=-1,
                                     high=1, none="the token alone", source="docs/methods.md")
     layer: int | None = like(PldPlusChoices, "layer")
 

@@ -32,8 +32,9 @@ MOST = 4096     # newest anchors of one token whose contexts are compared; this 
 
 
 class Anchors:
-    """Finds anchors in text: [t + 1] int64, the root last; anchors are positions 1 to t - 1, ascending, with
-    a context.
+    """A finder of anchors in a text: positions with a context whose continuation may be copied.
+
+    A text is [t + 1] int64, the root last; its anchors are positions 1 to t - 1, ascending.
 
     Attributes:
         context: Row j is the target's hidden state at position j.

@@ -21,7 +21,7 @@ from longgraft.zoo.partial_kv import PartialKVCache, chain_length
 
 
 class Cascade:
-    """Proposes up to `length` tokens that the target decoded on the part `partial` of its cache.
+    """A proposer of up to `length` tokens that the target decoded on the part `partial` of its cache.
 
     There it verifies trees of `nodes` nodes by the proposer `inner`, whose memories are rewound afterwards:
     they observe what the full pass keeps.

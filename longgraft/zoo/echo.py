@@ -30,7 +30,7 @@ SMALL_LEVELS = 3    # its levels; each further level needs one more node
 
 @dataclass(frozen=True)
 class EchoPlan:
-    """Divides at most `most` nodes among the requests of a pass; each has its root in any case.
+    """A division of at most `most` nodes among the requests of a pass; each has its root in any case.
 
     Attributes:
         requests: Number of requests that propose.
@@ -64,8 +64,15 @@ class EchoPlan:
         nodes = [1] * len(offers)
         free = self.most - self.requests
         free = _spend(free, nodes, offers, [self.small] * len(offers))
-        free = _spend(free, nodes, offers, [0 if offer.stopped else self.needed(offer) for offer in offers])
-        free = _spend(free, nodes, offers, [offer.budget if offer.stopped else 0 for offer in offers])
+        levels = [0] * len(offers)
+        widths = [0] * len(offers)
+        for index, offer in enumerate(offers):
+            if offer.stopped:
+                widths[index] = offer.budget
+            else:
+                levels[index] = self.needed(offer)
+        free = _spend(free, nodes, offers, levels)
+        free = _spend(free, nodes, offers, widths)
         _spend(free, nodes, offers, [offer.budget for offer in offers])
         return nodes
 
@@ -92,7 +99,7 @@ def _spend(free: int, nodes: list[int], offers: Sequence[Offer], limits: Sequenc
 
 @dataclass(frozen=True)
 class EchoPlanner:
-    """Makes the plan of a pass.
+    """A planner of passes.
 
     Attributes:
         most: As in `EchoPlan`; None: the largest budget of a request in it.
@@ -128,7 +135,7 @@ class PlannedGates:
 
 
 class EchoDrafter:
-    """Drafts EAGLE-3 trees whose depth and width follow from one budget for all requests of a pass.
+    """A drafter of EAGLE-3 trees whose depth and width follow from one budget for all requests of a pass.
 
     A request alone drafts up to its first closed gate and fills its budget from the drafted levels.
 
@@ -175,8 +182,8 @@ class EchoChoices(Drafting):
     taus: tuple[float, ...] = option((0.09, 0.07, 0.11), "Probability of the best path up to which each gate "
                                                          "is closed",
                                      low=0, high=1, source="docs/choices.md, dynamic trees")
-    pass_nodes: int | None = option(None, "Nodes of all requests that share a pass, roots "
-                                          "included", unit="nodes",
+    pass_nodes: int | None = option(None, "Nodes of all requests that share a pass, roots included",
+                                    unit="nodes",
                                     low=1, high=4096, none="the budget of one request", source="ECHO, K_max")
 
     def __post_init__(self) -> None:

@@ -10,7 +10,8 @@ from longgraft.trees.tree import ProposalTree
 
 
 class Either:
-    """Uses one of two proposers in each step: the first if its tree is worth enough, otherwise the second.
+    """A choice between two proposers in each step: the first if its tree is worth enough, otherwise the
+    second.
 
     Attributes:
         worth: Worth of a tree of the first proposer.

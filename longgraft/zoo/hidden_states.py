@@ -10,7 +10,7 @@ from longgraft.protocol.observation import Observation, Wants
 
 
 class HiddenStates(Memory):
-    """Keeps the inputs of one layer.
+    """A memory of the inputs of one layer.
 
     It is one block for the whole request, in the target's dtype: 0.5 GB for 65,536 tokens if H is 4,096 and a
     number has two bytes.
@@ -42,7 +42,9 @@ class HiddenStates(Memory):
 
     @torch.inference_mode()
     def observe(self, seen: Observation) -> None:
-        states = seen.final if self.layer is None else seen.hidden[self.layer]
+        states = seen.final
+        if self.layer is not None:
+            states = seen.hidden[self.layer]
         assert states is not None
         self._append(states)
 

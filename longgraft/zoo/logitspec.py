@@ -74,8 +74,12 @@ class Rounds(Memory):
         self._sizes = ()
 
     def observe(self, seen: Observation) -> None:
-        size = (self._sizes[-1] if self._sizes else 0) + len(seen.path)
-        self._sizes = (size,) if seen.prompt else (*self._sizes, size)
+        size = len(seen.path)
+        if self._sizes:
+            size += self._sizes[-1]
+        if seen.prompt:
+            self._sizes = ()
+        self._sizes = (*self._sizes, size)
 
     def mark(self) -> tuple[int, ...]:
         return self._sizes
@@ -103,7 +107,7 @@ class Rounds(Memory):
 
 
 class LogitSpec:
-    """Proposes the continuation of the root's longest n-gram, then the last top-k's other tokens with
+    """A proposer of the continuation of the root's longest n-gram, then the last top-k's other tokens with
     continuations.
 
     Attributes:

@@ -162,7 +162,7 @@ def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int
 
 
 class Lookahead:
-    """Proposes the window, then the n-grams that begin with the root, the newest first.
+    """A proposer of the window, then the n-grams that begin with the root, the newest first.
 
     If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their
     rows.
@@ -179,7 +179,9 @@ class Lookahead:
             rows = self.memory.rows
             guesses = self.memory.after(ask.root)
             room = ask.budget - (self.memory.ngram - 1 if guesses else 0)
-            columns = max(0, room // len(rows)) if rows else 0
+            columns = 0
+            if rows:
+                columns = max(0, room // len(rows))
             nodes = [0][:columns]
             for row in rows[:1]:
                 for token in row[:max(0, columns - 1)]:
@@ -198,8 +200,8 @@ class LookaheadChoices(Checked):
     ngram: int = option(5, "Tokens of an n-gram, its first one included", low=2, source="the authors' 7B")
     columns: int = option(7, "Columns of the window; 0: n-grams alone", low=0, source="the authors' 7B")
     guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
-    from_prompt: bool = option(False, "Take n-grams also from the prompt and the "
-                                      "answer", source="POOL_FROM_PROMPT")
+    from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer",
+                               source="POOL_FROM_PROMPT")
 
 
 def lookahead(p: Parts) -> Lookahead:

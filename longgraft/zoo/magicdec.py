@@ -26,7 +26,7 @@ MAGICDEC = "MagicDec (arXiv 2408.11049)"
 
 
 class MagicDecDrafter:
-    """Drafts a chain of up to `length` tokens."""
+    """A drafter of a chain of up to `length` tokens."""
 
     def __init__(self, target: Target, partial: PartialKVCache, length: int,
                  clock: Clock | None = None) -> None:
@@ -69,8 +69,8 @@ class MagicDecChoices(Checked):
 
     rows: int = option(512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000,
                        source="the paper has 257 to 4,097")
-    drafts: int = option(4, "Drafted tokens a "
-                            "step", unit="tokens", low=1, high=64, source="the paper has 3 to 7")
+    drafts: int = option(4, "Drafted tokens a step",
+                         unit="tokens", low=1, high=64, source="the paper has 3 to 7")
     keep: str = option("attended", "Kept rows: those that the prompt's end attends to, or sinks and the newest",
                        choices=("attended", "recent"), source="SnapKV, StreamingLLM")
 

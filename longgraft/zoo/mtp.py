@@ -87,8 +87,8 @@ class RollOuts(PartialMatching):
 class MtpChoices(Checked):
     """Choices of `mtp`."""
 
-    tau: float = option(0.14, "The chain ends at or below this "
-                              "probability", low=0, high=1, source="Graft, Table 11")
+    tau: float = option(0.14, "The chain ends at or below this probability",
+                        low=0, high=1, source="Graft, Table 11")
     length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
     answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
                           source="groups of 8 to 16 roll-outs")

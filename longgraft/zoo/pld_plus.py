@@ -18,7 +18,11 @@ PLD_PLUS = "PLD+ (arXiv 2412.01447)"
 
 
 class PldPlus:
-    """length: most tokens that are copied; a smaller budget copies fewer."""
+    """A proposer of what followed the root in the most similar context.
+
+    Attributes:
+        length: Most tokens that are copied; a smaller budget copies fewer.
+    """
 
     def __init__(self, anchors: Anchors, length: int, clock: Clock | None = None) -> None:
         self.memories = (anchors.history, anchors.context)
@@ -44,9 +48,9 @@ class PldPlusChoices(Checked):
     """Choices of `pld+`."""
 
     length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
-    layer: int | None = option(None, "Layer whose hidden states are "
-                                     "compared", low=0, none="29/36 of the depth for "
-                               "Qwen3, 9/32 for others", source="AdaPLD's tables")
+    layer: int | None = option(None, "Layer whose hidden states are compared",
+                               low=0, none="29/36 of the depth for Qwen3, 9/32 for others",
+                               source="AdaPLD's tables")
 
 
 def pld_plus(p: Parts) -> PldPlus:

@@ -25,10 +25,10 @@ ENDED = -1      # not a token: it follows the end of a text
 class RestChoices(Checked):
     """Settings of a datastore lookup."""
 
-    longest: int = option(16, "Tokens of a match at "
-                              "most", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "Tokens of a match at "
-                              "least", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    longest: int = option(16, "Tokens of a match at most",
+                          unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: int = option(2, "Tokens of a match at least",
+                           unit="tokens", low=1, high=SORTED // 2, source="REST")
     hits: int = option(5000, "Occurrences that are read at most, evenly spaced where there are more", low=1,
                        high=10 ** 6, source="REST")
     length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
@@ -41,8 +41,8 @@ class RestChoices(Checked):
 
 
 class RestRetriever:
-    """Proposes the most frequent prefixes of what followed the longest match; a score is its share of the
-    occurrences.
+    """A proposer of the most frequent prefixes of what followed the longest match; a score is its share of
+    the occurrences.
 
     A prediction is searched as a datastore of its own; if matches are equally long, the prediction's is used.
     """

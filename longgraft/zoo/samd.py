@@ -29,7 +29,12 @@ LINK = -1       # in the undo log in place of a token: a suffix link was changed
 
 @dataclass(frozen=True)
 class _TextMark:
-    """tokens, states, undone: the number of each at the mark; last: the state of the whole text."""
+    """A mark of the text.
+
+    Attributes:
+        tokens, states, undone: The number of each at the mark.
+        last: The state of the whole text.
+    """
 
     tokens: int
     states: int
@@ -163,11 +168,13 @@ class SuffixAutomaton(Memory):
 
 
 class SamChain:
-    """Proposes a chain; length: most nodes, root included.
+    """A proposer of a chain; `match` is always the length of the longest match.
 
-    growth: drafted tokens per token of the match (4 for the authors' retrieval alone); None: always `length`
-    tokens, from a shorter match if too few follow the longest (the authors' choice beside a drafter).
-    `match` is the length of the longest match in both cases.
+    Attributes:
+        length: Most nodes, root included.
+        growth: Drafted tokens per token of the match (4 for the authors' retrieval alone); None: always
+            `length` tokens, from a shorter match if too few follow the longest (the authors' choice beside a
+            drafter).
     """
 
     def __init__(self, automaton: SuffixAutomaton, length: int = 60, growth: float | None = 4.0,
@@ -181,7 +188,10 @@ class SamChain:
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             most = min(self.length, ask.budget)
-            match, at = self._automaton.after(ask.root, most if self.growth is None else 0)
+            least = 0
+            if self.growth is None:
+                least = most
+            match, at = self._automaton.after(ask.root, least)
             if self.growth is not None:
                 most = min(most, 1 + int(self.growth * match))
             chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.following(at, most - 1)]),
@@ -193,19 +203,19 @@ class SamChain:
 class SamdChoices(Checked):
     """Choices of `samd`."""
 
-    growth: float = option(4.0, "Drafted tokens per token of the "
-                                "match", low=0, high=64, source="the authors' code")
+    growth: float = option(4.0, "Drafted tokens per token of the match",
+                           low=0, high=64, source="the authors' code")
 
 
 @dataclass(frozen=True)
 class SamdRouteChoices(Checked):
     """Choices of `samd-recycling`, and some of `samd-eagle3`."""
 
-    threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a "
-                               "tree", unit="tokens",
+    threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree",
+                            unit="tokens",
                             low=1, high=4096, source="the authors' code")
-    length: int = option(40, "Nodes of the chain, root "
-                             "included", low=2, high=4096, source="the authors' code")
+    length: int = option(40, "Nodes of the chain, root included",
+                         low=2, high=4096, source="the authors' code")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 class Selector(Protocol):
-    """Selects rows of one layer of the target's KV cache."""
+    """A selector of rows of one layer of the target's KV cache."""
 
     @property
     def queries(self) -> int:
@@ -30,7 +30,7 @@ class Selector(Protocol):
 
 @dataclass(frozen=True)
 class Recent:
-    """Keeps attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
+    """A selector of attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
 
     budget: int
     sinks: int = 4
@@ -42,7 +42,7 @@ class Recent:
 
 @dataclass(frozen=True)
 class Attended:
-    """Keeps the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv
+    """A selector of the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv
     2404.14469), in MagicDec's version.
 
     Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled`
@@ -80,7 +80,8 @@ class Attended:
 
 @dataclass(frozen=True)
 class Nearest:
-    """Keeps sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
+    """A selector of sinks and the keys with the largest products with the last query: TokenSwift (arXiv
+    2502.18890).
 
     Attributes:
         newest: Number of newest rows within the budget; 0 in the paper's code.
@@ -102,7 +103,8 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Keeps the first chunk and the chunks whose mean key has the largest product with the last query:
+    """A selector of the first chunk and the chunks whose mean key has the largest product with the last
+    query:
     TriForce (2404.11912).
 
     An incomplete chunk before the newest rows is selected, too.
@@ -128,7 +130,8 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Quest:
-    """Keeps sinks, the newest blocks, and those blocks in between whose keys may have the largest products.
+    """A selector of sinks, the newest blocks, and those blocks in between whose keys may have the largest
+    products.
 
     Quest (2406.10774), in SpecPV's version.  Scores are averaged over the queries and over the heads that
     share a key head.  An incomplete block before the newest ones is selected, too; SpecPV leaves it out.

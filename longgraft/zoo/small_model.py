@@ -4,7 +4,7 @@ drafts."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +102,8 @@ class DraftModelCache(DraftCache):
         # A region cannot be recorded on an empty cache, which has no buffers.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
             return self._fixed(in_vocabulary)
-        segment = Segment(ProposalTree.chain(in_vocabulary.cpu()), self.cache, "last" if last else "none")
+        logits: Literal["last", "none"] = "last" if last else "none"
+        segment = Segment(ProposalTree.chain(in_vocabulary.cpu()), self.cache, logits)
         return self.model.run([segment], Wants())[0].logits
 
     @torch.inference_mode()

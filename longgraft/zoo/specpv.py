@@ -48,7 +48,7 @@ class _Behind:
 
 
 class PartialVerifier(Verifier):
-    """Verifies on `partial`; if more than `most` tokens wait, the next tree is verified in full, together
+    """A verifier on `partial`; if more than `most` tokens wait, the next tree is verified in full, together
     with them.
 
     The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass
@@ -117,14 +117,14 @@ def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
 class SpecPVChoices(Drafting):
     """Choices of `specpv` and `specpv-exact`."""
 
-    sinks: int = option(2, "First blocks of 16 rows, always "
-                           "kept", unit="blocks", low=0, high=4096, source="its code")
-    retrieved: int = option(64, "Blocks that are chosen by the newest "
-                                "queries", unit="blocks", low=1, high=65536,
+    sinks: int = option(2, "First blocks of 16 rows, always kept",
+                        unit="blocks", low=0, high=4096, source="its code")
+    retrieved: int = option(64, "Blocks that are chosen by the newest queries",
+                            unit="blocks", low=1, high=65536,
                             source="its code has 256, for contexts of 60,000 tokens")
     local: int = option(8, "Newest blocks, always kept", unit="blocks", low=1, high=4096, source="its code")
-    waiting: int = option(20, "Tokens verified on the part before a full "
-                              "pass", unit="tokens", low=1, high=4096,
+    waiting: int = option(20, "Tokens verified on the part before a full pass",
+                          unit="tokens", low=1, high=4096,
                           source="its code has 20")
     score: str = option("corners", "Score of a block: the larger product with its corners, or Quest's bound",
                         choices=("corners", "bound"), source="its code; arXiv 2406.10774")

@@ -64,7 +64,7 @@ class DraftLength(Memory):
 
 
 class DraftModelChain:
-    """Drafts as many tokens as fit the budget, at most those of `length`.
+    """A drafter of as many tokens as fit the budget, at most those of `length`.
 
     Attributes:
         coupled: True: drafts are drawn with the noise of the target's own draws, and follow from the past;
@@ -84,7 +84,8 @@ class DraftModelChain:
     def propose(self, ask: Ask) -> ProposalTree:
         # Tokens at positions beyond the small model's last are never drafted.
         count = min(ask.budget - 1, (self.small.positions or ask.position) - ask.position)
-        count = count if self.length is None else min(count, self.length.tokens)
+        if self.length is not None:
+            count = min(count, self.length.tokens)
         if count < 1:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
@@ -92,7 +93,9 @@ class DraftModelChain:
             if not self.coupled and isinstance(ask.draws, Sampled):
                 own_draws = ask.draws.apart(DRAFTED)
             tokens, logits = self._drafted(ask, own_draws or ask.draws, count)
-            law = None if own_draws is None else own_draws.warp(logits).softmax(-1)
+            law = None
+            if own_draws is not None:
+                law = own_draws.warp(logits).softmax(-1)
             gains = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
             # One copy to the host: float64 holds ids and float32 scores exactly.
             ids, scores = torch.stack([tokens.double(), gains.cumsum(0).double()]).cpu()

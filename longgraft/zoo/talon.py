@@ -59,8 +59,8 @@ class _TreeLayer:
 
 
 class TalonDrafter:
-    """Drafts a first layer of `top_k` nodes, then layers of continuations, until the tree has `ask.budget`
-    nodes.
+    """A drafter of a first layer of `top_k` nodes, then layers of continuations, until the tree has
+    `ask.budget` nodes.
 
     A layer keeps the continuations whose paths have at least the share `share` of the best one's probability,
     and the best of them if there are too many.  If regions are fixed, layers of trees of up to 64 nodes are
@@ -112,8 +112,11 @@ class TalonDrafter:
             above = first_child
             self._free.fill_(free)
             self.clock.ran("draft")
-            layer, record = self._region(padded, (width, widest, index), partial(
-                self._next, layer if padded else layer.first(nodes), index, widest if padded else free))
+            if padded:
+                grow = partial(self._next, layer, index, widest)
+            else:
+                grow = partial(self._next, layer.first(nodes), index, free)
+            layer, record = self._region(padded, (width, widest, index), grow)
         return ProposalTree.build(tokens, parents, scores, [ROOT] + [DRAFT] * (len(tokens) - 1), index)
 
     def _region(self, padded: bool, name: Hashable, grow: Callable[[], _TreeLayer]
@@ -129,7 +132,9 @@ class TalonDrafter:
     def _first(self, width: int) -> _TreeLayer:
         """The root's own draft step."""
         scores, ids = self.memory.log_probs(self.memory.start)[0].topk(width)
-        where = self.device if self.regions.fixed else torch.device("cpu")
+        where = self.device
+        if not self.regions.fixed:
+            where = torch.device("cpu")
         return _TreeLayer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
                       self.memory.start.expand(1, width, -1),
                       torch.zeros(width, 0, dtype=torch.bool, device=self.device),

@@ -84,7 +84,7 @@ class FrequentNgrams(Memory):
 
 
 class TokenSwift:
-    """Proposes the target's own next token, and below it the guesses of up to three heads and n-grams.
+    """A proposer of the target's own next token, and below it the guesses of up to three heads and n-grams.
 
     Each head gives `branches` guesses; the n-grams are those that begin with the next token.
     """
@@ -166,8 +166,8 @@ class TokenSwiftChoices(Checked):
     rows: int = option(1024, "Rows kept of each head's cache", unit="rows", low=32, high=1_000_000,
                        source="its code has 4,096, for answers of 100,000 tokens")
     newest: float = like(TriForceChoices, "newest")
-    every: int | None = option(256, "Tokens after which rows are chosen "
-                                    "anew", unit="tokens", low=1, high=1_000_000,
+    every: int | None = option(256, "Tokens after which rows are chosen anew",
+                               unit="tokens", low=1, high=1_000_000,
                                none="never", source="its code: when generated rows have taken the place of chosen ones")
     branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
     ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")

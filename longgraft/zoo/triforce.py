@@ -31,7 +31,7 @@ MOVES = 4       # the window moves by 1 / MOVES of its newest tokens at a time, 
 
 
 class StreamingDrafter:
-    """Drafts a chain of up to `length` tokens.
+    """A drafter of a chain of up to `length` tokens.
 
     Attributes:
         small: A cache without committed tokens, used by this proposer only.
@@ -91,18 +91,18 @@ class StreamingDrafter:
 class TriForceChoices(Checked):
     """Choices of `triforce`."""
 
-    rows: int = option(1024, "Rows kept of the target's cache, in chunks of "
-                             "8", unit="rows", low=16, high=1_000_000,
+    rows: int = option(1024, "Rows kept of the target's cache, in chunks of 8",
+                       unit="rows", low=16, high=1_000_000,
                        source="its code has 4,096, for contexts of 120,000 tokens")
-    newest: float = option(0.5, "Share of the rows that is the newest, whatever their "
-                                "keys", low=0.0, high=0.5,
+    newest: float = option(0.5, "Share of the rows that is the newest, whatever their keys",
+                           low=0.0, high=0.5,
                            source="its code has 0; docs/methods.md")
     every: int | None = option(None, "Tokens after which chunks are chosen anew", unit="tokens", low=1,
                                high=1_000_000, none="never", source="its code")
     length: int = option(6, "Tokens decoded on the part before a full pass", unit="tokens", low=1, high=64,
                          source="its code")
-    drafts: int = option(1, "Tokens of one draft of the small "
-                            "model", unit="tokens", low=1, high=64, source="its code")
+    drafts: int = option(1, "Tokens of one draft of the small model",
+                         unit="tokens", low=1, high=64, source="its code")
     window: int = option(256, "Tokens that the small model sees, 16 of them the first", unit="tokens", low=32,
                          high=65536, source="its code")
 

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation("a gate is open at its threshold", "Gates.__call__", "confidence > threshold else", "confidence >= threshold else", "test_graft.py::test_a_gate_compares_a_probability_and_is_closed_at_its_threshold"),
     Mutation("a shallow tree has no gate", "Gates._gate", "default=None) if level.last else None", "default=None) if False else None", "test_graft.py::test_the_last_level_of_a_shallow_tree_has_the_next_deeper_gate"),
     Mutation("w/o prune keeps 50 where nothing was calibrated", "Calibration", "split: int = 40", "split: int = 50", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),
-    Mutation("w/o prune ignores the calibrated share", "graft:graft", "p.calibration.split if c.retrieved is None else", "40 if c.retrieved is None else", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),
+    Mutation("w/o prune ignores the calibrated share", "graft:graft", "split = p.calibration.split", "split = 40", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),
     Mutation("a fixed split keeps 50", "Calibration", "    split: int = 40", "    split: int = 50", "test_graft.py::test_a_split_keeps_forty_of_sixty_and_no_prune_the_calibrated_number"),
     Mutation("tails hang on the worst leaves", "TailGraft.propose", "(-scores[node], node)", "(scores[node], node)", "test_graft.py::test_chains_of_five_hang_on_the_four_best_leaves"),
     Mutation("tails are chains of three", "TailGraft.__init__", "length: int = 5", "length: int = 3", "test_graft.py::test_chains_of_five_hang_on_the_four_best_leaves"),

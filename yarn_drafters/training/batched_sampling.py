@@ -27,6 +27,11 @@ PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding incl
 SORTED_BATCHES = 4          # batches of turns that are sorted by length together, so that rows need little padding
 
 
+def _padded(block: Tensor, width: int) -> Tensor:
+    """Returns rows [..., width, D] with zeros before those of a block."""
+    return F.pad(block, (0, 0, width - block.shape[-2], 0))
+
+
 class _GrowingLayer(DynamicLayer):
     """Keys and values with spare room; transformers' own layer copies all of them at each token.
 
@@ -55,8 +60,8 @@ class _GrowingLayer(DynamicLayer):
     def join(self, joining: _GrowingLayer) -> None:
         """Adds the rows of another batch, aligned so that the last tokens of both are in the same column."""
         width = max(self.held, joining.held)
-        keys, values = (torch.cat([F.pad(block, (0, 0, width - block.shape[-2], 0)) for block in pair])
-                        for pair in ((self.keys, joining.keys), (self.values, joining.values)))
+        keys = torch.cat([_padded(self.keys, width), _padded(joining.keys, width)])
+        values = torch.cat([_padded(self.values, width), _padded(joining.values, width)])
         self._store(keys, values)
 
     def _store(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
@@ -81,7 +86,7 @@ def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, att
     if rows > 1 or more.get("softcap"):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     grouped = query.view(batch, key.shape[1], heads // key.shape[1], size)
-    scores = (grouped @ key.mT).float() * (scaling if scaling is not None else size ** -0.5)
+    scores = (grouped @ key.mT).float() * (size ** -0.5 if scaling is None else scaling)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, float("-inf"))
     return (scores.softmax(-1).to(value.dtype) @ value).view(batch, 1, heads, size), None
@@ -147,7 +152,7 @@ class _Batch(Generic[AnyTurn]):
 
 
 class _Sampler(Generic[AnyTurn]):
-    """Begins and continues batches of one model."""
+    """A sampler that begins and continues batches of one model."""
 
     def __init__(self, model: Any, ends: Sequence[int]) -> None:
         self.model = model
@@ -159,9 +164,14 @@ class _Sampler(Generic[AnyTurn]):
     def begin(self, turns: Sequence[AnyTurn]) -> _Batch[AnyTurn]:
         """Reads these prompts and draws their first tokens."""
         longest = max(len(turn.prompt) for turn in turns)
-        ids, seen = (torch.tensor([[0] * (longest - len(turn.prompt)) + as_row(turn.prompt)
-                                   for turn in turns],
-                                  device=self.device) for as_row in (list, lambda prompt: [1] * len(prompt)))
+        rows = []
+        is_prompt = []
+        for turn in turns:
+            padding = [0] * (longest - len(turn.prompt))
+            rows.append([*padding, *turn.prompt])
+            is_prompt.append([*padding, *[1] * len(turn.prompt)])
+        ids = torch.tensor(rows, device=self.device)
+        seen = torch.tensor(is_prompt, device=self.device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
         temperatures = torch.tensor([turn.temperature for turn in turns], device=self.device,
                                     dtype=torch.float32)
@@ -185,7 +195,8 @@ class _Sampler(Generic[AnyTurn]):
         for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):
             if row.goes_on:
                 row.ended = token in self.ends
-                row.tokens += [] if row.ended else [token]
+                if not row.ended:
+                    row.tokens.append(token)
 
 
 def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int = 64

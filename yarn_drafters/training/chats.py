@@ -18,7 +18,7 @@ Turn = Mapping[str, Any]
 
 
 class ChatEncoder:
-    """Encodes chats, with ~id for all tokens outside the assistant's answers.
+    """An encoder of chats, with ~id for all tokens outside the assistant's answers.
 
     Attributes:
         silent: Number of chats without an answer.
@@ -108,7 +108,9 @@ class ChatEncoder:
             shared = _shared(prompt_ids, answered)
             return answered[:shared], answered[shared:]
         answer = _without(opening, content)
-        return prompt_ids, continuation(self.tokenizer, answer + after if whole else answer)
+        if whole:
+            answer += after
+        return prompt_ids, continuation(self.tokenizer, answer)
 
     def _text(self, turns: Sequence[Turn], ask: bool) -> str:
         plain = [dict(turn) for turn in turns]

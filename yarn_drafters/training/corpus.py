@@ -139,7 +139,9 @@ def encode(documents: Iterable[Document], chats: ChatEncoder) -> EncodedCorpus:
         # These ids include the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
-            text_end = end if document.ended else []
+            text_end = end
+            if not document.ended:
+                text_end = []
             encoded = chats.documents(document) if document.turns else [[*next(plain), *text_end]]
             for ids in encoded:
                 pieces.append(np.array(ids, dtype=np.int32))

@@ -62,7 +62,9 @@ def document_request(documents: Sequence[Document], rng: np.random.Generator, lo
     """Draws a request about an excerpt, of at most `longest` characters, of one of the documents."""
     document = documents[int(rng.integers(len(documents)))]
     excerpt = excerpt_of(document, rng, longest)
-    tasks = CODE_TASKS if document.type.startswith("code") else PROSE_TASKS
+    tasks: Sequence[str] = PROSE_TASKS
+    if document.type.startswith("code"):
+        tasks = CODE_TASKS
     task = tasks[int(rng.integers(len(tasks)))]
     parts = (task, excerpt) if rng.random() < 0.5 else (excerpt, task)
     return "\n\n".join(part.strip("\n") for part in parts)

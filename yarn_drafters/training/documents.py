@@ -78,7 +78,9 @@ def _document(row: Any, place: str) -> Document:
     kind, source = (_string(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
     ended = row.get("ended") is not False
     if isinstance(row.get("text"), str):
-        own_tokens = row.get("tokens") if row.get("source") == CONTINUED else None
+        own_tokens = None
+        if row.get("source") == CONTINUED:
+            own_tokens = row.get("tokens")
         return Document(_string(row["text"], f"{place}: text"), kind or "text", source, ended=ended,
                         own=checked(own_tokens, Count | None, f"{place}: tokens"))
     turns = row.get("messages") or row.get("conversations")

@@ -34,7 +34,7 @@ from longgraft.yarn_drafters.training.vocabulary import covered
 
 
 class DrafterTrainer(DistillingTrainer):
-    """Trains a head to predict the frozen target's distributions."""
+    """A trainer of a head that predicts the frozen target's distributions."""
 
     recipes = DrafterRecipe
     folder = "head"
@@ -83,12 +83,17 @@ class DrafterTrainer(DistillingTrainer):
         """Returns the target's outputs for these rows, read from the store or computed."""
         if self.store is None:
             return self._computed(tokens, positions)
-        by_row = [self.store.get(*row) or self._computed(*(part[None] for part in row))
-                 for row in zip(tokens, positions.expand_as(tokens), strict=True)]
-        for row, outputs in zip(zip(tokens, positions.expand_as(tokens), strict=True), by_row, strict=True):
-            self.store.put(*row, outputs)
-        return TargetOutputs(*(torch.cat([getattr(outputs, f.name) for outputs in by_row]).to(self.device)
-                               for f in fields(TargetOutputs)))
+        rows = list(zip(tokens, positions.expand_as(tokens), strict=True))
+        by_row = []
+        for row, places in rows:
+            by_row.append(self.store.get(row, places) or self._computed(row[None], places[None]))
+        for (row, places), outputs in zip(rows, by_row, strict=True):
+            self.store.put(row, places, outputs)
+        joined = []
+        for output in fields(TargetOutputs):
+            values = [getattr(outputs, output.name) for outputs in by_row]
+            joined.append(torch.cat(values).to(self.device))
+        return TargetOutputs(*joined)
 
     def _computed(self, tokens: Tensor, positions: Tensor) -> TargetOutputs:
         # A target in half precision or in blocks needs no casts.

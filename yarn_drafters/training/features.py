@@ -37,8 +37,12 @@ class FeatureStore:
         path = self._path(tokens, positions)
         if not path.exists():
             return None
-        return TargetOutputs(**{name: (t.to(self.dtype) if t.is_floating_point() else t)[None]
-                       for name, t in load_file(path).items()})
+        stored = {}
+        for name, tensor in load_file(path).items():
+            if tensor.is_floating_point():
+                tensor = tensor.to(self.dtype)
+            stored[name] = tensor[None]
+        return TargetOutputs(**stored)
 
     def put(self, tokens: Tensor, positions: Tensor, seen: TargetOutputs) -> None:
         """Stores the outputs of one row (a batch of 1); a crash leaves no incomplete file."""
@@ -47,9 +51,14 @@ class FeatureStore:
         path = self._path(tokens, positions)
         if path.exists():
             return
-        tensors = {f.name: getattr(seen, f.name)[0] for f in fields(TargetOutputs)}
-        save_file({name: (t.bfloat16() if t.is_floating_point() else t).contiguous().cpu()
-                   for name, t in tensors.items()}, part := path.with_suffix(".partial"))
+        tensors = {}
+        for output in fields(TargetOutputs):
+            tensor = getattr(seen, output.name)[0]
+            if tensor.is_floating_point():
+                tensor = tensor.bfloat16()
+            tensors[output.name] = tensor.contiguous().cpu()
+        part = path.with_suffix(".partial")
+        save_file(tensors, part)
         part.replace(path)
 
     def _path(self, tokens: Tensor, positions: Tensor) -> Path:

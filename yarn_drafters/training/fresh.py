@@ -68,7 +68,10 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus,
         # the start, scaled down: a target's features are large (here 10 to 20), and would drown what the
         # layer adds to them. A norm before fc has scaled them already.
         network.fc.weight.mul_(0.2)
-        network.fc.weight[:, -hidden:] += (1.0 if config.fc_norm else recipe.feature_pass) * torch.eye(hidden)
+        feature_pass = recipe.feature_pass
+        if config.fc_norm:
+            feature_pass = 1.0
+        network.fc.weight[:, -hidden:] += feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
         if recipe.warm_start:
@@ -118,7 +121,9 @@ def take_norm(head_norm: nn.Module, norm: nn.Module | None) -> None:
     if norm is not None:
         like = next(norm.parameters())
         scale = norm(torch.ones_like(like)[None])[0]
-        head_norm.get_parameter("weight").copy_(scale if scale.min() > 0 else torch.ones_like(scale))
+        if not scale.min() > 0:
+            scale = torch.ones_like(scale)
+        head_norm.get_parameter("weight").copy_(scale)
 
 
 def feature_layers(layers: Sequence[int], target: Target) -> tuple[int, ...]:

@@ -67,7 +67,9 @@ class Frozen:
             tokenizer = read_tokenizer(place.path, name)
             with world.first_in_turn():
                 corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
-                unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
+                unseen = None
+                if valid:
+                    unseen = encode_corpus(valid, tokenizer, out / "valid.npz")
             # As it is decoded: a GGUF file's blocks on a CPU.
             target = load_target(ModelSource(name),
                                  Settings(dtype=str(dtype)[6:], device=str(world.device))).target
@@ -78,8 +80,8 @@ class Frozen:
 
 
 class DistillingTrainer(Trainer):
-    """Trains a drafter on a frozen target's distributions.  Subclasses make it, define the objective and
-    write it.
+    """A trainer of a drafter on a frozen target's distributions.  Subclasses make it, define the objective
+    and write it.
 
     Attributes:
         recipes: Class of its settings.

@@ -133,7 +133,9 @@ class Trainer(ABC):
         """Returns the share of the run that is done after `ahead` more tokens, by tokens or by time,
         whichever is larger."""
         budget = self.recipe.budget_minutes
-        by_clock = self.state.elapsed / (60 * budget) if budget else 0.0
+        by_clock = 0.0
+        if budget:
+            by_clock = self.state.elapsed / (60 * budget)
         return min(1.0, max((self.state.tokens + ahead) / self.recipe.total_tokens, by_clock))
 
     def _end_at(self, until: float | None) -> None:
@@ -193,7 +195,9 @@ class Trainer(ABC):
         state = self.state
         size = self.world.size
         count = max(1, recipe.tokens_per_step // stage.length // size) * size
-        name = "grouped" if stage.grouped else "mixed"
+        name = "mixed"
+        if stage.grouped:
+            name = "grouped"
         if state.cursors[name] % stage.length:          # the rows' length has changed
             state.cursors[name] = self.streams[name].aligned(state.cursors[name])
         rows = torch.from_numpy(self.streams[name].rows(state.cursors[name], count, stage.length))
@@ -349,8 +353,10 @@ def mean(figures: Sequence[Figures]) -> Figures:
 
 def log(out: Path, line: dict[str, Any]) -> None:
     """Writes one JSON line to log.jsonl and stdout."""
-    short = {name: np.round(value, 4).tolist() if isinstance(value, float | list) else value
-             for name, value in line.items()}
+    short = dict(line)
+    for name, value in line.items():
+        if isinstance(value, float | list):
+            short[name] = np.round(value, 4).tolist()
     with open(out / "log.jsonl", "a", encoding="utf-8") as lines:
         lines.write(json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%S"), **short}) + "\n")
     print(json.dumps(short), flush=True)

@@ -195,7 +195,8 @@ def training_time_test(network: Eagle3Network, seen: TargetOutputs, tokens: Tens
         loss: "kl" or "lk", as in `distilled`.
     """
     memory = _StepRows(network.config.head_dim ** -0.5)
-    learnt = torch.ones_like(tokens, dtype=torch.bool) if learnt is None else learnt
+    if learnt is None:
+        learnt = torch.ones_like(tokens, dtype=torch.bool)
     # Last slots come first, so that the slots which a step predicts are a prefix and need no copy.
     slots, rows = (learnt & network.t2d[seen.choice]).T.nonzero().flip(0).unbind(1)
     draft_ids = network.t2d.nonzero().flatten()

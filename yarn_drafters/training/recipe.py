@@ -92,7 +92,9 @@ class Recipe(Checked):
     def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
         """Returns `base` (None: the defaults) with the settings of a JSON or TOML file, then the `changes`
         that are not None."""
-        where = "The options" if path is None else f"The recipe {path}"
+        where = "The options"
+        if path is not None:
+            where = f"The recipe {path}"
         table = {} if path is None else read_table(_shipped(Path(path)))
         table |= {name: value for name, value in changes.items() if value is not None}
         try:

@@ -27,8 +27,8 @@ from longgraft.yarn_drafters.training import batched_sampling, scheduled_samplin
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.loop import differences
 from longgraft.yarn_drafters.training.packages import shingles
-from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, Sources, requests_of
-from longgraft.yarn_drafters.training.turns import NextTurns, SampledTurn, Turn
+from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, PromptSources, requests_of
+from longgraft.yarn_drafters.training.turns import NextTurns, PromptTurn, SampledTurn
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
 LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
@@ -37,7 +37,7 @@ INVENTED_TEMPERATURE = 0.8      # temperature of invented requests: at 1, those 
 
 
 @dataclass(frozen=True, eq=False)
-class ChatTurn(Turn):
+class ChatTurn(PromptTurn):
     """A turn of a chat: its next answer, a request that the model invents, or the continuation of a text."""
 
     chat: Chat = field(kw_only=True)
@@ -45,8 +45,8 @@ class ChatTurn(Turn):
 
 
 class Regenerator:
-    """Samples chats of one model into one file, each written when it ends; the same call again continues the
-    file."""
+    """A sampler of chats of one model into one file, each written when it ends; the same call again continues
+    the file."""
 
     def __init__(self, session: Session, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
         """excluded: texts that no request may repeat"""
@@ -229,7 +229,7 @@ class Regenerator:
                 self.seen.add(_digest(document.turns[0]["content"]))
 
 
-def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: Sources,
+def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: PromptSources,
                excluded: Sequence[Path] = ()
                ) -> Counter[str]:
     """Samples a model's own answers and continuations into `out`, JSONL with messages or text.

@@ -38,7 +38,7 @@ class ChatSampling:
 
 
 @dataclass(frozen=True)
-class Sources:
+class PromptSources:
     """The requests that the model answers, and the texts that it continues.
 
     Attributes:
@@ -55,7 +55,7 @@ class Sources:
 
     @classmethod
     def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
-             continued: Sequence[Path] = (), magpie: bool = False) -> Sources:
+             continued: Sequence[Path] = (), magpie: bool = False) -> PromptSources:
         """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or
         continue."""
         def texts(paths: Sequence[Path]) -> list[Document]:
@@ -99,7 +99,7 @@ class Chat:
                       "ended": self.ended, "tokens": self.tokens}
 
 
-def requests_of(sources: Sources, sampling: ChatSampling) -> Iterator[Chat]:
+def requests_of(sources: PromptSources, sampling: ChatSampling) -> Iterator[Chat]:
     """Yields chats to answer and texts to continue, in an order that depends only on the seed and the index.
 
     If several kinds of sources are given, they alternate.

@@ -12,7 +12,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Session
-from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTurn, Turn
+from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, PromptTurn, SampledTurn
 
 
 @dataclass(eq=False)
@@ -50,15 +50,21 @@ def sample(session: Session, more: NextTurns[AnyTurn], batch: int) -> Iterator[t
                 if step is None:
                     continue
                 sampled.tokens += step.tokens
-                reason = None if sampled.request is None else sampled.request.finish_reason
-                if reason is not None:
-                    ended = reason == "eos"
-                    yield sampled.turn, SampledTurn(sampled.tokens[:-1] if ended else sampled.tokens, ended)
+                reason = None
+                if sampled.request is not None:
+                    reason = sampled.request.finish_reason
+                if reason is None:
+                    continue
+                tokens = sampled.tokens
+                ended = reason == "eos"
+                if ended:
+                    tokens = tokens[:-1]
+                yield sampled.turn, SampledTurn(tokens, ended)
     finally:
         scheduler.close()
 
 
-def _request(turn: Turn) -> GenerationRequest:
+def _request(turn: PromptTurn) -> GenerationRequest:
     sampling = Sampling()
     if turn.temperature:
         sampling = Sampling(temperature=turn.temperature, seed=_seed(turn.seed))

@@ -24,7 +24,9 @@ def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[
             def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
                 return rng.permutation(chosen)
 
-            count = rows if kind == "code" else math.ceil(rows / 2)
+            count = rows
+            if kind != "code":
+                count = math.ceil(rows / 2)
             sample[kind] = TokenStream(corpus, 0, order).rows(0, count, length)
     return sample
 

@@ -141,7 +141,7 @@ def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
 
 
 class TargetTrainer(Trainer):
-    """Trains next-token prediction; every checkpoint also writes the model in transformers' format.
+    """A trainer of next-token prediction; every checkpoint also writes the model in transformers' format.
 
     Attributes:
         teacher: A frozen model whose distributions are learnt instead of the text's tokens (Hinton et al.,
@@ -268,7 +268,9 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
         with world.first_in_turn():
             words = _tokenizer(recipe, data, out, tokenizer or teacher)
             corpus = encode_corpus(data, words, out / "corpus.npz")
-            unseen = encode_corpus(valid, words, out / "valid.npz") if valid else None
+            unseen = None
+            if valid:
+                unseen = encode_corpus(valid, words, out / "valid.npz")
         trainer = TargetTrainer(recipe, words, corpus, out, unseen, world,
                                 None if teacher is None else _teacher(teacher, recipe, world))
         trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters(),

@@ -12,7 +12,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Family:
+class FimFamily:
     """The tokens of a family of models, and the order of tokens and texts in a prompt.
 
     Attributes:
@@ -49,11 +49,11 @@ class Family:
 
 
 BAR = "\uff5c"      # DeepSeek's bar, which is wider than |
-PIPES = Family("fim_prefix with bars", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", ends=(
+PIPES = FimFamily("fim_prefix with bars", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", ends=(
     "<|fim_pad|>", "<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<|im_end|>"))
-ANGLES = Family("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>",
+ANGLES = FimFamily("fim_prefix", "<fim_prefix>", "<fim_suffix>", "<fim_middle>",
                 ends=("<fim_pad>", "<|endoftext|>"))
-DASHES = Family("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>",
+DASHES = FimFamily("fim-prefix", "<fim-prefix>", "<fim-suffix>", "<fim-middle>",
                 ends=("<fim-pad>", "<|endoftext|>"))
 FILES = "separator path text"       # a snippet after a separator token
 
@@ -78,17 +78,17 @@ FAMILIES = (
     replace(ANGLES, name="starcoder", repository="<reponame>", separator="<filename>", snippet=FILES,
             named="{}", among="repository name snippets prefix separator path before suffix after middle"),
     # DeepSeek-Coder's report (arXiv 2401.14196) and model card: a repository's files follow "#path" lines.
-    Family("deepseek-coder", f"<{BAR}fim▁begin{BAR}>", f"<{BAR}fim▁hole{BAR}>", f"<{BAR}fim▁end{BAR}>",
+    FimFamily("deepseek-coder", f"<{BAR}fim▁begin{BAR}>", f"<{BAR}fim▁hole{BAR}>", f"<{BAR}fim▁end{BAR}>",
            headed="#{}\n", among="snippets prefix path before suffix after middle",
            ends=("<|EOT|>", f"<{BAR}end▁of▁sentence{BAR}>")),
     # Code Llama's report (arXiv 2308.12950).
-    Family("codellama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
+    FimFamily("codellama", "▁<PRE>", "▁<SUF>", "▁<MID>", ends=("▁<EOT>",)),
     # mistral-common's encode_fim: the suffix first, no middle token; other files as Mistral's and Continue's
     # prompts for Codestral have them, within the prefix.
-    Family("codestral", "[PREFIX]", "[SUFFIX]", order="suffix after prefix before", headed="+++++ {}\n",
+    FimFamily("codestral", "[PREFIX]", "[SUFFIX]", order="suffix after prefix before", headed="+++++ {}\n",
            among="suffix after prefix snippets path before", ends=("[MIDDLE]",)),
     # CodeGeeX4's Infilling_guideline.md; GLM 4 has its tokens.
-    Family("glm", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", headed="###PATH:{}\n",
+    FimFamily("glm", "<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>", headed="###PATH:{}\n",
            order="suffix after prefix before middle", among="snippets path suffix after prefix before middle",
            ends=("<|endoftext|>", "<|user|>")),
     PIPES,      # codeqwen, and others without files of their own
@@ -106,7 +106,7 @@ class Fim:
         ends: Ids that always end a completion: the family's tokens, including those between files.
     """
 
-    family: Family
+    family: FimFamily
     ids: dict[str, int]
     ends: tuple[int, ...]
 

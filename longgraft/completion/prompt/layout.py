@@ -13,13 +13,13 @@ from itertools import chain
 from typing import Any, Literal
 
 from longgraft.completion.prompt.encoding import BLOCK, PartEncoder, blocks
-from longgraft.completion.prompt.fim import Family, Fim, fim_of
+from longgraft.completion.prompt.fim import Fim, FimFamily, fim_of
 from longgraft.completion.prompt.stable_order import USUAL, Habit, arrange
 from longgraft.completion.snippets import Cursor, Snippet
 
 Form = Literal["fim", "left-to-right", "next-edit"]
 Ids = tuple[int, ...]
-LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="snippets path before")
+LEFT_TO_RIGHT = FimFamily("left to right", "", "", order="before", among="snippets path before")
 SUFFIX = 512        # most tokens after the cursor: if they follow the prefix, each edit has them read again
 SUFFIX_SHARE = 16   # the suffix has at most 1 / 16 of the budget
 ALONE = 4           # the same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4
@@ -58,7 +58,7 @@ class CompletionPrompt:
 
 
 class PromptLayout:
-    """Lays out prompts for one tokenizer.
+    """A layout of prompts for one tokenizer.
 
     Attributes:
         form: fim, left-to-right, or auto: fim if the tokenizer has a family's tokens.
@@ -101,13 +101,16 @@ class PromptLayout:
         family = self.fim.family
         # Blanks at a prompt's end mislead: tokenizers join the last one to the word that follows.  Text that
         # belongs to no file is continued exactly as it stands.
-        held = _blanks(cursor.before) if cursor.path else ""
+        held = ""
+        if cursor.path:
+            held = _blanks(cursor.before)
         text = cursor.before[:len(cursor.before) - len(held)]
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
         after: Ids = ()
         if self.form == "fim":
             after = self.coder.encode(cursor.after[:16 * most])[:most]
-        marks = len(self.coder.begin) + len(self.fim.ids) + len(self._headed(cursor.path)) + len(self._named(name))
+        marks = len(self.coder.begin) + len(self.fim.ids)
+        marks += len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
             raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
@@ -116,7 +119,9 @@ class PromptLayout:
         texts = {"before": shown, "after": after, "path": self._headed(cursor.path),
                  "name": self._named(name), "snippets": _concatenated(map(self._snippet, used))}
         # Repository tokens are left out without snippets: around nothing they mislead models that know them.
-        order = family.among if used or not (text or after) else family.order
+        order = family.order
+        if used or not (text or after):
+            order = family.among
         ids = self.coder.begin + self._spelled(order, texts)
         if not ids:
             raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
@@ -147,11 +152,12 @@ class PromptLayout:
 
     def _since(self, parts: Sequence[str], tokens: int) -> int:
         """Returns the index of the first part from which on all parts fit."""
-        first = len(parts)
         total = 0
-        while first and (total := total + len(self.coder.ids(parts[first - 1]))) <= tokens:
-            first -= 1
-        return first
+        for first in range(len(parts), 0, -1):
+            total += len(self.coder.ids(parts[first - 1]))
+            if total > tokens:
+                return first
+        return 0
 
     def _room(self, snippets: Sequence[Snippet], tokens: int) -> int:
         """Returns the tokens for snippets, in whole parts of the budget, so that they and the file's cut
@@ -165,14 +171,22 @@ class PromptLayout:
         return min(-(-round(needed / self.habit.filled) // part), ROOMS // 2) * part
 
     def _snippet(self, snippet: Snippet) -> Ids:
-        ended = snippet.text if snippet.text.endswith("\n") else snippet.text + "\n"
+        ended = snippet.text
+        if not snippet.text.endswith("\n"):
+            ended = snippet.text + "\n"
         return self._spelled(self.fim.family.snippet, {
             "path": self._headed(snippet.path), "text": _concatenated(map(self.coder.ids, blocks(ended)))})
 
     def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
         """Returns the ids of an order's tokens and texts."""
         ids = self.fim.ids
-        return _concatenated((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
+        spelled = list[int]()
+        for word in self.fim.words(order):
+            if word in ids:
+                spelled.append(ids[word])
+            else:
+                spelled.extend(texts[word])
+        return tuple(spelled)
 
     def _headed(self, path: str) -> Ids:
         if path:

@@ -47,7 +47,7 @@ CHANGE_LINES = 40           # most lines of each side of a change; the middle of
 
 
 class NextEditLayout:
-    """Lays out prompts for one tokenizer.
+    """A layout of next-edit prompts for one tokenizer.
 
     Attributes:
         habit: How the order of snippets is kept.

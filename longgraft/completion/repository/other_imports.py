@@ -82,7 +82,9 @@ def _go(path: str, text: str, paths: Collection[str]) -> _Found:
 def _rust(path: str, text: str, paths: Collection[str]) -> _Found:
     root = path[:path.rindex("src/") + 4] if "src/" in path else dirname(path) + "/"
     stem = path.removesuffix("/mod.rs").removesuffix(".rs")
-    folder = dirname(path) if path.endswith(("/lib.rs", "/main.rs")) else stem
+    folder = stem
+    if path.endswith(("/lib.rs", "/main.rs")):
+        folder = dirname(path)
     for match in _RUST.finditer(text):
         if match[2]:
             tries = [f"{folder}/{match[2]}.rs", f"{folder}/{match[2]}/mod.rs"]

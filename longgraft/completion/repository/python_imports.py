@@ -82,7 +82,7 @@ def mapped_folders(root: Path) -> dict[str, str]:
 
 
 class Resolver:
-    """Resolves imports of Python files to files of the same repository."""
+    """A resolver of Python files' imports to files of the same repository."""
 
     def __init__(self, repository: Repository, sources: dict[str, Source]) -> None:
         self.repository = repository

@@ -39,8 +39,8 @@ _CONTENTS = tuple((mark, re.compile(pattern)) for mark, pattern in (
     ("sk_live_", r"\bsk_live_[A-Za-z0-9]{20}"), ("rk_live_", r"\brk_live_[A-Za-z0-9]{20}"),
     ("hf_", r"\bhf_[A-Za-z0-9]{34}"), ("npm_", r"\bnpm_[A-Za-z0-9]{36}"),
     ("pypi-", r"\bpypi-AgE[A-Za-z0-9_-]{40}"), ("SG.", r"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
-    ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[0-9A-Z]{58}"), ("eyJ",
-                                                           r"\beyJ[A-Za-z0-9_-]{16,2048}\.eyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16}"),
+    ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[0-9A-Z]{58}"),
+    ("eyJ", r"\beyJ[A-Za-z0-9_-]{16,2048}\.eyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16}"),
 ))
 
 

@@ -45,6 +45,8 @@ class Import:
 
 @dataclass(frozen=True)
 class Outline:
+    """The definitions and imports of a file."""
+
     definitions: tuple[Definition, ...] = ()
     imports: tuple[Import, ...] = ()
 

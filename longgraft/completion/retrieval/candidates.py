@@ -93,7 +93,7 @@ def imported(place: CursorContext) -> Iterator[Candidate]:
     path = place.cursor.path
     text = place.cursor.before + "\n" + place.cursor.after
     if path.endswith((".py", ".pyi", ".pyx")):
-        source = Source(path, names.seen, names.own, 0)
+        source = Source(path, names.in_file, names.defined, 0)
         resolver = Resolver(place.repository, dict(place.sources) | {path: source})
         counts = Counter(WORD.findall(text))
         for statement, name, file, definition in resolver.imported(path, outline(path, text)):
@@ -135,7 +135,7 @@ def _of_module(place: CursorContext, file: str, why: str, alias: str = "") -> It
     """Yields the definitions that the file names from a module that is imported whole, and the module's
     beginning."""
     for definition in place.repository.outline(place.sources[file]).definitions:
-        if not definition.owner and definition.name in place.names.seen and len(definition.name) > 2:
+        if not definition.owner and definition.name in place.names.in_file and len(definition.name) > 2:
             worth = 0.07 + 0.35 * place.names.weights.get(definition.name, 0.0)
             yield from place.shown(file, definition, worth, f"{why}, {definition.name}")
     called = place.names.weights.get(alias.split(".")[-1], 0.0)
@@ -151,7 +151,7 @@ def meant(place: CursorContext) -> Iterator[Candidate]:
     """Yields definitions, in any file, of names near the cursor that the cursor's own file does not
     define."""
     names = place.names
-    wanted = sorted((name for name in names.weights if name not in names.own or name in names.around),
+    wanted = sorted((name for name in names.weights if name not in names.defined or name in names.around),
                     key=lambda name: (-names.pull(name), name))[:SEARCHED]
     where = defaultdict(list)
     for path, source in place.sources.items():

@@ -44,15 +44,15 @@ class CursorNames:
     Attributes:
         weights: Name -> 0..1, 1 on the cursor's own line.
         around: Names of the definitions that enclose the cursor, the innermost first.
-        own: Names that the file seems to define.
-        seen: All its names.
+        defined: Names that the file seems to define.
+        in_file: All its names.
         rarity: Name -> 0..1.
     """
 
     weights: Mapping[str, float]
     around: tuple[str, ...]
-    own: frozenset[str]
-    seen: frozenset[str]
+    defined: frozenset[str]
+    in_file: frozenset[str]
     rarity: Mapping[str, float]
 
     def pull(self, name: str) -> float:

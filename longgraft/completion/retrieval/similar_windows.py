@@ -25,7 +25,7 @@ FILES = 48              # files searched window by window: those that share most
 
 
 @dataclass(frozen=True)
-class Window:
+class SimilarWindow:
     """Lines first..last of a file (from 1), the likeness (0..1) of its first WINDOW lines to the query, and
     their names."""
 
@@ -35,14 +35,15 @@ class Window:
     likeness: float
     names: frozenset[str]
 
-    def repeats(self, other: Window) -> bool:
+    def repeats(self, other: SimilarWindow) -> bool:
         """True if it overlaps the other window, or is nearly a copy of it."""
         if self.path == other.path and self.first <= other.last and other.first <= self.last:
             return True
         return len(self.names & other.names) > COPY * len(self.names | other.names)
 
 
-def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source], most: int) -> list[Window]:
+def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
+          most: int) -> list[SimilarWindow]:
     """Returns at most `most` windows of other files, by falling likeness; of repeated windows only the
     best."""
     lines = [line for line in cursor.before.split("\n") if line.strip()]
@@ -54,11 +55,11 @@ def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
     for path, source in sources.items():
         if path != cursor.path:
             shares[path] = sum(weights[name] for name in query & source.names)
-    windows: list[Window] = []
+    windows: list[SimilarWindow] = []
     for path in sorted(shares, key=lambda path: (-shares[path], path))[:FILES]:
         if shares[path] > 0:
             windows += _windows(repository, sources[path], query, weights)
-    best: list[Window] = []
+    best: list[SimilarWindow] = []
     for window in sorted(windows, key=lambda window: (-window.likeness, window.path, window.first)):
         if not any(window.repeats(better) for better in best):
             best.append(window)
@@ -68,7 +69,7 @@ def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
 
 
 def _windows(repository: Repository, source: Source, query: frozenset[str],
-             weights: Mapping[str, float]) -> list[Window]:
+             weights: Mapping[str, float]) -> list[SimilarWindow]:
     if not source.windows:
         lines = repository.text(source.path).split("\n")
         for start in range(0, max(1, len(lines) - STRIDE), STRIDE):
@@ -81,7 +82,7 @@ def _windows(repository: Repository, source: Source, query: frozenset[str],
         # A name that the query lacks counts half; at least ORDINARY count, so that short windows do not win.
         if shared > 0:
             likeness = shared / (total + 0.5 * max(len(names - query), ORDINARY))
-            windows.append(Window(source.path, first, last, likeness, names))
+            windows.append(SimilarWindow(source.path, first, last, likeness, names))
     return windows
 
 

@@ -83,7 +83,10 @@ def graft(p: Parts) -> Proposer:
     """A pruned draft whose freed slots are filled as chosen."""
     c: GraftChoices = p.choices
     if c.pruning == "none":
-        drafter: Proposer = p.drafter(Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved))
+        split = p.calibration.split
+        if c.retrieved is not None:
+            split = 60 - c.retrieved
+        drafter: Proposer = p.drafter(Split(split))
     else:
         drafter = p.gated(Filled) if c.retrieval == "drafted" else p.gated()
     if c.retrieval == "tail":

@@ -17,6 +17,7 @@ from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
+from longgraft.protocol.pruning import PruningPolicy
 
 PAPER = "docs/choices.md, one ranking"
 BEAMS = (10, 6, 3)      # beam widths that a controller's draft may have
@@ -51,10 +52,17 @@ class TextChoices(Checked):
 def ranked(p: Parts) -> RankedProposer:
     """Returns a ranking that fills the budget."""
     c: GraftXChoices = p.choices
-    drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
-    pool = {"pool": 1} if p.source else {}
-    return RankedProposer(p.text() if c.text else None, drafter, p.rows() if c.matrix else None, p.clock,
-                          **pool)
+    text = rows = None
+    if c.text:
+        text = p.text()
+    if c.matrix:
+        rows = p.rows()
+    if p.source:
+        return RankedProposer(text, p.source, rows, p.clock, pool=1)
+    policy: PruningPolicy = Dense()
+    if c.pruning == "mass":
+        policy = BeamMassPolicy()
+    return RankedProposer(text, p.drafter(policy), rows, p.clock)
 
 
 def text_ranked(p: Parts) -> RankedProposer:
@@ -69,7 +77,9 @@ def controlled(p: Parts) -> Controller:
         raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. "
                          "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
     costs = _needed_costs(p)
-    text = p.text() if c.text else None
+    text = rows = None
+    if c.text:
+        text = p.text()
     if p.source is not None:
         estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
                           lambda: AcceptanceEstimates(costs))
@@ -79,7 +89,9 @@ def controlled(p: Parts) -> Controller:
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
-    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock),
+    if c.matrix:
+        rows = _rows(p, costs)
+    return Controller(RankedProposer(text, drafter, rows, p.clock),
                       estimates, levels, probing=c.probing, clock=p.clock, together=_together(p))
 
 

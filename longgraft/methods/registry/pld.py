@@ -51,7 +51,9 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
     """
     size = len(history)
     gaps = np.flatnonzero(history < 0)
-    longest = size - 1 - gaps[-1] if len(gaps) else size
+    longest = size
+    if len(gaps):
+        longest = size - 1 - gaps[-1]
     for n in range(min(max_ngram, longest), 0, -1):
         # Every copied token exists already, and copying starts before the key itself.
         starts = size - n - max(length - 1, n)
@@ -72,8 +74,8 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
 class PldChoices(Checked):
     """Choices of `pld`."""
 
-    latest: bool = option(False, "Copy what followed the latest match, not the "
-                                 "earliest", source="the authors' code")
+    latest: bool = option(False, "Copy what followed the latest match, not the earliest",
+                          source="the authors' code")
 
 
 METHODS: tuple[Method, ...] = (

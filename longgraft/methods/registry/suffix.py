@@ -41,7 +41,7 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class Speculation(Checked):
-    """Decides how many tokens are drafted after a match."""
+    """The rule for how many tokens are drafted after a match."""
 
     depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
     factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
@@ -55,8 +55,12 @@ class Speculation(Checked):
 
 @dataclass(frozen=True)
 class _Draft:
-    """match: length of the context's match; tokens, parents, probabilities: those of the nodes below the root
-    (index 0)."""
+    """A draft after one match; the root has index 0.
+
+    Attributes:
+        match: Length of the context's match, in tokens.
+        tokens, parents, probabilities: Those of the nodes below the root.
+    """
 
     match: int
     tokens: list[int]
@@ -73,8 +77,8 @@ NOTHING = _Draft(0, [], [], [])
 
 
 class SuffixDecoding:
-    """Proposes the text's draft with the most expected tokens, the first of ties; scores are log shares of
-    counts."""
+    """A proposer of the text's draft with the most expected tokens, the first of ties; scores are log shares
+    of counts."""
 
     def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None,
                  clock: Clock | None = None) -> None:
@@ -185,8 +189,8 @@ class SuffixChoices(Checked):
     factor: float = like(Speculation, "factor")
     offset: float = like(Speculation, "offset")
     least: float = like(Speculation, "least")
-    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: "
-                                   "none", unit="tokens", low=0,
+    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none",
+                          unit="tokens", low=0,
                           high=2 ** 26)
 
 

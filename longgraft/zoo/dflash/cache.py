@@ -20,7 +20,8 @@ from longgraft.zoo.dflash.network import BlockNetwork
 
 
 class DFlashCache(DraftCache):
-    """Row t is made from feature t at position t; a block's rows are scratch rows after the committed ones.
+    """The drafter's rows: row t is made from feature t at position t; a block's rows are scratch rows after
+    the committed ones.
 
     Attributes:
         window: Tokens that a slot of the block sees, including itself; None: all.

@@ -74,7 +74,7 @@ class Drawn:
 
 
 class DFlashDrafter:
-    """Proposes the block as a chain.
+    """A proposer of the block as a chain.
 
     Attributes:
         coupled: Draw with the request's own draws instead of taking each position's most probable token.
@@ -97,7 +97,9 @@ class DFlashDrafter:
         logits = self.memory.guesses(ask.root)[:ask.budget - 1]
         with self.clock.part("draft"):
             positions = torch.arange(ask.position + 1, ask.position + 1 + len(logits), device=logits.device)
-            rule: DrawThenWalk = ask.draws if self.coupled else Greedy()
+            rule: DrawThenWalk = ask.draws
+            if not self.coupled:
+                rule = Greedy()
             tokens = rule.draw(logits, positions)
             log_probs = logits.float().log_softmax(-1)
             # One copy to the host: float64 holds ids and float32 numbers exactly.
@@ -107,7 +109,7 @@ class DFlashDrafter:
 
 
 class DFlashTreeDrafter:
-    """Proposes the most probable paths of the block's positions, as if these were independent (DDTree,
+    """A proposer of the most probable paths of the block's positions, as if these were independent (DDTree,
     2604.12989)."""
 
     def __init__(self, memory: DFlashCache, clock: Clock | None = None) -> None:
@@ -128,8 +130,8 @@ class DFlashTreeDrafter:
 
 
 class GraftedDFlashDrafter:
-    """Proposes the block up to its first unsure token, then a retrieved chain, then the block's own tokens
-    again.
+    """A proposer of the block up to its first unsure token, then a retrieved chain, then the block's own
+    tokens again.
 
     Source: Graft (arXiv 2605.20104), App. F.
 

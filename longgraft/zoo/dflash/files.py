@@ -143,7 +143,9 @@ def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> 
                          "config.json).")
     for name in WEIGHTS:
         if name not in tensors or tensors[name].ndim != 2 or not tensors[name].numel():
-            size = tuple(tensors[name].shape) if name in tensors else "missing"
+            size = "missing"
+            if name in tensors:
+                size = str(tuple(tensors[name].shape))
             raise ValueError(f"{name} is {size}; a matrix is needed. The file is cut or of another kind: "
                              "download it again.")
     kinds = set(checked(config.get("layer_types") or ["full_attention"], Words, "layer_types"))

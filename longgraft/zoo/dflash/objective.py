@@ -37,7 +37,9 @@ def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positi
     scale = network.config.head_dim ** -0.5
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        function = _BlockFlash.apply if q.device.type == "cpu" else block_attention
+        function = block_attention
+        if q.device.type == "cpu":
+            function = _BlockFlash.apply
         # The norms of q and k return float32 under autocast.
         q, k, far_k = (x.to(v.dtype) for x in (q, k, injected[layer][0]))
         return function(q, k, v, far_k, injected[layer][1], before, scale)
@@ -85,7 +87,7 @@ class _BlockFlash(torch.autograd.Function):
         bias = hidden.repeat_interleave(q.shape[2] // anchors, 1)[:, None]              # [B, 1, M * K, S]
         far, far_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, far_k, far_v, 0.0, False, attn_mask=bias, scale=scale)
-        blocks = tuple(_blocks(x, group if x is not q else 1, anchors) for x in (q, k, v))
+        blocks = (_blocks(q, 1, anchors), _blocks(k, group, anchors), _blocks(v, group, anchors))
         # [B, H, M, K, K].
         near_scores = (blocks[0] @ blocks[1].mT).float() * scale
         # [B, H, M * K].

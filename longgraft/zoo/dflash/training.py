@@ -65,7 +65,7 @@ class BlockRecipe(DistilledRecipe):
 
 
 class BlockTrainer(DistillingTrainer):
-    """Trains blocks at random anchors to predict the frozen target's distributions."""
+    """A trainer of blocks at random anchors that predict the frozen target's distributions."""
 
     recipes = BlockRecipe
     folder = "dflash"

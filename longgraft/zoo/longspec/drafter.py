@@ -161,7 +161,7 @@ SHAPE = (4, 16, 16, 16, 16)     # nodes of each level, as in the official code
 
 
 class LongSpecDrafter:
-    """Each level keeps the most probable paths of all children of the level before.
+    """A drafter of trees: each level keeps the most probable paths of all children of the level before.
 
     A smaller budget keeps the best nodes of the full shape.
     """

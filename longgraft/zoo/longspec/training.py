@@ -54,7 +54,7 @@ class LongSpecRecipe(DistilledRecipe):
 
 
 class LongSpecTrainer(DistillingTrainer):
-    """Trains a LongSpec drafter to predict the frozen target's distributions."""
+    """A trainer of a LongSpec drafter that predicts the frozen target's distributions."""
 
     recipes = LongSpecRecipe
     folder = "longspec"

@@ -55,7 +55,7 @@ def official(nodes: int, depth: int) -> Template:
 
 
 class Medusa:
-    """Proposes a tree of the heads' best tokens; a token does not depend on those above it.
+    """A proposer of a tree of the heads' best tokens; a token does not depend on those above it.
 
     Attributes:
         read_out: The target's output layer, from states [.., H] to logits [.., V].

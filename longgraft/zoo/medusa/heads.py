@@ -43,7 +43,7 @@ class MedusaConfig(Checked):
     tied: bool = True
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block x + SiLU(Wx + b), initialised to the identity."""
 
     def __init__(self, size: int) -> None:
@@ -70,7 +70,8 @@ class MedusaHeads(nn.Module):
             return [nn.Linear(size, config.vocab_size, bias=False)]
 
         # Typed Any: a head is sliced for its blocks, and its last module is the output layer.
-        self.heads: Any = nn.ModuleList(nn.Sequential(*(Block(size) for _ in range(config.blocks)), *last())
+        self.heads: Any = nn.ModuleList(nn.Sequential(*(ResidualBlock(size) for _ in range(config.blocks)),
+                                                      *last())
                                         for _ in range(config.heads))
 
     def states(self, hidden: Tensor) -> list[Tensor]:
@@ -145,7 +146,8 @@ def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int)
     if not parts:
         raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder "
                          f"with {WEIGHTS}, or with safetensors of its names.")
-    tied = False if tied is None else tied
+    if tied is None:
+        tied = False
     if not isinstance(tied, bool):
         raise ValueError(f"{TIED} is {tied!r} in config.json; true or false is needed.")
     blocks = 1 + max((int(place) for _, place, kind in parts if kind == "linear.weight"), default=0)

@@ -22,10 +22,10 @@ HEADS = "Medusa (arXiv 2401.10774)"
 class TypicalChoices(Checked):
     """Choices of typical acceptance."""
 
-    epsilon: float = option(0.09, "Probability above which a token is always "
-                                  "accepted", low=0, high=1, source="Medusa")
-    alpha: float = option(0.3, "Probability above which a token is accepted, as a multiple of "
-                               "exp(-entropy)", low=0,
+    epsilon: float = option(0.09, "Probability above which a token is always accepted",
+                            low=0, high=1, source="Medusa")
+    alpha: float = option(0.3, "Probability above which a token is accepted, as a multiple of exp(-entropy)",
+                          low=0,
                           high=1, source="Medusa")
 
 

@@ -47,7 +47,8 @@ class MedusaRecipe(DistilledRecipe):
 
 
 class MedusaTrainer(DistillingTrainer):
-    """Trains each head to predict the frozen target's distribution of a later token."""
+    """A trainer of heads, each of which learns to predict the frozen target's distribution of a later
+    token."""
 
     recipes = MedusaRecipe
     folder = FOLDER

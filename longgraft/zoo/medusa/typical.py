@@ -15,7 +15,7 @@ from longgraft.trees.tree import ProposalTree
 
 @dataclass(frozen=True)
 class Typical:
-    """Accepts a node together with its parent if p(token) > min(epsilon, alpha * exp(-H(p))).
+    """A rule that accepts a node together with its parent if p(token) > min(epsilon, alpha * exp(-H(p))).
 
     The accepted path ends at the deepest accepted node; among equally deep ones the most probable path wins.
     The token after it is the target's own draw.
