@@ -10,7 +10,8 @@ from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.snippets import Cursor
 from longgraft.config.data_files import whole
 
-MOST_BYTES = 16 * 2 ** 20       # largest file of a cursor: it is read in a second, and no person wrote a larger one
+# Largest file of a cursor: it is read in a second, and no person wrote a larger one.
+MOST_BYTES = 16 * 2 ** 20
 
 
 def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
@@ -35,9 +36,9 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
         asked_path = Path(file).expanduser()
         path_of_file = asked_path
         if not asked_path.is_absolute():
-            path_of_file = next((candidate for candidate in (folder / asked_path, asked_path)
-                                 if candidate.exists()),
-                         folder / asked_path)
+            path_of_file = folder / asked_path
+            if not path_of_file.exists() and asked_path.exists():
+                path_of_file = asked_path
         # Links of the folder are followed, but the file's own name is kept, because a secret is also known by
         # its name.
         place = path_of_file.parent.resolve() / path_of_file.name

@@ -22,7 +22,8 @@ BRACED = re.compile(r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|jav
                     r"|proto|rs|scala|scss|sol|swift|tsx?|zig")
 BRANCHES = ("elif", "else", "except", "finally", "case")
 BRACED_BRANCHES = ("else", "catch", "finally", "while")     # they may follow a closing brace
-CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")  # begins a line that continues the statement above it
+# Begins a line that continues the statement above it.
+CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")
 # A quote must close within its line, except in the text's last line, which is still being decoded.
 QUOTED = r"\"(?:\\.|[^\"\\\n])*(?:\"|\Z)|'(?:\\.|[^'\\\n])*(?:'|\Z)"
 INDENTED_MASKED = re.compile(rf"(\"\"\"|''')(?:\\.|.)*?(?:\1|\Z)|{QUOTED}|#[^\n]*", re.DOTALL)

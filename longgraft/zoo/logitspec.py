@@ -19,8 +19,10 @@ from longgraft.trees.tree import ProposalTree
 from longgraft.trees.trie import Trie
 
 LOGITSPEC = "LogitSpec (arXiv 2507.01449)"
-WIDTH = 64                  # size of the last top-k, and nodes of the tree, root included: the official capacity
-KEPT = ((8, 4), (32, 3))    # (highest rank, tokens of a guess with its continuation); above these ranks the guess alone
+# Size of the last top-k, and nodes of the tree, root included: the official capacity.
+WIDTH = 64
+# (highest rank, tokens of a guess with its continuation); above these ranks the guess alone.
+KEPT = ((8, 4), (32, 3))
 
 
 class LastTopK(Memory):

@@ -120,7 +120,8 @@ class Chunks:
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
         count = max(0, keys.shape[1] - self.newest) // self.size
-        if count <= (chosen_blocks := (self.budget - self.newest) // self.size):
+        chosen_blocks = (self.budget - self.newest) // self.size
+        if count <= chosen_blocks:
             return _all(keys)
         means = _blocks(keys, 0, count, self.size).mean(2)                      # [Hkv, count, D]
         products = (_grouped(queries, keys)[:, :, -1] @ means.mT).float().sum(1)

@@ -49,8 +49,8 @@ class DraftLength(Memory):
         self.tokens = self.first
 
     def observe(self, seen: Observation) -> None:
-        # May be fewer than `tokens`, if no more fitted.
-        if not seen.prompt and (drafted := len(seen.tree) - 1):
+        drafted = len(seen.tree) - 1        # may be fewer than `tokens`, if no more fitted
+        if not seen.prompt and drafted:
             if len(seen.path) == len(seen.tree):
                 self.tokens = drafted + 2
             else:
@@ -95,14 +95,14 @@ class DraftModelChain:
             tokens, logits = self._drafted(ask, own_draws or ask.draws, count)
             law = None
             if own_draws is not None:
-                law = own_draws.warp(logits).softmax(-1)
+                drawn_from = own_draws.warp(logits).softmax(-1)
+                law = torch.cat([torch.zeros_like(drawn_from[:1]), drawn_from])
             gains = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
             # One copy to the host: float64 holds ids and float32 scores exactly.
             ids, scores = torch.stack([tokens.double(), gains.cumsum(0).double()]).cpu()
         chain = ProposalTree.chain(torch.cat([torch.tensor([ask.root]), ids.long()]))
         return ProposalTree(chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]),
-                            chain.origin, law=None if law is None
-                            else torch.cat([torch.zeros_like(law[:1]), law]))
+                            chain.origin, law=law)
 
     def _drafted(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
         """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's

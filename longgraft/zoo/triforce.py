@@ -27,7 +27,8 @@ from longgraft.zoo.selection import Chunks
 from longgraft.zoo.small_model import SMALL, DraftModelCache
 
 TRIFORCE = "TriForce (arXiv 2404.11912)"
-MOVES = 4       # the window moves by 1 / MOVES of its newest tokens at a time, so that it is rarely recomputed
+# The window moves by 1 / MOVES of its newest tokens at a time, so that it is rarely recomputed.
+MOVES = 4
 
 
 class StreamingDrafter:

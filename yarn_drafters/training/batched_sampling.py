@@ -24,7 +24,8 @@ from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTu
 ATTENTION = "longgraft_batched"
 GROWTH = 1.25               # factor by which a full cache grows
 PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding included
-SORTED_BATCHES = 4          # batches of turns that are sorted by length together, so that rows need little padding
+# Batches of turns that are sorted by length together, so that rows need little padding.
+SORTED_BATCHES = 4
 
 
 def _padded(block: Tensor, width: int) -> Tensor:

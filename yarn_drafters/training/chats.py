@@ -11,7 +11,8 @@ from jinja2 import TemplateError
 from longgraft.engine.encoder import continuation
 from longgraft.yarn_drafters.training.documents import Document
 
-MARK = "\u2063text\u2063"       # stands for a message's content, so that the template's own text around it is seen
+# Stands for a message's content, so that the template's own text around it is seen.
+MARK = "\u2063text\u2063"
 TAG = re.compile(r"([<\[]\|?)([^<>\[\]|/\s]+)(\|?[>\]])")       # such as <think> or [THINK]
 
 Turn = Mapping[str, Any]

@@ -128,16 +128,21 @@ class Regenerator:
     def _next(self, chat: Chat) -> ChatTurn:
         """Returns the chat's next turn; its `most` is not positive if the model has no positions for it."""
         answer = chat.begun is not None or (bool(chat.messages) and chat.messages[-1]["role"] == "user")
-        if not answer and (request := chat.requests[len(chat.messages) // 2]) is not None:
-            chat.messages.append({"role": "user", "content": request})
-            answer = True
+        if not answer:
+            request = chat.requests[len(chat.messages) // 2]
+            if request is not None:
+                chat.messages.append({"role": "user", "content": request})
+                answer = True
         sampling = self.sampling
         prompt = self._prompt(chat, answer)
-        most = sampling.most if answer else min(sampling.most, LONGEST_REQUEST)
+        most = sampling.most
+        temperature = chat.temperature
+        if not answer:
+            most = min(most, LONGEST_REQUEST)
+            temperature = INVENTED_TEMPERATURE
         room = min(self.session.engine.limits.values()) - len(prompt)
-        return ChatTurn(prompt, (sampling.seed, 3, chat.index, len(chat.messages)),
-                        chat.temperature if answer else INVENTED_TEMPERATURE, min(most, room), chat=chat,
-                        answer=answer)
+        seed = (sampling.seed, 3, chat.index, len(chat.messages))
+        return ChatTurn(prompt, seed, temperature, min(most, room), chat=chat, answer=answer)
 
     def _take(self, turn: ChatTurn, sampled: SampledTurn) -> bool:
         """Adds a sampled turn to its chat; returns True if the chat goes on."""
@@ -194,11 +199,12 @@ class Regenerator:
         Excerpts of documents and of texts to continue are not compared with excluded rows.
         """
         if not chat.dropped and chat.begun is None:
-            requests = [m["content"] for m in chat.messages if m["role"] == "user"]
+            requests = [message["content"] for message in chat.messages if message["role"] == "user"]
+            digest = _digest(requests[0])
             if chat.source != "documents" and any(
                     self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests):
                 chat.dropped = "excluded"
-            elif (digest := _digest(requests[0])) in self.seen:
+            elif digest in self.seen:
                 chat.dropped = "repeated"
             else:
                 self.seen.add(digest)

@@ -22,7 +22,8 @@ Ids = tuple[int, ...]
 LEFT_TO_RIGHT = FimFamily("left to right", "", "", order="before", among="snippets path before")
 SUFFIX = 512        # most tokens after the cursor: if they follow the prefix, each edit has them read again
 SUFFIX_SHARE = 16   # the suffix has at most 1 / 16 of the budget
-ALONE = 4           # the same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4
+# The same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4.
+ALONE = 4
 ROOMS = 8           # the snippets' room is a multiple of 1 / 8 of the budget, at most a half
 PER_LINE = 128      # budget tokens per line of the steps in which the text before the cursor is cut
 

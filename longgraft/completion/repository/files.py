@@ -50,7 +50,7 @@ class Repository:
         self.lock = Lock()
         self._index = Index(root)
         self._sources: dict[str, Known] = self._index.load()
-        # Paths
+        # Paths of files whose rows must be written or removed.
         self._unsaved = set[str]()
         self._deleted = set[str]()
         self._above = files_above(root)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LINE_END = re.compile(r"\r\n|\r|\n")     # where editors (by the Language Server Protocol) and Python end a line
+# Where editors (by the Language Server Protocol) and Python end a line.
+LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)

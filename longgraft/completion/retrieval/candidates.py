@@ -29,7 +29,8 @@ SEARCHED = 24           # names near the cursor whose definitions are searched f
 MEANINGS = 6            # most files that define a name; a name with more definitions is ambiguous
 CALLERS = 6             # most files that use an enclosing definition
 ALIKE = 60              # most similar windows
-LEAST_LIKE = 0.05       # likeness below which windows are chance: less than 1 in 100 helps with held-out lines
+# Likeness below which windows are chance: less than 1 in 100 helps with held-out lines.
+LEAST_LIKE = 0.05
 LIKE = "like the lines before the cursor"
 
 

@@ -28,7 +28,8 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
 AUTHORS = "ArcticInference's default"
-SIFTED = 4      # tokens of a match that are compared one by one; the rest is compared at once, at the few places left
+# Tokens of a match that are compared one by one; the rest is compared at once, at the few places left.
+SIFTED = 4
 COMPARED = 512  # newest places at which longer matches are compared; a repetitive text has thousands
 
 

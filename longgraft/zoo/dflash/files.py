@@ -70,7 +70,8 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor],
                          f"{target.hidden:,}: this drafter belongs to another target.")
     q, k, gate = (tensors[name].shape[0] for name in WEIGHTS[1:])
     heads, head_dim, kv_heads = attention_heads(config, q, k)
-    layers = 1 + max(int(match[1]) for name in tensors if (match := re.match(r"layers\.(\d{1,4})\.", name)))
+    matches = [re.match(r"layers\.(\d{1,4})\.", name) for name in tensors]
+    layers = 1 + max(int(match[1]) for match in matches if match)
     refuse_other_sizes(config, {
         "hidden_size": hidden, "intermediate_size": gate, "num_hidden_layers": layers,
         "num_key_value_heads": kv_heads, "vocab_size": target.vocab, "num_target_layers": target.layers})

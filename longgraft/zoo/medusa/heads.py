@@ -142,7 +142,8 @@ def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
 def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int) -> MedusaConfig:
     """Counts heads and blocks by tensor names: published configurations give other numbers than their files
     hold."""
-    parts = [match.groups() for name in tensors if (match := NAME.fullmatch(name))]
+    matches = map(NAME.fullmatch, tensors)
+    parts = [match.groups() for match in matches if match]
     if not parts:
         raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder "
                          f"with {WEIGHTS}, or with safetensors of its names.")
