@@ -8,14 +8,19 @@ import numpy as np
 
 
 class CellTokens:
-    """The tokens of cells by their keys, and the cells that follow each cell; the key before a first cell is b""."""
+    """The tokens of cells by their keys, and the cells that follow each cell; the key before a first cell is
+    b""."""
 
     def __init__(self) -> None:
         self._followers: dict[bytes, dict[bytes, np.ndarray]] = {}
         self._before: dict[bytes, bytes] = {}
 
     def add(self, before: bytes, key: bytes, tokens: Sequence[int]) -> None:
-        """Adds a cell.  before: key of the cell before it"""
+        """Adds a cell.
+
+        Args:
+            before: Key of the cell before it.
+        """
         self._followers.setdefault(before, {})[key] = np.array(tokens, np.int32)
         self._before[key] = before
 

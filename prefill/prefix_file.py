@@ -19,18 +19,28 @@ from longgraft.config.identified_file import save_identified
 from longgraft.prefill.prefixes import FINAL, HIDDEN, RANKED, RANKS, Cell, report_names
 from longgraft.protocol.observation import Wants
 
-KIND, VERSION = "longgraft prefix", "1"     # the file's metadata key and format
+# The file's metadata key and format.
+KIND = "longgraft prefix"
+VERSION = "1"
 IDS = "ids"
-OPTIONS = {"dtype": "dtype", "cache": "kv_dtype", "drafter window": "draft_window"}     # label -> the option of load
-UNSAID = {"cache": "the model's dtype", "linear weights": "floats"}    # what an identity without these labels means
+# Label -> the option of load.
+OPTIONS = {"dtype": "dtype", "cache": "kv_dtype", "drafter window": "draft_window"}
+# What an identity without these labels means.
+UNSAID = {"cache": "the model's dtype", "linear weights": "floats"}
 
 
 @dataclass(frozen=True)
 class Needed:
     """The properties that a prefix file must have for a session.
 
-    identity: label -> value, all that rows depend on besides the tokens; caches: names of their owners; wants: reports;
-    cell: tokens per cell; vocab: bound of the ids; model, method: names for messages
+    Attributes:
+        identity: Label -> value, all that rows depend on besides the tokens.
+        caches: Names of the caches' owners.
+        wants: Wanted reports.
+        cell: Tokens per cell.
+        vocab: Bound of the ids.
+        model: Name of the model, for messages.
+        method: Name of the method, for messages.
     """
 
     identity: Mapping[str, str]
@@ -50,11 +60,15 @@ class Needed:
 def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
     """Writes one safetensors file, complete or not at all; returns its bytes.
 
-    rows: on the host; made: what the session that read them needs
+    Args:
+        path: The new file.
+        ids: Token ids of the prefix.
+        rows: Their rows, on the host.
+        made: What the session that read them needs.
     """
     tensors = {IDS: torch.tensor(ids)}
-    for owner, found in (*rows.caches.items(), ("", rows.reports)):
-        tensors |= {f"{owner}/{name}": one for name, one in found.items()}
+    for owner, owned_rows in (*rows.caches.items(), ("", rows.reports)):
+        tensors |= {f"{owner}/{name}": tensor for name, tensor in owned_rows.items()}
     about = {KIND: VERSION, "longgraft": importlib.metadata.version("longgraft"), "model": made.model,
              "method": made.method, "cell": str(made.cell), "digest": _digest(tensors)}
     save_identified(path, tensors, about, made.identity)
@@ -74,8 +88,10 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})
             if about.get(KIND) != VERSION:
-                found = f"has format {about[KIND]}" if KIND in about else "is not a prefix file"
-                raise _unfit(path, f"{found}; a prefix of format {VERSION} is needed")
+                problem = "is not a prefix file"
+                if KIND in about:
+                    problem = f"has format {about[KIND]}"
+                raise _unfit(path, f"{problem}; a prefix of format {VERSION} is needed")
             _check(path, about, needed, file)
             tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
@@ -86,10 +102,15 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
     if not 0 <= int(ids.min()) <= int(ids.max()) < needed.vocab:
         raise _unfit(path, f"holds ids from {int(ids.min())} to {int(ids.max())}, and the vocabulary has "
                            f"{needed.vocab:,}")
-    if (ranks := f"/{RANKS}") in tensors:
+    ranks = f"/{RANKS}"
+    if ranks in tensors:
         tensors[ranks] = tensors[ranks][:, :needed.wants.topk]      # best first
-    wanted = {name: rows if name == f"/{RANKED}" else rows.to(device) for name, rows in tensors.items()
-              if name in needed.tensors or name.split("/")[0] in needed.caches}
+    wanted = {}
+    for name, rows in tensors.items():
+        if name == f"/{RANKED}" and name in needed.tensors:
+            wanted[name] = rows     # read on the host
+        elif name in needed.tensors or name.split("/")[0] in needed.caches:
+            wanted[name] = rows.to(device)
     finite = [rows.isfinite().all() for rows in wanted.values() if rows.is_floating_point()]
     if finite and not bool(torch.stack(finite).all()):
         raise _unfit(path, "holds NaN or infinite numbers")
@@ -99,24 +120,28 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
 def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> None:
     """Raises ValueError with the first thing in a file that does not fit; reads no rows."""
     names = set(file.keys())
-    had, identity = {name.split("/")[0] for name in names}, json.loads(about["identity"])
-    of = f"(model {about['model']}, method {about['method']})"
+    owners = {name.split("/")[0] for name in names}
+    identity = json.loads(about["identity"])
+    source = f"(model {about['model']}, method {about['method']})"
     if not isinstance(identity, dict):
         raise _unfit(path, "was changed after it was made")
-    lacks = [f"rows of the {owner}" for owner in needed.caches if owner not in had]
+    lacks = [f"rows of the {owner}" for owner in needed.caches if owner not in owners]
     for label, value in (UNSAID | dict(needed.identity)).items():
-        found = identity.get(label, UNSAID.get(label))
-        if found != value and not lacks:
-            settable = label in OPTIONS and found not in ("none", UNSAID.get(label))
-            other = f", or load with {OPTIONS[label]}={found}" if settable else ""
-            raise _unfit(path, f"was made for {label} {found} {of}, and this session has {value}", other=other)
+        in_file = identity.get(label, UNSAID.get(label))
+        if in_file != value and not lacks:
+            remedy = ""
+            if label in OPTIONS and in_file not in ("none", UNSAID.get(label)):
+                remedy = f", or load with {OPTIONS[label]}={in_file}"
+            raise _unfit(path, f"was made for {label} {in_file} {source}, and this session has {value}",
+                         remedy=remedy)
     if about["cell"] != str(needed.cell):
         raise _unfit(path, f"has cells of {about['cell']} tokens, and {needed.cell} are needed")
     lacks += [_words(name) for name in needed.tensors if name not in names]
     if not lacks and needed.wants.topk and file.get_slice(f"/{RANKS}").get_shape()[1:] < [needed.wants.topk]:
         lacks.append(f"{needed.wants.topk} top tokens of each")
     if lacks:
-        raise _unfit(path, f"holds no {lacks[0]} {of}, and method {needed.method} needs them", needed.method)
+        raise _unfit(path, f"holds no {lacks[0]} {source}, and method {needed.method} needs "
+                           "them", needed.method)
 
 
 def _words(tensor: str) -> str:
@@ -124,16 +149,19 @@ def _words(tensor: str) -> str:
     name = tensor[1:]
     if name.startswith(HIDDEN):
         return f"hidden states of layer {name.removeprefix(HIDDEN)}"
-    return "final hidden states" if name == FINAL else "top tokens"
+    if name == FINAL:
+        return "final hidden states"
+    return "top tokens"
 
 
 def _cell(tensors: Mapping[str, Tensor]) -> Cell:
     """Returns the cell of a file's tensors, named "owner/rows" in caches and "/report" in reports."""
-    found: dict[str, dict[str, Tensor]] = {}
+    caches: dict[str, dict[str, Tensor]] = {}
     for name, rows in tensors.items():
         owner, kind = name.split("/")
-        found.setdefault(owner, {})[kind] = rows
-    return Cell({owner: rows for owner, rows in found.items() if owner}, found.get("", {}))
+        caches.setdefault(owner, {})[kind] = rows
+    reports = caches.pop("", {})
+    return Cell(caches, reports)
 
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
@@ -144,6 +172,9 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(repr(sorted(map(described, tensors, tensors.values()))).encode()).hexdigest()[:16]
 
 
-def _unfit(path: Path, why: str, method: str = "", other: str = "") -> ValueError:
-    again = f"longgraft prefill TEXT {f'--method {method} ' if method else ''}--save FILE"
-    return ValueError(f"Prefix {path} {why}. Make it again with `{again}`{other}.")
+def _unfit(path: Path, why: str, method: str = "", remedy: str = "") -> ValueError:
+    option = ""
+    if method:
+        option = f"--method {method} "
+    return ValueError(f"Prefix {path} {why}. Make it again with `longgraft prefill TEXT {option}--save "
+                      f"FILE`{remedy}.")

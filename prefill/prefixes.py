@@ -1,7 +1,7 @@
 """Prefix cache across requests: a prompt is read from where it differs from earlier ones.
 
-A prefix is rows of the target's cache, of the memories' caches, and of the reports on each token.  They are kept in
-cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.
+A prefix is rows of the target's cache, of the memories' caches, and of the reports on each token.  They are
+kept in cells of a fixed number of tokens, keyed by the hash of all tokens up to the cell's end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ from longgraft.trees.tree import ROOT, ProposalTree
 
 CELL = 128          # tokens of a cell: at most so many known tokens are read again, if a memory wants ranks
 TARGET = "target"
-RANKS, RANKED, FINAL, HIDDEN = "ranks", "ranked", "final", "hidden."     # names of reports, [n, ...] each
+# Names of reports, [n, ...] each
+RANKS = "ranks"
+RANKED = "ranked"
+FINAL = "final"
+HIDDEN = "hidden."
 
 Rows = Mapping[str, Tensor]
 
@@ -35,8 +39,10 @@ Rows = Mapping[str, Tensor]
 class Cell:
     """The kept rows of a few successive tokens.
 
-    caches: owner's name -> rows from `KVCache.copied`; reports: name -> one row per token; states: those of the
-    target's cache before the last token, if a chunk ended there
+    Attributes:
+        caches: Owner's name -> rows from `KVCache.copied`.
+        reports: Report's name -> one row per token.
+        states: The states of the target's cache before the last token, if a chunk ended there.
     """
 
     caches: Mapping[str, Rows]
@@ -50,22 +56,27 @@ class Cell:
 
     def part(self, start: int, end: int) -> Cell:
         """Returns views of the tokens [start, end)."""
-        return Cell({owner: {name: rows[:, :, start:end] for name, rows in cache.items()}
-                     for owner, cache in self.caches.items()},
-                    {name: rows[start:end] for name, rows in self.reports.items()})
+        caches = {}
+        for owner, cache in self.caches.items():
+            caches[owner] = {name: rows[:, :, start:end] for name, rows in cache.items()}
+        return Cell(caches, {name: rows[start:end] for name, rows in self.reports.items()})
 
     @property
     def bytes(self) -> int:
-        rows = [one for part in (*self.caches.values(), self.reports) for one in part.values()]
-        return sum(one.nbytes for one in (*rows, *(one for state in self.states.values() for one in state.tensors())))
+        size = 0
+        for part in (*self.caches.values(), self.reports):
+            size += sum(rows.nbytes for rows in part.values())
+        for state in self.states.values():
+            size += sum(rows.nbytes for rows in state.tensors())
+        return size
 
 
 class Prefixes:
     """A prefix cache: cells of prompts, least recently used first; a tree whose paths are prompts.
 
-    All cells were computed with the same weights.  Sessions may share it in one thread, not in several.  Ancestors are
-    fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and never evicted; the last
-    cell of a pinned prefix may be short.
+    All cells were computed with the same weights.  Sessions may share it in one thread, not in several.
+    Ancestors are fresher than descendants, so that eviction takes leaves.  Pinned cells are not counted and
+    never evicted; the last cell of a pinned prefix may be short.
 
     Attributes:
         most: Most bytes of cells that are not pinned.
@@ -86,37 +97,44 @@ class Prefixes:
     """
 
     def __init__(self, most: int, cell: int = CELL) -> None:
-        self.most, self.cell = most, cell
+        self.most = most
+        self.cell = cell
         self.bytes = 0
         self.weights: bytes | None = None       # state of those that the cells were computed with
         self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # least recently used first
         self._pinned: dict[bytes, Cell] = {}
         self._tokens = CellTokens()
-        self._ends: dict[bytes, list[tuple[list[int], Cell]]] = {}     # key before -> its short cells (tokens, rows)
+        # Key before -> its short cells (tokens, rows).
+        self._ends: dict[bytes, list[tuple[list[int], Cell]]] = {}
 
     def __len__(self) -> int:
         return len(self._cells)
 
     def keys(self, ids: Sequence[int]) -> list[bytes]:
-        """Returns the keys of a prompt's whole cells; equal keys mean that all tokens up to the cells' ends are
-        equal."""
-        key, found = b"", []
+        """Returns the keys of a prompt's whole cells; equal keys mean that all tokens up to the cells' ends
+        are equal."""
+        key = b""
+        keys = []
         for cell in np.array(ids[:len(ids) // self.cell * self.cell], np.int64).reshape(-1, self.cell):
             key = hashlib.sha256(key + cell.tobytes()).digest()
-            found.append(key)
-        return found
+            keys.append(key)
+        return keys
 
     def known(self, keys: Sequence[bytes], ids: Sequence[int], most: int) -> list[Cell]:
-        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole cells.
+        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole
+        cells.
 
-        The last one may be a part of a kept cell, unless it has ranks: they are reported for the whole cell's tokens.
+        The last one may be a part of a kept cell, unless it has ranks: they are reported for the whole cell's
+        tokens.
         """
-        found: list[Cell] = []
+        prefix: list[Cell] = []
         for key in keys[:most // self.cell]:
-            if (cell := self._cells.get(key) or self._pinned.get(key)) is None:
+            cell = self._cells.get(key) or self._pinned.get(key)
+            if cell is None:
                 break
-            found.append(cell)
-        before, rest = keys[len(found) - 1] if found else b"", ids[len(found) * self.cell:most]
+            prefix.append(cell)
+        before = _key_before(keys, len(prefix))
+        rest = ids[len(prefix) * self.cell:most]
         parts = list(self._ends.get(before, ()))
         for key, tokens in self._tokens.after(before).items():
             cell = self._cells.get(key) or self._pinned[key]
@@ -125,24 +143,35 @@ class Prefixes:
         lengths = [_common(tokens, rest) for tokens, _ in parts]
         longest = max(lengths, default=0)
         if longest:
-            found.append(parts[lengths.index(longest)][1].part(0, longest))
-        return found
+            _, cell = parts[lengths.index(longest)]
+            prefix.append(cell.part(0, longest))
+        return prefix
 
     def first_difference(self, keys: Sequence[bytes], ids: Sequence[int]) -> int | None:
-        """Returns the place of the first token in which a prompt differs from the kept one that it follows longest.
+        """Returns the place of the first token in which a prompt differs from the kept one that it follows
+        longest.
 
-        None if it differs from none: it continues a kept prompt, is the beginning of one, or nothing is kept.  The last
-        tokens of a prompt, which fill no cell, are not kept.  keys: of the prompt's whole cells
+        None if it differs from none: it continues a kept prompt, is the beginning of one, or nothing is kept.
+        The last tokens of a prompt, which fill no cell, are not kept.
+
+        Args:
+            keys: Of the prompt's whole cells.
         """
-        known = next((n for n, key in enumerate(keys) if not self._has(key)), len(keys))
-        before, at = keys[known - 1] if known else b"", known * self.cell
-        rest = ids[at:at + self.cell]
-        ends = [tokens for tokens, _ in self._ends.get(before, ())]
-        others = [*self._tokens.after(before).values(), *ends]
+        whole = next((n for n, key in enumerate(keys) if not self._has(key)), len(keys))
+        before = _key_before(keys, whole)
+        start = whole * self.cell
+        rest = ids[start:start + self.cell]
+        earlier = list(self._tokens.after(before).values())
+        earlier += [tokens for tokens, _ in self._ends.get(before, ())]
+        candidates = []
+        for tokens in earlier:
+            equal = _common(tokens, rest)
+            candidates.append((equal, equal - min(len(tokens), len(rest))))
         # If several have as many equal tokens, one that ends there comes first: the prompt continues it.
-        equal, left = max(((n := _common(other, rest), n - min(len(other), len(rest))) for other in others),
-                          default=(0, 0))
-        return at + equal if left else None
+        equal, missing = max(candidates, default=(0, 0))
+        if missing:
+            return start + equal
+        return None
 
     def lacks(self, keys: Sequence[bytes]) -> bool:
         """Tells if the cell of the last of these keys, which begin at a prompt's beginning, should be stored.
@@ -157,32 +186,38 @@ class Prefixes:
 
     def pin(self, ids: Sequence[int], rows: Cell) -> None:
         """Keeps the rows of all tokens of a prefix permanently."""
-        keys, whole = self.keys(ids), len(ids) // self.cell * self.cell
+        keys = self.keys(ids)
+        whole = len(ids) // self.cell * self.cell
         for key, start in zip(keys, range(0, whole, self.cell), strict=True):
-            if (cell := self._cells.pop(key, None)) is not None:
+            cell = self._cells.pop(key, None)
+            if cell is not None:
                 self.bytes -= cell.bytes
             self._pinned.setdefault(key, rows.part(start, start + self.cell))
-            self._tokens.add(keys[start // self.cell - 1] if start else b"", key, ids[start:start + self.cell])
+            before = _key_before(keys, start // self.cell)
+            self._tokens.add(before, key, ids[start:start + self.cell])
         if whole < len(ids):
-            ends = self._ends.setdefault(keys[-1] if keys else b"", [])
+            ends = self._ends.setdefault(_key_before(keys, len(keys)), [])
             last = list(ids[whole:])
             if all(tokens != last for tokens, _ in ends):
                 ends.append((last, rows.part(whole, len(ids))))
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """Marks these cells, which begin at a prompt's beginning, as just used: the first becomes the most recent."""
+        """Marks these cells, which begin at a prompt's beginning, as just used: the first becomes the most
+        recent."""
         for key in reversed(keys):
             if key in self._cells:
                 self._cells.move_to_end(key)
 
     def put(self, keys: Sequence[bytes], cell: Cell, tokens: Sequence[int]) -> None:
-        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell itself.
+        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell
+        itself.
 
-        tokens: the cell's
+        Args:
+            tokens: The cell's.
         """
         self.bytes += cell.bytes
         self._cells[keys[-1]] = cell
-        self._tokens.add(keys[-2] if len(keys) > 1 else b"", keys[-1], tokens)
+        self._tokens.add(_key_before(keys, len(keys) - 1), keys[-1], tokens)
         self.use(keys)
         while self.bytes > self.most:
             key, evicted = self._cells.popitem(last=False)
@@ -193,8 +228,8 @@ class Prefixes:
         """Drops all cells, also pinned ones, if they were computed with weights of another state."""
         if self.weights not in (None, weights):
             if self._pinned or self._ends:
-                warnings.warn("The weights have changed, so the tokens of the prefix files are read again. Save the "
-                              "files again and load them into a new session.", stacklevel=2)
+                warnings.warn("The weights have changed, so the tokens of the prefix files are read again. "
+                              "Save the files again and load them into a new session.", stacklevel=2)
             self.clear()
             self._pinned.clear()
             self._ends.clear()
@@ -211,11 +246,16 @@ class Prefixes:
 
 @dataclass
 class PrefixReader:
-    """Recalls the known prefix of one prompt, and stores its new cells.
+    """A reader of one prompt, which recalls its known prefix and stores its new cells.
 
-    cache: the target's; memories: the method's, in order; all are empty at first
-    weights: returns the state of the weights that the rows depend on
-    first_difference: as in `Prefixes.first_difference`, when the prompt arrived
+    Attributes:
+        prefixes: The prefix cache.
+        ids: Token ids of the prompt.
+        cache: The target's cache, empty at first.
+        memories: The method's memories, in order, empty at first.
+        weights: Returns the state of the weights that the rows depend on.
+        keys: Keys of the prompt's whole cells.
+        first_difference: As in `Prefixes.first_difference`, when the prompt arrived.
     """
 
     prefixes: Prefixes
@@ -227,7 +267,8 @@ class PrefixReader:
     first_difference: int | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._began_with, self._changed = self.weights(), False
+        self._began_with = self.weights()
+        self._changed = False
         self.prefixes.belong_to(self._began_with)
         self.keys = self.prefixes.keys(self.ids)
         self.first_difference = self.prefixes.first_difference(self.keys, self.ids)
@@ -239,31 +280,36 @@ class PrefixReader:
     @torch.inference_mode()
     def recall(self) -> int:
         """Restores caches and memories from the known prefix; returns its number of tokens."""
-        cell, last = self.prefixes.cell, len(self.ids) - max((one.tail for one in self.memories), default=1)
+        cell = self.prefixes.cell
+        last = len(self.ids) - max((memory.tail for memory in self.memories), default=1)
+        prefix = list[Cell]()
+        if not self._weights_changed():
+            prefix = self.prefixes.known(self.keys, self.ids, max(0, last + 1))
+        while self.cache.stateful and prefix and not prefix[-1].states:
+            prefix.pop()
         # A row may depend on the next token, which is unknown for the last row: that row is dropped.
-        known = [] if self._weights_changed() else self.prefixes.known(self.keys, self.ids, max(0, last + 1))
-        while self.cache.stateful and known and not known[-1].states:
-            known.pop()
-        until = sum(one.tokens for one in known) - 1
+        until = sum(part.tokens for part in prefix) - 1
         if until < 1:
             return 0
         for owner, cache in self._caches.items():
-            cache.extend([one.caches[owner] for one in known])
+            cache.extend([part.caches[owner] for part in prefix])
             cache.crop(until)
-        self.cache.states = dict(known[-1].states)
-        reports = joined([one.reports for one in known])
+        self.cache.states = dict(prefix[-1].states)
+        reports = joined([part.reports for part in prefix])
         # The tokens read next complete the cell that the prefix ends in.
         self._reports = {name: rows[until // cell * cell:until] for name, rows in reports.items()}
-        seen = self._seen({name: rows[:until] for name, rows in reports.items()}, until)
+        observation = self._seen({name: rows[:until] for name, rows in reports.items()}, until)
         for memory in self.memories:
-            memory.recall(seen)
+            memory.recall(observation)
         self.prefixes.use(self.keys[:(until + 1) // cell])
         return until
 
     @property
     def cell(self) -> int | None:
         """Tokens of a cell, whose reports must not depend on later tokens; None if no cells are kept."""
-        return self.prefixes.cell if self.prefixes.most else None
+        if self.prefixes.most:
+            return self.prefixes.cell
+        return None
 
     @torch.inference_mode()
     def keep(self, seen: Observation) -> None:
@@ -271,13 +317,15 @@ class PrefixReader:
         if not self.prefixes.most or self._weights_changed():
             return
         self._reports = joined([self._reports, rows_of(seen, self._wants)])
-        cell, length = self.prefixes.cell, self.cache.length
+        cell = self.prefixes.cell
+        length = self.cache.length
         if self.cache.stateful and (length + 1) % cell == 0:
             self._states[length // cell] = dict(self.cache.states)
         for number in range((length - len(seen.tree)) // cell, length // cell):
             taken, self._reports = _split(self._reports, cell)
             if self.prefixes.lacks(self.keys[:number + 1]):
-                start, end = number * cell, (number + 1) * cell
+                start = number * cell
+                end = (number + 1) * cell
                 self.prefixes.put(self.keys[:number + 1], self._cell(number, taken), self.ids[start:end])
 
     def _weights_changed(self) -> bool:
@@ -287,31 +335,48 @@ class PrefixReader:
         return self._changed
 
     def _cell(self, number: int, reports: Rows) -> Cell:
-        start, end = number * self.prefixes.cell, (number + 1) * self.prefixes.cell
+        start = number * self.prefixes.cell
+        end = (number + 1) * self.prefixes.cell
         return Cell({owner: cache.copied(start, end) for owner, cache in self._caches.items()}, reports,
                     self._states.pop(number, {}))
 
     def _seen(self, reports: Rows, until: int) -> Observation:
         """Returns the observation of the prompt's first `until` tokens, as if they were read in one pass."""
-        ranked = reports[RANKED].nonzero().flatten() if RANKED in reports else None
-        return Observation(
-            ProposalTree.chain(torch.tensor(self.ids[:until]), origin=ROOT), torch.arange(until), self.ids[until],
-            None if ranked is None else reports[RANKS][sent(ranked, reports[RANKS].device)],
-            {int(name.removeprefix(HIDDEN)): rows for name, rows in reports.items() if name.startswith(HIDDEN)},
-            reports.get(FINAL), prompt=True, ranked=ranked, cache=self.cache if self._wants.cache else None)
+        ranked = topk = cache = None
+        if RANKED in reports:
+            ranked = reports[RANKED].nonzero().flatten()
+            topk = reports[RANKS][sent(ranked, reports[RANKS].device)]
+        if self._wants.cache:
+            cache = self.cache
+        hidden = {}
+        for name, rows in reports.items():
+            if name.startswith(HIDDEN):
+                hidden[int(name.removeprefix(HIDDEN))] = rows
+        tree = ProposalTree.chain(torch.tensor(self.ids[:until]), origin=ROOT)
+        return Observation(tree, torch.arange(until), self.ids[until], topk, hidden, reports.get(FINAL),
+                           prompt=True, ranked=ranked, cache=cache)
+
+
+def _key_before(keys: Sequence[bytes], cells: int) -> bytes:
+    """Returns the key of the last of a prompt's first cells; b"" for no cells."""
+    if cells == 0:
+        return b""
+    return keys[cells - 1]
 
 
 def caches(target: KVCache, memories: Iterable[Memory]) -> dict[str, KVCache]:
-    """Returns owner's name -> cache with one row per token: the target's, and those of memories that have one."""
-    found = {TARGET: target}
+    """Returns owner's name -> cache with one row per token: the target's, and those of memories that have
+    one."""
+    by_owner = {TARGET: target}
     for memory in memories:
         if memory.aligned is not None:
-            name, number = memory.name, 1
-            while name in found:
+            name = memory.name
+            number = 1
+            while name in by_owner:
                 number += 1
                 name = f"{memory.name} {number}"
-            found[name] = memory.aligned
-    return found
+            by_owner[name] = memory.aligned
+    return by_owner
 
 
 def reported(memories: Iterable[Memory]) -> Wants:
@@ -326,29 +391,39 @@ def report_names(wants: Wants) -> list[str]:
 
 
 def rows_of(seen: Observation, wants: Wants) -> Rows:
-    """Returns the wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not ranked."""
+    """Returns the wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not
+    ranked."""
     rows = {f"{HIDDEN}{layer}": seen.hidden[layer].clone() for layer in wants.layers}
     if wants.final and seen.final is not None:
         rows[FINAL] = seen.final.clone()
     if wants.topk and seen.topk is not None:
-        n, ranked = len(seen.tree), torch.arange(len(seen.tree)) if seen.ranked is None else seen.ranked
+        n = len(seen.tree)
+        ranked = seen.ranked
+        if ranked is None:
+            ranked = torch.arange(n)
         rows[RANKED] = torch.zeros(n, dtype=torch.bool).index_fill(0, ranked, True)
         rows[RANKS] = seen.topk.new_zeros(n, seen.topk.shape[1])
         rows[RANKS][sent(ranked, seen.topk.device)] = seen.topk
     return rows
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
     """Returns the length of the common prefix."""
-    return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    for place, (left, right) in enumerate(zip(first, second, strict=False)):
+        if left != right:
+            return place
+    return min(len(first), len(second))
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
     """Returns the rows of the parts, concatenated by name."""
     parts = [part for part in parts if part]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if parts else {}
+    if parts:
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {}
 
 
 def _split(rows: Rows, n: int) -> tuple[Rows, Rows]:
     """Returns (copies of the first n rows, views of the rest)."""
-    return ({name: one[:n].clone() for name, one in rows.items()}, {name: one[n:] for name, one in rows.items()})
+    first = {name: part[:n].clone() for name, part in rows.items()}
+    return first, {name: part[n:] for name, part in rows.items()}

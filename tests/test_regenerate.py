@@ -21,8 +21,8 @@ from longgraft.yarn_drafters.training import batched_sampling, scheduled_samplin
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
 from longgraft.yarn_drafters.training.documents import Document
 from longgraft.yarn_drafters.training.regenerate import Regenerator, regenerate
-from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources, requests_of
-from longgraft.yarn_drafters.training.turns import SampledTurn, Turn
+from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, PromptSources, requests_of
+from longgraft.yarn_drafters.training.turns import PromptTurn, SampledTurn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
@@ -65,7 +65,7 @@ def in_padded_batch(session, more, ends, batch):
 SAMPLERS = pytest.mark.parametrize("sample", [by_scheduler, in_padded_batch])
 
 
-def sampled(sample, session, turns: list[Turn], ends, batch=64) -> list[SampledTurn]:
+def sampled(sample, session, turns: list[PromptTurn], ends, batch=64) -> list[SampledTurn]:
     """Returns what was sampled for each turn; the turns are handed out on demand."""
     left, usual = iter(turns), session.eos
     found = dict(sample(session, lambda count: islice(left, count), ends, batch))
@@ -96,7 +96,7 @@ def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(sample, layers
     session = load((model, None), None, tell=False, method="ar", device="cpu")
     wanted = [SampledTurn(tokens[:cut], cut is not None) for tokens, cut in zip(alone, cuts, strict=True)]
     for batch in (4, 2, 1):
-        turns = [Turn(prompt, (0,), 0.0, 20) for prompt in PROMPTS]
+        turns = [PromptTurn(prompt, (0,), 0.0, 20) for prompt in PROMPTS]
         assert sampled(sample, session, turns, sorted(ends), batch) == wanted
 
 
@@ -104,8 +104,8 @@ def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(sample, layers
 @SAMPLERS
 def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(sample, session):
     rows = 400
-    together = sampled(sample, session, [Turn(PROMPTS[0], (7, i), 1.0, 1) for i in range(rows)], [299], rows)
-    alone = sampled(sample, session, [Turn(PROMPTS[0], (7, 5), 1.0, 1)], [299])
+    together = sampled(sample, session, [PromptTurn(PROMPTS[0], (7, i), 1.0, 1) for i in range(rows)], [299], rows)
+    alone = sampled(sample, session, [PromptTurn(PROMPTS[0], (7, 5), 1.0, 1)], [299])
     assert together[5] == alone[0]
     logits = session.target.model(torch.tensor(PROMPTS[:1])).logits[0, -1]
     shares = logits.softmax(-1)
@@ -122,7 +122,7 @@ def rows_of(path: Path) -> list[dict]:
 def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_one():
     texts = [Document("x" * 500 + "\n"), Document("y" * 500 + "\n")]
     always, never = replace(SAMPLING, follow_up=1.0), replace(SAMPLING, follow_up=0.0)
-    both = Sources(texts, texts, magpie=True)
+    both = PromptSources(texts, texts, magpie=True)
     for chat in islice(requests_of(both, always), 12):
         assert (chat.requests[1:] == [None]) == (chat.source != "given")
     assert all(len(chat.requests) == 1 for chat in islice(requests_of(both, never), 12))
@@ -130,7 +130,7 @@ def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_o
 
 def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
     texts = [Document(f"What is {i}?") for i in range(9)]
-    orders = [[chat.requests[0] for chat in requests_of(Sources(texts), replace(SAMPLING, seed=seed))]
+    orders = [[chat.requests[0] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
               for seed in (0, 1)]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(text.text for text in texts)
     assert orders[0] != orders[1] and orders[0] != [text.text for text in texts]
@@ -138,7 +138,7 @@ def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
 
 def test_kinds_of_sources_alternate_and_given_chats_run_out():
     texts = [Document("x" * 500 + "\n")]
-    kinds = [chat.source for chat in islice(requests_of(Sources(texts, texts, magpie=True), SAMPLING), 6)]
+    kinds = [chat.source for chat in islice(requests_of(PromptSources(texts, texts, magpie=True), SAMPLING), 6)]
     assert kinds == ["given", "documents", "magpie", "documents", "magpie", "documents"]
 
 
@@ -146,9 +146,9 @@ def test_a_resumed_run_drops_requests_that_it_has_answered(session, tmp_path):
     out = tmp_path / "chats.jsonl"
     texts = [Document(f"What is {i}?") for i in range(12)]
     sampling = replace(SAMPLING, tokens=10 ** 6)
-    kept = worker(session, sampling).run(requests_of(Sources(texts), sampling), out)["kept"]
+    kept = worker(session, sampling).run(requests_of(PromptSources(texts), sampling), out)["kept"]
     answered = rows_of(out)
-    chats = (replace(chat, index=chat.index + 100) for chat in requests_of(Sources(texts), sampling))
+    chats = (replace(chat, index=chat.index + 100) for chat in requests_of(PromptSources(texts), sampling))
     again = worker(session, sampling).run(chats, out)
     assert again["repeated"] > 0 and len({row["messages"][0]["content"] for row in rows_of(out)}) == len(rows_of(out))
     assert kept == len(answered) > 0 and rows_of(out)[:kept] == answered
@@ -159,7 +159,7 @@ def test_long_prompts_are_read_in_several_passes(session, monkeypatch):
     read, begin = [], batched_sampling._Sampler.begin
     monkeypatch.setattr(batched_sampling._Sampler, "begin", lambda self, turns: (
         read.append([len(turn.prompt) for turn in turns]) or begin(self, turns)))
-    sampled(in_padded_batch, session, [Turn(prompt, (0,), 0.0, 3) for prompt in PROMPTS], [299])
+    sampled(in_padded_batch, session, [PromptTurn(prompt, (0,), 0.0, 3) for prompt in PROMPTS], [299])
     assert read == [[4, 7], [1, 3]]
 
 
@@ -167,7 +167,7 @@ def test_long_prompts_are_read_in_several_passes(session, monkeypatch):
 def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole.jsonl", tmp_path / "broken.jsonl"
     texts = [Document(f"What is {i}?") for i in range(48)]
-    counts = worker(session).run(requests_of(Sources(texts), SAMPLING), whole)
+    counts = worker(session).run(requests_of(PromptSources(texts), SAMPLING), whole)
     assert counts["kept"] == len(rows_of(whole)) > 8
     judged, judge = [], Regenerator._judge
 
@@ -179,10 +179,10 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path
 
     monkeypatch.setattr(Regenerator, "_judge", failing)
     with pytest.raises(KeyboardInterrupt):
-        worker(session).run(requests_of(Sources(texts), SAMPLING), broken)
+        worker(session).run(requests_of(PromptSources(texts), SAMPLING), broken)
     with open(broken, "ab") as file:
         file.write(b'{"half a line')
-    assert worker(session).run(requests_of(Sources(texts), SAMPLING), broken) == counts
+    assert worker(session).run(requests_of(PromptSources(texts), SAMPLING), broken) == counts
     assert len(judged) == 49 and set(judged[20:]).isdisjoint(judged[:19])
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
@@ -192,7 +192,7 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path
     ("own", replace(SAMPLING, longest=500), "excerpt 6000, now 500"),
     ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]")])
 def test_a_file_of_other_settings_is_not_gone_on_with(session, tmp_path, monkeypatch, name, sampling, said):
-    sources, out = Sources([Document(f"What is {i}?") for i in range(2)]), tmp_path / "c.jsonl"
+    sources, out = PromptSources([Document(f"What is {i}?") for i in range(2)]), tmp_path / "c.jsonl"
 
     def sampled_by(name, sampling):
         monkeypatch.setattr(session.target, "name", name)
@@ -206,7 +206,8 @@ def test_a_file_of_other_settings_is_not_gone_on_with(session, tmp_path, monkeyp
     assert sampled_by("own", replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)) == first
 
 
-def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]], asked: list[Turn] | None = None) -> None:
+def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]],
+              asked: list[PromptTurn] | None = None) -> None:
     """Answers a prompt that contains one of these texts with its answer, every other one with "Fine.".
 
     asked: receives the turns
@@ -229,7 +230,7 @@ def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(session, tm
     given = [Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
     made = worker(session, sampling, [f"Yes: {known}, and when?"])
     answering(monkeypatch, made.tokenizer, {"Two?": ("again " * 60, False), "Three?": (" ", True)})
-    counts = made.run(requests_of(Sources(given), sampling), tmp_path / "c.jsonl")
+    counts = made.run(requests_of(PromptSources(given), sampling), tmp_path / "c.jsonl")
     assert {k: v for k, v in counts.items() if k != "tokens"} == {
         "kept": 1, "loops": 1, "repeated": 1, "excluded": 1, "empty": 1}
     row, = rows_of(tmp_path / "c.jsonl")
@@ -243,7 +244,7 @@ def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, s
     made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
     answering(monkeypatch, made.tokenizer, {"Two?": ("I think[/THINK]Two.<|endoftext|>", True)})
     made.tokenizer.chat_template = TEMPLATE.replace("<assistant>{% endif", "<assistant>[THINK]{% endif")
-    made.run(requests_of(Sources([Document("Two?")]), sampling), out)
+    made.run(requests_of(PromptSources([Document("Two?")]), sampling), out)
     row, = rows_of(out)
     assert row["messages"][1]["content"] == "I think[/THINK]Two."
     ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
@@ -257,7 +258,7 @@ def test_a_chat_goes_on_after_a_whole_answer_only(session, tmp_path, monkeypatch
     for ended, roles in ((True, ["user", "assistant"] * 2), (False, ["user", "assistant"])):
         made, out = worker(session, sampling), tmp_path / f"{ended}.jsonl"
         answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think so.", ended)})
-        made.run(requests_of(Sources([Document("", turns=turns)]), sampling), out)
+        made.run(requests_of(PromptSources([Document("", turns=turns)]), sampling), out)
         row, = rows_of(out)
         assert [message["role"] for message in row["messages"]] == roles and row["ended"] == ended
 
@@ -279,7 +280,7 @@ def test_a_continuation_keeps_the_space_before_it(session, tmp_path, monkeypatch
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>")
     made, out = worker(with_tokenizer(session, tokenizer)), tmp_path / "texts.jsonl"
     answering(monkeypatch, tokenizer, {"": ("two", False)})
-    made.run(islice(requests_of(Sources(continued=[Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
+    made.run(islice(requests_of(PromptSources(continued=[Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
     row, = rows_of(out)
     assert set(row["text"].split()) == {"one", "two"} and row["text"].endswith("one two")
 
@@ -292,7 +293,7 @@ def test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for(session, 
     nearly = Document("a" * (positions - 20))
     made, asked = worker(session, sampling), []
     answering(monkeypatch, made.tokenizer, {}, asked)
-    counts = made.run(requests_of(Sources([long, second, nearly]), sampling), tmp_path / "c.jsonl")
+    counts = made.run(requests_of(PromptSources([long, second, nearly]), sampling), tmp_path / "c.jsonl")
     assert counts["too long"] == 1 and counts["kept"] == 2
     rows = {row["messages"][0]["content"]: row for row in rows_of(tmp_path / "c.jsonl")}
     assert [turn["role"] for turn in rows["One?"]["messages"]] == ["user", "assistant"]
@@ -303,7 +304,7 @@ def test_an_answer_that_was_cut_off_is_learnt_without_an_end(session, tmp_path, 
     sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
     made, out = worker(session, sampling), tmp_path / "c.jsonl"
     answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think", False)})
-    made.run(islice(requests_of(Sources(magpie=True), sampling), 1), out)
+    made.run(islice(requests_of(PromptSources(magpie=True), sampling), 1), out)
     end = made.tokenizer.eos_token_id
     coded = encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens
     ids, learnt = split_coded(coded)
@@ -328,16 +329,16 @@ def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, 
     assert code == 0 and all(row["messages"][0]["content"] for row in rows_of(tmp_path / "invented.jsonl"))
     (tmp_path / "chats.jsonl.progress").unlink()
     with pytest.raises(ValueError, match="does not say how far it is"):
-        regenerate(load(folder, None, tell=False), out, SAMPLING, Sources(magpie=True))
+        regenerate(load(folder, None, tell=False), out, SAMPLING, PromptSources(magpie=True))
     with pytest.raises(ValueError, match="Nothing to answer"):
-        Sources.read()
+        PromptSources.read()
 
 
 def test_a_continuation_is_written_as_text_after_its_excerpt(session, tmp_path, monkeypatch):
     source = "".join(f"What is {i} plus two?\n{i + 2}, I think.\n" for i in range(40))
     made, out = worker(session), tmp_path / "texts.jsonl"
     answering(monkeypatch, made.tokenizer, {"<user>": ("Not a text.", True), "": ("Fine.", False)})
-    chats = requests_of(Sources(continued=[Document(source, "code-python")]), replace(SAMPLING, longest=500))
+    chats = requests_of(PromptSources(continued=[Document(source, "code-python")]), replace(SAMPLING, longest=500))
     made.run(islice(chats, 3), out)
     assert max(len(row["text"]) for row in rows_of(out)) <= len("Fine.") + 500
     for row in rows_of(out):
@@ -357,4 +358,4 @@ def test_a_model_without_a_chat_template_continues_texts_only(folder, tmp_path, 
                "--max-new-tokens", "12", "--tokens", "40", "--temperatures", "1", "--out", str(out)]
     assert run(capsys, monkeypatch, *options)[0] == 0 and sum(row["tokens"] for row in rows_of(out)) >= 40
     with pytest.raises(ValueError, match="no chat template"):
-        regenerate(load(plain, None, tell=False), tmp_path / "o.jsonl", SAMPLING, Sources(magpie=True))
+        regenerate(load(plain, None, tell=False), tmp_path / "o.jsonl", SAMPLING, PromptSources(magpie=True))

@@ -1,4 +1,5 @@
-"""A drafter's linear weights as bytes in its file: int8, and one float16 scale for each 32 inputs of an output.
+"""A drafter's linear weights as bytes in its file: int8, and one float16 scale for each 32 inputs of an
+output.
 
 The names are those of compressed-tensors: `fc.weight` has its scales in `fc.weight_scale`.
 """
@@ -22,9 +23,12 @@ QUANTIZATION: Mapping[str, Any] = {
 
 
 def in_bytes(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors of a network for its file, linear weights as bytes and all other floats as bfloat16."""
-    tensors = {name: tensor.bfloat16() if tensor.is_floating_point() else tensor
-               for name, tensor in network.state_dict().items()}
+    """Returns the tensors of a network for its file, linear weights as bytes and all other floats as
+    bfloat16."""
+    tensors = dict(network.state_dict())
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point():
+            tensors[name] = tensor.bfloat16()
     for name, weight in linear_weights(network):
         scales = rounded(weight).scales.half()
         per_input = scales.float().repeat_interleave(GROUP, 1)[:, :weight.shape[1]]
@@ -40,16 +44,16 @@ def in_floats(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         ValueError: a weight in bytes has no scales, or not one for each 32 inputs.
     """
-    found = dict(tensors)
+    floats = dict(tensors)
     for name, codes in tensors.items():
         if codes.dtype != torch.int8:
             continue
-        scales = found.pop(name + SCALES, None)
+        scales = floats.pop(name + SCALES, None)
         wanted = (len(codes), -(-codes.shape[-1] // GROUP)) if codes.ndim == 2 else None
         if scales is None or wanted is None or scales.shape != wanted or not scales.is_floating_point():
             shape = "none" if scales is None else str(tuple(scales.shape))
-            raise ValueError(f"{name} holds bytes of shape {tuple(codes.shape)}, and its scales {name}{SCALES} are "
-                             f"{shape}; one for each {GROUP} inputs of an output is needed. Give the drafter in "
-                             "bfloat16, or download it again.")
-        found[name] = IntegerWeight((codes.short() + ZERO).to(torch.uint8), scales.float()).floats()
-    return found
+            raise ValueError(f"{name} holds bytes of shape {tuple(codes.shape)}, and its scales "
+                             f"{name}{SCALES} are {shape}; one for each {GROUP} inputs of an output is "
+                             "needed. Give the drafter in bfloat16, or download it again.")
+        floats[name] = IntegerWeight((codes.short() + ZERO).to(torch.uint8), scales.float()).floats()
+    return floats

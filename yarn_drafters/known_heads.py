@@ -28,7 +28,8 @@ SPECFORGE = "rope base 10000 or the config's, by date: compare both"
 SPECULATORS = "lm_head is a frozen copy of the target's rows; ships its embedding"
 
 KNOWN_HEADS = (
-    KnownHead("meta-llama/Llama-3.1-8B-Instruct", "TanBaby/EAGLE3-LLaMA3.1-Instruct-8B-YARN-64K", 65536, SPECPV),
+    KnownHead("meta-llama/Llama-3.1-8B-Instruct", "TanBaby/EAGLE3-LLaMA3.1-Instruct-8B-YARN-64K", 65536,
+              SPECPV),
     KnownHead("Qwen/Qwen3-4B", "TanBaby/EAGLE3-Qwen3-4B-YARN-64K", 65536, SPECPV),
     KnownHead("Qwen/Qwen3-8B", "TanBaby/EAGLE3-Qwen3-8B-YARN-64K", 65536, SPECPV),
     KnownHead("Qwen/Qwen3-14B", "TanBaby/EAGLE3-Qwen3-14B-YARN-64K", 65536, SPECPV),
@@ -48,9 +49,11 @@ KNOWN_HEADS = (
 
 
 def find_head(target: str) -> KnownHead | None:
-    """Returns the head with the largest trained_length for a target, the first of equals; None if there is none.
+    """Returns the head with the largest trained_length for a target, the first of equals; None if there is
+    none.
 
-    target: hub id, or a folder of the same name.
+    Args:
+        target: Hub id, or a folder of the same name.
     """
     name = target.rstrip("/").lower()
     fits = [head for head in KNOWN_HEADS

@@ -1,6 +1,7 @@
 """The EAGLE-3 drafter network (arXiv 2503.01840) with the options of public checkpoints.
 
-Letters: B batch, n slots, H hidden, Ht target hidden, A auxiliary layers, V target vocabulary, D draft vocabulary.
+Letters: B batch, n slots, H hidden, Ht target hidden, A auxiliary layers, V target vocabulary, D draft
+    vocabulary.
 """
 
 from __future__ import annotations
@@ -94,21 +95,28 @@ class Attention(nn.Module):
 
     def __init__(self, config: Sizes, width: int) -> None:
         super().__init__()
-        self.config, bias = config, config.attention_bias
+        self.config = config
+        bias = config.attention_bias
         self.q_proj = nn.Linear(width, config.heads * config.head_dim, bias=bias)
         self.k_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, config.kv_heads * config.head_dim, bias=bias)
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
+        if config.qk_norm:
+            self.q_norm: nn.Module = RMSNorm(config.head_dim, config.rms_eps)
+            self.k_norm: nn.Module = RMSNorm(config.head_dim, config.rms_eps)
+        else:
+            self.q_norm = nn.Identity()
+            self.k_norm = nn.Identity()
 
     def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend,
                 product: Product) -> Tensor:
         q = self.q_norm(self._heads(through(self.q_proj, x, product)))
-        q, (k, v) = rotate(q.transpose(1, 2), *cos_sin), self.keys_values(x, cos_sin, product)
+        q = rotate(q.transpose(1, 2), *cos_sin)
+        k, v = self.keys_values(x, cos_sin, product)
         return through(self.o_proj, attend(layer, q, k, v).transpose(1, 2).flatten(2), product)
 
-    def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product
+                    ) -> tuple[Tensor, Tensor]:
         """Returns rotated keys and values [B, nkv, n, d] of x [B, n, width]."""
         k = self.k_norm(self._heads(through(self.k_proj, x, product)))
         v = self._heads(through(self.v_proj, x, product))
@@ -164,18 +172,22 @@ class PlainLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, product: Product) -> Tensor:
+    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend,
+                product: Product) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin, self.index, attend, product)
         return hidden + self.mlp(self.post_attention_layernorm(hidden), product)
 
 
 class Eagle3Network(nn.Module):
-    """The EAGLE-3 head: slot t reads the feature of position t and token t + 1, is at position t, and predicts token t
-    + 2.
+    """The EAGLE-3 head: slot t reads the feature of position t and token t + 1, is at position t, and
+    predicts token t + 2.
 
     embed_tokens is None for heads without an embedding, which use the target's from `share_embedding`.
-    d2t: [D] int64 offsets (target id = draft id + d2t[draft id]); t2d: [V] bool.
-    notice: a sentence for people on how its config was read; "": nothing was doubtful.
+
+    Attributes:
+        d2t: [D] int64 offsets (target id = draft id + d2t[draft id]).
+        t2d: [V] bool.
+        notice: A sentence for people on how its config was read; "": nothing was doubtful.
     """
 
     d2t: Tensor
@@ -183,12 +195,21 @@ class Eagle3Network(nn.Module):
 
     def __init__(self, config: HeadConfig, own_embedding: bool = False) -> None:
         super().__init__()
-        self.config, h, self.notice = config, config.hidden_size, ""
+        self.config = config
+        h = config.hidden_size
+        self.notice = ""
         wide = len(config.feature_layers) * config.target_hidden_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, h) if own_embedding else None
-        self.input_norm = RMSNorm(wide, config.rms_eps) if config.norm_before_fc else nn.Identity()
+        if own_embedding:
+            self.embed_tokens: nn.Embedding | None = nn.Embedding(config.vocab_size, h)
+        else:
+            self.embed_tokens = None
+        if config.norm_before_fc:
+            self.input_norm: nn.Module = RMSNorm(wide, config.rms_eps)
+        else:
+            self.input_norm = nn.Identity()
         self.fc_norm = nn.ModuleList(
-            RMSNorm(config.target_hidden_size, config.rms_eps) for _ in config.feature_layers if config.fc_norm)
+            RMSNorm(config.target_hidden_size, config.rms_eps) for _ in config.feature_layers
+            if config.fc_norm)
         self.fc = nn.Linear(wide, h, bias=config.fc_bias)
         self.midlayer = FirstLayer(config)
         self.layers = nn.ModuleList(PlainLayer(config, i) for i in range(1, config.layers))
@@ -203,7 +224,9 @@ class Eagle3Network(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[B, n] int64 -> [B, n, H] in the network's dtype."""
-        embedding = self.embed_tokens if self.embed_tokens is not None else self.__dict__["_shared"]
+        embedding = self.embed_tokens
+        if embedding is None:
+            embedding = self.__dict__["_shared"]
         return embedding(tokens).to(self.fc.weight.dtype)
 
     def fuse(self, features: Tensor, product: Product = linear) -> Tensor:
@@ -224,7 +247,9 @@ class Eagle3Network(nn.Module):
         hidden = self.midlayer(self.embed(tokens), hidden, cos_sin, attend, product)
         for layer in self.layers:
             hidden = layer(hidden, cos_sin, attend, product)
-        return self.norm(hidden) if self.config.norm_output else hidden
+        if self.config.norm_output:
+            return self.norm(hidden)
+        return hidden
 
     def logits(self, states: Tensor, product: Product = linear) -> Tensor:
         """[..., H] -> [..., D] over the draft vocabulary."""
@@ -232,7 +257,9 @@ class Eagle3Network(nn.Module):
 
     def normed(self, states: Tensor) -> Tensor:
         """Returns states [..., H] as the output layer reads them."""
-        return states if self.config.norm_output else self.norm(states)
+        if self.config.norm_output:
+            return states
+        return self.norm(states)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Converts draft vocabulary ids to target vocabulary ids."""

@@ -1,7 +1,7 @@
 """Rotary frequencies of drafters: default, linear, Llama 3 and YaRN (arXiv 2309.00071).
 
-Angles are computed in float32 from integer positions at every use.  There is no table that could be cast to half
-precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
+Angles are computed in float32 from integer positions at every use.  There is no table that could be cast to
+half precision or rebuilt from cast buffers, which silently breaks other libraries beyond 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ from longgraft.config.options import Checked, Count, Option, Positive
 
 @dataclass(frozen=True)
 class Rope(Checked):
-    """Parameters of a rotary embedding.  original: training length in tokens.  Raises ValueError for values out of
-    range."""
+    """Parameters of a rotary embedding.
+
+    Attributes:
+        original: Training length in tokens.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
 
     base: Annotated[float, Option(low=1, above=True)] = 10000.0  # EAGLE's training code always uses it
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
@@ -69,8 +75,8 @@ class Rope(Checked):
         return angles.cos() * self.magnitude, angles.sin() * self.magnitude
 
     def _yarn(self, dim: int) -> Tensor:
-        """NTK-by-parts (YaRN, section 3.2): fast frequencies stay, slow ones are divided by `factor`, with a ramp
-        between."""
+        """NTK-by-parts (YaRN, section 3.2): fast frequencies stay, slow ones are divided by `factor`, with a
+        ramp between."""
         def dimension(rotations: float) -> float:
             return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 

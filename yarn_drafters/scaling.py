@@ -1,4 +1,5 @@
-"""Reads the rotary embedding from a head's config.json, whose fields mean different things in different layouts."""
+"""Reads the rotary embedding from a head's config.json, whose fields mean different things in different
+layouts."""
 
 from __future__ import annotations
 
@@ -17,52 +18,60 @@ NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max
 def scaling(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns rope_scaling, or rope_parameters of transformers v5, always with a rope_type."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    given = checked(config.get(name), dict | None, name) or {}
-    return given | {"rope_type": checked(given.get("rope_type") or given.get("type") or "default", str, "rope_type")}
+    settings = checked(config.get(name), dict | None, name) or {}
+    return settings | {"rope_type": checked(settings.get("rope_type") or settings.get("type") or "default",
+                                            str,
+                                         "rope_type")}
 
 
 def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
     """Returns the rotary embedding; its base depends on the layout.
 
-    EAGLE, AngelSlim and SpecPV always trained at base 10000.  Speculators, and SpecForge since 2025-10-30, trained at
-    the config's base, or 10000 if it has none.  Earlier SpecForge heads look the same and need
+    EAGLE, AngelSlim and SpecPV always trained at base 10000.  Speculators, and SpecForge since 2025-10-30,
+    trained at the config's base, or 10000 if it has none.  Earlier SpecForge heads look the same and need
     HeadOverrides(rope_base=10000.0).
     """
-    given = scaling(config)
-    kind = given["rope_type"]
+    settings = scaling(config)
+    kind = settings["rope_type"]
     if kind not in NEEDED:
         raise ValueError(f"The head's rope type is {kind!r}. Known: {', '.join(NEEDED)}.")
-    if missing := [key for key in NEEDED[kind] if given.get(key) is None]:
-        raise ValueError(f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with to "
-                         "rope_scaling in config.json.")
-    found: dict[str, Any] = {key: checked(given[key], Positive, key) for key in NEEDED[kind]}
-    if "original_max_position_embeddings" in found:
-        found["original"] = checked(found.pop("original_max_position_embeddings"), Count,
+    missing = [key for key in NEEDED[kind] if settings.get(key) is None]
+    if missing:
+        raise ValueError(f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with "
+                         "to rope_scaling in config.json.")
+    values: dict[str, Any] = {key: checked(settings[key], Positive, key) for key in NEEDED[kind]}
+    if "original_max_position_embeddings" in values:
+        values["original"] = checked(values.pop("original_max_position_embeddings"), Count,
                                    "original_max_position_embeddings")
     if kind == "yarn":
         for key in ("beta_fast", "beta_slow"):
-            found[key] = checked(given.get(key) or getattr(Rope, key), Positive, key)
-        found["attention_factor"] = _attention_factor(given)
+            values[key] = checked(settings.get(key) or getattr(Rope, key), Positive, key)
+        values["attention_factor"] = _attention_factor(settings)
     base = 10000.0
     if layout not in ("eagle3", "angelslim", "specpv"):
-        base = checked(config.get("rope_theta") or given.get("rope_theta") or base, Positive, "rope_theta")
-    return Rope(base, kind, **found)
+        base = checked(config.get("rope_theta") or settings.get("rope_theta") or base, Positive, "rope_theta")
+    return Rope(base, kind, **values)
 
 
 def positions_of(stated: int, rope: Rope) -> int:
-    """Returns the positions of a head; the configuration of a linear scaling does not tell what it lengthens."""
-    return stated if rope.kind == "linear" else lengthened(stated, rope.kind, rope.factor, rope.original)
+    """Returns the positions of a head; the configuration of a linear scaling does not tell what it
+    lengthens."""
+    if rope.kind == "linear":
+        return stated
+    return lengthened(stated, rope.kind, rope.factor, rope.original)
 
 
-def _attention_factor(given: Mapping[str, Any]) -> float | None:
-    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's default."""
-    if given.get("attention_factor") is not None:
-        return checked(given["attention_factor"], Positive, "attention_factor")
-    if given.get("mscale") is None or given.get("mscale_all_dim") is None:
+def _attention_factor(settings: Mapping[str, Any]) -> float | None:
+    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's
+    default."""
+    if settings.get("attention_factor") is not None:
+        return checked(settings["attention_factor"], Positive, "attention_factor")
+    if settings.get("mscale") is None or settings.get("mscale_all_dim") is None:
         return None
-    one, all_dims = (0.1 * checked(given[key], float, key) * math.log(given["factor"]) + 1.0
+    scale, all_dims = (0.1 * checked(settings[key], float, key) * math.log(settings["factor"]) + 1.0
                      for key in ("mscale", "mscale_all_dim"))
-    if not (one > 0 and all_dims > 0):
-        raise ValueError(f"mscale {given['mscale']} and mscale_all_dim {given['mscale_all_dim']} scale the head's "
-                         "attention by a factor that is not positive. Write what it was trained with.")
-    return one / all_dims
+    if not (scale > 0 and all_dims > 0):
+        raise ValueError(f"mscale {settings['mscale']} and mscale_all_dim {settings['mscale_all_dim']} scale "
+                         "the head's attention by a factor that is not positive. Write what it was trained "
+                         "with.")
+    return scale / all_dims

@@ -145,12 +145,12 @@ def train_regenerate(
     from longgraft.config.method_roles import PLAIN
     from longgraft.loading import load
     from longgraft.yarn_drafters.training.regenerate import regenerate
-    from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Sources
+    from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, PromptSources
 
     sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures),
                             seed=seed,
                             longest=excerpt)
-    sources = Sources.read(_existing(prompts), _existing(documents), _existing(continued), magpie)
+    sources = PromptSources.read(_existing(prompts), _existing(documents), _existing(continued), magpie)
     excluded = _existing(exclude)
     # Among many requests in a pass, drafts pay as little as they cost.
     session = load(model, None, tell=False, method=PLAIN, dtype=dtype, device=device)

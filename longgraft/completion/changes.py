@@ -19,22 +19,27 @@ def changes_of(diff: str) -> tuple[Change, ...]:
     Raises:
         ValueError: the text is no unified diff.
     """
-    found, path = list[Change](), ""
+    changes = list[Change]()
+    path = ""
     lines = iter(LINE_END.split(diff))
     for line in lines:
         header = HUNK.match(line)
         if header:
-            found.append(_hunk(path, header, lines))
+            changes.append(_hunk(path, header, lines))
         elif line.startswith(("--- ", "+++ ")):
             path = _path(line[4:], path)
-    if diff.strip() and not found:
-        raise ValueError("The changes have no hunk (@@ -1,3 +1,4 @@). Give a unified diff, such as that of `git diff`.")
-    return tuple(change for change in found
-                 if not secret_path(change.path) and not secret_text("\n".join((*change.before, *change.after))))
+    if diff.strip() and not changes:
+        raise ValueError("The changes have no hunk (@@ -1,3 +1,4 @@). Give a unified diff, such as that of "
+                         "`git diff`.")
+    return tuple(change for change in changes
+                 if not secret_path(change.path)
+                 and not secret_text("\n".join((*change.before, *change.after))))
 
 
-def before_last_change(path: str, first_line: int, lines: Sequence[str], changes: Sequence[Change]) -> tuple[str, ...]:
-    """Returns lines of a file as they were before the last change among them; as they are if none of them changed.
+def before_last_change(path: str, first_line: int, lines: Sequence[str],
+                       changes: Sequence[Change]) -> tuple[str, ...]:
+    """Returns lines of a file as they were before the last change among them; as they are if none of them
+    changed.
 
     Args:
         path: The file's path.
@@ -53,13 +58,18 @@ def before_last_change(path: str, first_line: int, lines: Sequence[str], changes
 
 def _hunk(path: str, header: re.Match[str], lines: Iterator[str]) -> Change:
     """Reads the lines of one hunk."""
-    old, new = (1 if count is None else int(count) for count in (header[1], header[3]))
-    before, after = list[str](), list[str]()
+    old, new = (int(count or 1) for count in (header[1], header[3]))
+    before = list[str]()
+    after = list[str]()
     while len(before) < old or len(after) < new:
         line = next(lines, None)
-        mark = "" if line is None else line[:1] or " "      # editors strip the blank of an empty line
+        # Editors strip the blank of an empty line.
+        mark = ""
+        if line is not None:
+            mark = line[:1] or " "
         if line is None or mark not in " -+\\":
-            raise ValueError(f"The hunk {header[0]} of {path or 'the changes'} is not complete. Give the whole diff.")
+            raise ValueError(f"The hunk {header[0]} of {path or 'the changes'} is not complete. Give the "
+                             "whole diff.")
         if mark in " -":
             before.append(line[1:])
         if mark in " +":
@@ -72,4 +82,6 @@ def _path(name: str, before: str) -> str:
     name = name.split("\t")[0].strip('"')
     if name == NOWHERE:
         return before
-    return name[2:] if name[:2] in ("a/", "b/") else name
+    if name[:2] in ("a/", "b/"):
+        return name[2:]
+    return name

@@ -1,6 +1,8 @@
-"""Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line or block.
+"""Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line
+or block.
 
-With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it changed.
+With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it
+changed.
 
 The text is cut here where the line or block ends; the decoded tokens are the same either way.
 """
@@ -52,7 +54,8 @@ class Completion:
         prompt: What the model read.
         gathered: The snippets from which the prompt's were chosen.
         seconds: Durations: gather, layout, first (from the call to the first token) and total.
-        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an end.
+        edit: The edit, with the layout next-edit; None if the model changes nothing or did not come to an
+            end.
     """
 
     text: str
@@ -76,7 +79,8 @@ class Completion:
 
     @property
     def loops(self) -> bool:
-        """True if most of the text repeats itself, as small models' text does at times; it is seldom worth showing."""
+        """True if most of the text repeats itself, as small models' text does at times; it is seldom worth
+        showing."""
         return loops(self.generation.token_ids)
 
     @property
@@ -97,16 +101,18 @@ _LAST: WeakKeyDictionary[Session, _Last] = WeakKeyDictionary()
 
 
 class Completer:
-    """Completes code with one session.
+    """A completer of code with one session.
 
-    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is read.
+    A prompt shares the longest possible beginning with the last prompt of its file, so that only the rest is
+    read.
     """
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self._last = _LAST.setdefault(session, _Last())
 
-    def complete(self, root: Path, cursor: Cursor, options: CompletionOptions, sampling: Sampling | None = None,
+    def complete(self, root: Path, cursor: Cursor, options: CompletionOptions,
+                 sampling: Sampling | None = None,
                  tell: Callable[[str], None] = lambda text: None) -> Completion:
         """Completes code at a cursor.
 
@@ -138,35 +144,46 @@ class Completer:
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
-        found = Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
+        completion = Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
         if rewrite is None:
-            return found
+            return completion
         edit = rewrite.edit(text.text, ended)
-        return replace(found, text=edit.text if edit else "", edit=edit)
+        text_of_edit = ""
+        if edit is not None:
+            text_of_edit = edit.text
+        return replace(completion, text=text_of_edit, edit=edit)
 
     def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
                 ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
         """Returns (prompt, gathered snippets, seconds of both)."""
-        root, form, started = root.expanduser().resolve(), options.layout, time.perf_counter()
+        root = root.expanduser().resolve()
+        form = options.layout
+        started = time.perf_counter()
         cursor = _with_unified_ends(cursor)
         tokens = self._room(options)
-        layouts, used = self._last.layouts, self._last.used
+        layouts = self._last.layouts
+        used = self._last.used
         if form not in layouts:
-            habit = STEADY if self._kept else ANEW
-            tokenizer, vocab_size = self.session.tokenizer, self.session.target.vocab_size
+            habit = ANEW
+            if self._kept:
+                habit = STEADY
+            tokenizer = self.session.tokenizer
+            vocab_size = self.session.target.vocab_size
             if form == NEXT_EDIT:
                 layouts[form] = NextEditLayout(tokenizer, vocab_size, habit)
             else:
                 layouts[form] = PromptLayout(tokenizer, vocab_size, form, habit)
-        gathered, key = gather(root, cursor, tokens), (root, cursor.path)
+        gathered = gather(root, cursor, tokens)
+        key = (root, cursor.path)
         before = [snippet for snippet in used.pop(key, ()) if self._kept and _is_there(root, snippet)]
         snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
-        found = time.perf_counter()
+        gathered_at = time.perf_counter()
         prompt = layouts[form].lay_out(cursor, snippets, tokens, root.name, before)
         used[key] = prompt.used
         if len(used) > FILES:
             used.popitem(last=False)
-        return prompt, gathered, {"gather": found - started, "layout": time.perf_counter() - found}
+        return prompt, gathered, {"gather": gathered_at - started,
+                                  "layout": time.perf_counter() - gathered_at}
 
     @property
     def _kept(self) -> bool:
@@ -182,7 +199,8 @@ class Completer:
         """Returns the most tokens of a prompt; raises ValueError if too few are left."""
         limits = self.session.engine.limits
         name = min(limits, key=limits.__getitem__)
-        if (left := limits[name] - options.max_new_tokens) < LEAST:
+        left = limits[name] - options.max_new_tokens
+        if left < LEAST:
             raise ValueError(f"{options.max_new_tokens:,} new tokens were asked for, and {name} allows "
                              f"{limits[name]:,} positions. Ask for at most {limits[name] - LEAST:,}.")
         return min(options.tokens, left)
@@ -190,10 +208,11 @@ class Completer:
 
 def _is_there(root: Path, snippet: Snippet) -> bool:
     """True if the file may still be shown and still has these lines at this place."""
-    start, found = snippet.first_line - 1, repository(root)
-    if not found.shows(snippet.path):
+    start = snippet.first_line - 1
+    files = repository(root)
+    if not files.shows(snippet.path):
         return False
-    lines = found.text(snippet.path).split("\n")[start:start + snippet.text.count("\n")]
+    lines = files.text(snippet.path).split("\n")[start:start + snippet.text.count("\n")]
     return "\n".join(lines) + "\n" == snippet.text
 
 
@@ -209,10 +228,16 @@ def _with_unified_ends(cursor: Cursor) -> Cursor:
 
 
 class _CompletionText:
-    """The decoded text, without the repeated blanks, up to the completion's end; held: the blanks before the cursor."""
+    """The decoded text, without the repeated blanks, up to the completion's end.
+
+    Attributes:
+        held: The blanks before the cursor.
+    """
 
     def __init__(self, ending: Ending | RewriteEnding, held: str, tell: Callable[[str], None]) -> None:
-        self.ending, self.held, self.tell = ending, held, tell
+        self.ending = ending
+        self.held = held
+        self.tell = tell
         self.raw = self.text = ""
         self.first = 0.0
         self.ended = False
@@ -224,7 +249,8 @@ class _CompletionText:
         with request:
             for step in request:
                 ids += step.tokens
-                self.first = self.first or (time.perf_counter() if step.tokens else 0.0)
+                if step.tokens and not self.first:
+                    self.first = time.perf_counter()
                 self.raw += step.text
                 if self._reached(step.text):
                     break
@@ -232,7 +258,9 @@ class _CompletionText:
             self.text = self.ending.cut(self._completed())
         self._send(len(self.text))
         reason = request.finish_reason
-        return Generation(self.raw, ids, request.stats, "stop" if self.ended or reason is None else reason)
+        if self.ended or reason is None:
+            reason = "stop"
+        return Generation(self.raw, ids, request.stats, reason)
 
     def _reached(self, new: str) -> bool:
         if not new:
@@ -240,14 +268,16 @@ class _CompletionText:
         self.text = self._completed()
         end = self.ending.of(self.text)
         if end is not None:
-            self.text, self.ended = self.text[:end], True
+            self.text = self.text[:end]
+            self.ended = True
         else:
             self._send(self.ending.certain(self.text))
         return self.ended
 
     def _completed(self) -> str:
         """Returns the decoded text without the held blanks, which the model repeats."""
-        same = next((n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False)) if text != blank),
+        same = next((n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False))
+                     if text != blank),
                     min(len(self.raw), len(self.held)))
         return self.raw[same:]
 
@@ -269,14 +299,15 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         file: The file: absolute, relative to the root, or relative to the current folder.
         line: The cursor's line, counted from 1.
         column: The cursor's column, counted from 1; None: the line's end.
-        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in options.
+        session: From `load`; None: one of the embedded pair, or of the model, drafter and `Settings` in
+            options.
         text: The file's unsaved text; None: the file is read.
         until: line, block (by indentation or braces) or stop: the model's end, stop strings, max_new_tokens.
         stop: Stop strings.
         max_new_tokens: Most tokens of the completion.
         tokens: Most tokens of the prompt.
-        layout: Layout of the prompt: fim, left-to-right, auto, or next-edit, with which the model rewrites the lines
-            around the cursor; `Completion.edit` is the result.
+        layout: Layout of the prompt: fim, left-to-right, auto, or next-edit, with which the model rewrites
+            the lines around the cursor; `Completion.edit` is the result.
         tell: Called with each piece of the completion's text.
         changes: Unified diff of recent changes, the last one last, from which a next edit is predicted.
         **options: The fields of `Settings` and `Sampling`, model and drafter.
@@ -285,7 +316,8 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         The completion.
 
     Raises:
-        ValueError: there is no such place in the repository, the file may hold secrets, or an option is wrong.
+        ValueError: there is no such place in the repository, the file may hold secrets, or an option is
+            wrong.
 
     Examples:
         >>> import longgraft
@@ -299,6 +331,7 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
     cursor = replace(locate(repo, file, line, column, text), changes=changes_of(changes))
     if session is not None and options:
-        raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
+        raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is "
+                         "loaded.")
     session = session or load(tell=False, **options)
     return Completer(session).complete(Path(repo), cursor, completion, session.sampling(**draw), tell)

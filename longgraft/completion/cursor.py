@@ -10,18 +10,21 @@ from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.snippets import Cursor
 from longgraft.config.data_files import whole
 
-MOST_BYTES = 16 * 2 ** 20       # largest file of a cursor: it is read in a second, and no person wrote a larger one
+# Largest file of a cursor: it is read in a second, and no person wrote a larger one.
+MOST_BYTES = 16 * 2 ** 20
 
 
 def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
            text: str | None = None) -> Cursor:
     """Returns the cursor before column `column` of line `line`, both counted from 1; None: at the line's end.
 
-    file: absolute, relative to the root, or relative to the current folder; text: the file's unsaved text
+    Args:
+        file: Absolute, relative to the root, or relative to the current folder.
+        text: The file's unsaved text.
 
     Raises:
-        ValueError: the file is outside the repository, may hold secrets or is larger than MOST_BYTES, or it does not
-            have the line or column.
+        ValueError: the file is outside the repository, may hold secrets or is larger than MOST_BYTES, or it
+            does not have the line or column.
     """
     for name, number in (("line", line), ("column", 1 if column is None else column)):
         if not whole(number):
@@ -30,11 +33,15 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
     if not folder.is_dir():
         raise ValueError(f"{root} is no folder. Pass the repository's root.")
     try:
-        given = Path(file).expanduser()
-        there = given if given.is_absolute() else next((one for one in (folder / given, given) if one.exists()),
-                                                       folder / given)
-        # Links of the folder are followed, but the file's own name is kept, because a secret is also known by its name.
-        place = there.parent.resolve() / there.name
+        asked_path = Path(file).expanduser()
+        path_of_file = asked_path
+        if not asked_path.is_absolute():
+            path_of_file = folder / asked_path
+            if not path_of_file.exists() and asked_path.exists():
+                path_of_file = asked_path
+        # Links of the folder are followed, but the file's own name is kept, because a secret is also known by
+        # its name.
+        place = path_of_file.parent.resolve() / path_of_file.name
         target = place.resolve()
     # Errors: a circle of links, an unknown user's home, too long a name, a null character, or no path at all.
     except (OSError, RuntimeError, TypeError, ValueError) as error:
@@ -43,7 +50,8 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
         raise ValueError(f"{file} is outside the repository {folder}. Pass a file in it, or another root.")
     path = place.relative_to(folder).as_posix()
     if not isinstance(text, str | None):
-        raise ValueError(f"The text of {path} is a {type(text).__name__}. Pass text, or leave it out to read the file.")
+        raise ValueError(f"The text of {path} is a {type(text).__name__}. Pass text, or leave it out to read "
+                         "the file.")
     text = None if text is None else text.removeprefix("\ufeff")
     _check_size(path, len(text or ""))
     check_open(path, text or "")
@@ -68,10 +76,11 @@ def _read(place: Path, path: str) -> str:
 
 
 def _check_size(path: str, size: int) -> None:
-    """Raises ValueError for too large a file; size: in bytes, or in characters, each of which is at least a byte."""
+    """Raises ValueError for too large a file; size: in bytes, or in characters, each of which is at least a
+    byte."""
     if size > MOST_BYTES:
-        raise ValueError(f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. Complete in a "
-                         "smaller file.")
+        raise ValueError(f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. "
+                         "Complete in a smaller file.")
 
 
 def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
@@ -80,10 +89,12 @@ def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
     if not 1 <= line <= len(lines):
         raise ValueError(f"{path} ends with line {len(lines):,}, and line {line:,} was asked for. "
                          "Lines are counted from 1.")
-    here = lines[line - 1]
-    column = len(here) + 1 if column is None else column
-    if not 1 <= column <= len(here) + 1:
-        raise ValueError(f"Line {line:,} of {path} has {len(here):,} characters, and column {column:,} was asked for. "
-                         f"Columns are counted from 1; {len(here) + 1:,} is behind the last character.")
+    text_of_line = lines[line - 1]
+    if column is None:
+        column = len(text_of_line) + 1
+    if not 1 <= column <= len(text_of_line) + 1:
+        raise ValueError(f"Line {line:,} of {path} has {len(text_of_line):,} characters, and column "
+                         f"{column:,} was asked for. Columns are counted from 1; {len(text_of_line) + 1:,} "
+                         "is behind the last character.")
     at = starts[line - 1] + column - 1
     return Cursor(path, text[:at], text[at:])

@@ -16,10 +16,12 @@ NEXT_EDIT: Final = "next-edit"      # the layout with which the model rewrites t
 class CompletionOptions(Checked):
     """The end of a completion, and the size and form of its prompt."""
 
-    until: str = option("block", "Where the completion ends: with the line, with the block that the cursor stands in, "
-                        "or only where the model does. A next edit ends with its first change, or with the model",
+    until: str = option("block", "Where the completion ends: with the line, with the block that the cursor "
+                        "stands in, or only where the model does. A next edit ends with its first change, or "
+                        "with the model",
                         choices=("line", "block", "stop"))
-    max_new_tokens: int = like(StopSettings, "max_new_tokens", help="Most tokens of the completion; a next edit may "
+    max_new_tokens: int = like(StopSettings, "max_new_tokens",
+                               help="Most tokens of the completion; a next edit may "
                                "have those of the rewritten lines in addition")
     stop: tuple[str, ...] = like(StopSettings, "stop")
     tokens: int = option(8192, "Most tokens of the prompt; fewer are read sooner", unit="tokens", low=LEAST,

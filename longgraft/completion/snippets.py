@@ -11,8 +11,9 @@ from functools import cached_property
 class Change:
     """A recent change: lines of a file, and those that took their place.
 
-    before, after: lines without their ends, also unchanged ones around those that changed
-    line: number of the first line of `after` in the file as it is now, from 1
+    Attributes:
+        before, after: Lines without their ends, also unchanged ones around those that changed.
+        line: Number of the first line of `after` in the file as it is now, from 1.
     """
 
     path: str
@@ -44,9 +45,10 @@ class Change:
 class Cursor:
     """A place in a file.
 
-    path: the file's path from the repository's root, with forward slashes
-    before, after: its text around the cursor
-    changes: recent changes, the last one last; a next edit is predicted from them
+    Attributes:
+        path: The file's path from the repository's root, with forward slashes.
+        before, after: Its text around the cursor.
+        changes: Recent changes, the last one last; a next edit is predicted from them.
     """
 
     path: str
@@ -59,9 +61,10 @@ class Cursor:
 class Snippet:
     """Whole lines of a file.
 
-    first_line: counted from 1
-    why:   the reason for the choice, in words for people: "imported: from .cache import KVCache"
-    worth: estimated usefulness; only its order matters
+    Attributes:
+        first_line: Counted from 1.
+        why: The reason for the choice, in words for people: "imported: from .cache import KVCache".
+        worth: Estimated usefulness; only its order matters.
     """
 
     path: str
@@ -75,7 +78,7 @@ class Snippet:
         return self.first_line + self.text.removesuffix("\n").count("\n")
 
 
-def common(one: Sequence[str], other: Sequence[str]) -> int:
+def common(first: Sequence[str], second: Sequence[str]) -> int:
     """Returns the number of lines that both begin with."""
-    pairs = zip(one, other, strict=False)
-    return next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+    pairs = zip(first, second, strict=False)
+    return next((n for n, (left, right) in enumerate(pairs) if left != right), min(len(first), len(second)))

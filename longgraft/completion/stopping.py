@@ -1,6 +1,8 @@
-"""Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
+"""Decides where a completion ends: with its line, with its block, or only where the model or a stop string
+ends it.
 
-If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is this one.
+If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is
+this one.
 
 It parses no language: strings and comments are recognized as most languages write them.
 """
@@ -20,7 +22,8 @@ BRACED = re.compile(r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|jav
                     r"|proto|rs|scala|scss|sol|swift|tsx?|zig")
 BRANCHES = ("elif", "else", "except", "finally", "case")
 BRACED_BRANCHES = ("else", "catch", "finally", "while")     # they may follow a closing brace
-CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")  # begins a line that continues the statement above it
+# Begins a line that continues the statement above it.
+CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")
 # A quote must close within its line, except in the text's last line, which is still being decoded.
 QUOTED = r"\"(?:\\.|[^\"\\\n])*(?:\"|\Z)|'(?:\\.|[^'\\\n])*(?:'|\Z)"
 INDENTED_MASKED = re.compile(rf"(\"\"\"|''')(?:\\.|.)*?(?:\1|\Z)|{QUOTED}|#[^\n]*", re.DOTALL)
@@ -31,9 +34,13 @@ DISTINCT = 4        # characters: a line of this length rarely occurs twice
 class Line(NamedTuple):
     """A line of the cursor's line and the completion.
 
-    start, end: offsets in the completion, start below 0 for the cursor's own line; shown: stripped; code: the same with
-    strings and comments masked; indent: in columns; depth, after: open brackets at the line's beginning and end; whole:
-    True if it has a line end
+    Attributes:
+        start, end: Offsets in the completion, start below 0 for the cursor's own line.
+        shown: Stripped.
+        code: The same with strings and comments masked.
+        indent: In columns.
+        depth, after: Open brackets at the line's beginning and end.
+        whole: True if it has a line end.
     """
 
     start: int
@@ -48,10 +55,14 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Ending:
-    """Finds where completions at one cursor end.  until: line, block or stop; seen: the prompt has the text after the
-    cursor.
+    """The end of completions at one cursor.
 
-    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins its rest.
+    If it does not, and the cursor's line goes on after the cursor, a block is that line: the completion joins
+    its rest.
+
+    Attributes:
+        until: line, block or stop.
+        seen: The prompt has the text after the cursor.
     """
 
     until: str
@@ -63,7 +74,11 @@ class Ending:
         if self.until == "line" or (self.until == "block" and self._line_rest):
             return _first_line(text, self._line_rest)
         if self.until == "block":
-            ends = [self._braced(text) if self.has_braces else self._indented(text), self._rejoined(text)]
+            ends = [self._rejoined(text)]
+            if self.has_braces:
+                ends.append(self._braced(text))
+            else:
+                ends.append(self._indented(text))
             if self.has_braces and self._block_goes_on:
                 ends.append(self._braced_statement(text))
             return min((end for end in ends if end is not None), default=None)
@@ -78,12 +93,16 @@ class Ending:
         start = text.rfind("\n") + 1
         line = text[start:]
         unsure = start and (re.fullmatch(r"\s*\w*", line) or self._next.startswith(line))
-        return len((text[:start] if self.until == "block" and unsure else text).rstrip())
+        if self.until == "block" and unsure:
+            text = text[:start]
+        return len(text.rstrip())
 
     def cut(self, text: str) -> str:
         """Returns the completion of a text that the model, a stop string or a limit ended."""
         end = self.of(text + "\n")
-        return text if end is None else text[:end]
+        if end is None:
+            return text
+        return text[:end]
 
     @property
     def has_braces(self) -> bool:
@@ -98,7 +117,9 @@ class Ending:
     @cached_property
     def _line_rest(self) -> str:
         """The stripped rest of the line after the cursor, if the prompt does not have it; else ""."""
-        return "" if self.seen else self.cursor.after.partition("\n")[0].strip()
+        if self.seen:
+            return ""
+        return self.cursor.after.partition("\n")[0].strip()
 
     @cached_property
     def _next_line(self) -> str:
@@ -109,23 +130,29 @@ class Ending:
     @property
     def _next(self) -> str:
         """The same; "" if it is too short to be recognized."""
-        return self._next_line if len(self._next_line.strip()) >= DISTINCT else ""
+        if len(self._next_line.strip()) >= DISTINCT:
+            return self._next_line
+        return ""
 
     @cached_property
     def _block_goes_on(self) -> bool:
-        """True if the prompt has the text after the cursor, and its next line is on the level of the cursor's line.
+        """True if the prompt has the text after the cursor, and its next line is on the level of the cursor's
+        line.
 
         False for languages that close blocks with words.
         """
         if not self.seen or not (self.has_braces or self.cursor.path.endswith((".py", ".pyi"))):
             return False
-        found = self._next_line
-        closes = CONTINUES.match(found.strip())
-        return bool(found) and not closes and _indentation(found) == _indentation(self._line)
+        next_line = self._next_line
+        closes = CONTINUES.match(next_line.strip())
+        return bool(next_line) and not closes and _indentation(next_line) == _indentation(self._line)
 
     def _braced_statement(self, text: str) -> int | None:
-        """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch follows."""
-        depth, start, closed = 0, 0, 0
+        """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch
+        follows."""
+        depth = 0
+        start = 0
+        closed = 0
         for line in StringIO(BRACED_MASKED.sub(_mask, self._line + text)):
             code = line.strip()
             if closed and code:
@@ -140,7 +167,9 @@ class Ending:
                 end = len((self._line + text)[:start].rstrip()) - len(self._line)
                 if code.endswith(";"):
                     return end
-                closed = end if code.endswith("}") else 0
+                closed = 0
+                if code.endswith("}"):
+                    closed = end
         return None
 
     @cached_property
@@ -155,24 +184,30 @@ class Ending:
 
     def _rejoined(self, text: str) -> int | None:
         """Returns the end before a line that repeats the file's next line."""
-        start = text.find("\n" + self._next + "\n") if self._next else -1
-        return None if start < 0 else len(text[:start].rstrip())
+        start = -1
+        if self._next:
+            start = text.find("\n" + self._next + "\n")
+        if start < 0:
+            return None
+        return len(text[:start].rstrip())
 
     def _indented(self, text: str) -> int | None:
         """Returns the end before the first line that is indented less than the completion's first line.
 
-        If that line is in no block, the end is before the next paragraph.  If the cursor's line opens a block, it is
-        the end of that block.  If only a statement is missing, it is the end of that statement.
+        If that line is in no block, the end is before the next paragraph.  If the cursor's line opens a
+        block, it is the end of that block.  If only a statement is missing, it is the end of that statement.
         """
         base: int | None = None
         opening = opens = deeper = blank = compound = False
         leads = False       # True after a decorator or a comment, which belongs to the next line
         for line in self._lines(text):
-            own = line.start <= 0
+            on_cursor_line = line.start <= 0
             if base is None:
-                if (text.partition("\n")[0] if own else line.code).strip():
-                    opening = bool(self._line.strip()) and (own or line.depth > 0)
-                    base = _indentation(self._line) if opening or (own and self._line) else line.indent
+                if (text.partition("\n")[0] if on_cursor_line else line.code).strip():
+                    opening = bool(self._line.strip()) and (on_cursor_line or line.depth > 0)
+                    base = line.indent
+                    if opening or (on_cursor_line and self._line):
+                        base = _indentation(self._line)
             elif line.code and line.depth == 0:
                 if text.endswith(line.code) and any(branch.startswith(line.code) for branch in BRANCHES):
                     return None
@@ -182,8 +217,10 @@ class Ending:
                     return len(text[:line.start].rstrip())
             if base is not None and line.code:
                 if opening and line.after == 0 and line.whole:
-                    opening, opens = False, line.code.rstrip("# ").endswith(":")
-                deeper, leads = line.indent > base, line.shown.startswith(("@", "#"))
+                    opening = False
+                    opens = line.code.rstrip("# ").endswith(":")
+                deeper = line.indent > base
+                leads = line.shown.startswith(("@", "#"))
                 compound = compound or line.code.rstrip("# ").endswith((":", "\\"))
                 if self._block_goes_on and line.whole and line.after == 0 and not (leads or compound):
                     return len(text[:line.end].rstrip())
@@ -192,22 +229,28 @@ class Ending:
 
     def _lines(self, text: str) -> Iterator[Line]:
         """Yields the cursor's line and the lines of the completion."""
-        whole, own = self._line + text, len(self._line)
-        start, depth = -own, 0
+        whole = self._line + text
+        before_cursor = len(self._line)
+        start = -before_cursor
+        depth = 0
         for code in StringIO(INDENTED_MASKED.sub(_mask, whole)):
             after = max(0, depth + sum(map(code.count, "([{")) - sum(map(code.count, ")]}")))
             end = start + len(code)
-            yield Line(start, end, whole[start + own:end + own].strip(), code.strip(), _indentation(code), depth, after,
-                       code.endswith("\n"))
-            start, depth = end, after
+            yield Line(start, end, whole[start + before_cursor:end + before_cursor].strip(), code.strip(),
+                       _indentation(code), depth, after, code.endswith("\n"))
+            start = end
+            depth = after
 
     def _braced(self, text: str) -> int | None:
-        """Returns the end at the brace that closes the cursor's block, before the brace if the file has it already.
+        """Returns the end at the brace that closes the cursor's block, before the brace if the file has it
+        already.
 
-        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a blank line.
+        A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a
+        blank line.
         """
-        masked, depth = BRACED_MASKED.sub(_mask, text), 0
-        own = bool(self._line.strip()) and "{" in masked.partition("\n")[0]
+        masked = BRACED_MASKED.sub(_mask, text)
+        depth = 0
+        opens_block = bool(self._line.strip()) and "{" in masked.partition("\n")[0]
         start = 0
         for line in StringIO(masked):
             deepest = depth
@@ -217,11 +260,14 @@ class Ending:
                 if depth < 0:
                     if self._closed:
                         return len(text[:start + at].rstrip())
-                    return len(text[:start + len(line)].rstrip()) if line.endswith("\n") else None
+                    if line.endswith("\n"):
+                        return len(text[:start + len(line)].rstrip())
+                    return None
             start += len(line)
-            alone = own or not self._inside
+            alone = opens_block or not self._inside
             paragraph = not line.strip() and not self._inside
-            if line.endswith("\n") and depth == 0 and text[:start].strip() and ((deepest and alone) or paragraph):
+            between_blocks = (deepest and alone) or paragraph
+            if line.endswith("\n") and depth == 0 and text[:start].strip() and between_blocks:
                 return len(text[:start].rstrip())
         return None
 
@@ -233,7 +279,9 @@ def _first_line(text: str, rest: str) -> int | None:
     if blank == len(text) or end < 0:
         return None
     line = text[:end].rstrip()
-    return len(line) - len(rest) if rest and line.endswith(rest) else len(line)
+    if rest and line.endswith(rest):
+        return len(line) - len(rest)
+    return len(line)
 
 
 def _indentation(line: str) -> int:
@@ -249,5 +297,6 @@ def _braces(text: str) -> int:
 
 
 def _mask(match: re.Match[str]) -> str:
-    """Returns as many "#", so that offsets stay, and a string or comment of several lines becomes one line."""
+    """Returns as many "#", so that offsets stay, and a string or comment of several lines becomes one
+    line."""
     return "#" * len(match[0])

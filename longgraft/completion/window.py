@@ -1,6 +1,7 @@
 """The window that a next edit rewrites, and the edit that a rewritten window stands for.
 
-Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that differ.
+Next-edit models answer with the whole window, most of which stays as it is.  The edit is the lines that
+differ.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Edit:
 class Window:
     """Lines around the cursor, without their ends.
 
-    first_line: number of the first line, from 1; following: the file's lines after the window
+    Attributes:
+        first_line: Number of the first line, from 1.
+        following: The file's lines after the window.
     """
 
     path: str
@@ -50,7 +53,8 @@ class Window:
         """Returns the cursor's line with `REACH` lines on each side, as far as the file has them."""
         row = cursor.before.count("\n")
         lines = tuple((cursor.before + cursor.after).split("\n"))
-        start, end = max(0, row - REACH), row + REACH + 1
+        start = max(0, row - REACH)
+        end = row + REACH + 1
         return cls(cursor.path, start + 1, lines[start:end], lines[end:end + FOLLOWING])
 
     def edit(self, answer: str) -> Edit | None:
@@ -58,14 +62,16 @@ class Window:
 
         Empty lines at the end do not count, nor do lines after the window that the answer goes on to repeat.
         """
-        old, new = without_empty(self.lines), without_empty(answer.split("\n"))
+        old = without_empty(self.lines)
+        new = without_empty(answer.split("\n"))
         if not new:
             return None     # the model ended at once; it did not mean to delete the window
         return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
 
     def rejoined(self, text: str) -> str | None:
-        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it has come
-        back to the window's lines, or it repeats what follows the window.  Returns None if it may go on to change.
+        """Returns the rewritten window if the beginning of an answer shows it: after its first difference it
+        has come back to the window's lines, or it repeats what follows the window.  Returns None if it may go
+        on to change.
         """
         lines = text.split("\n")[:-1]       # the last line is still being decoded
         same = common(lines, self.lines)
@@ -89,8 +95,8 @@ class Window:
         return Edit(self.path, self.first_line + start, self.first_line + len(old) - end - 1, text)
 
     def _without_following(self, lines: Lines) -> Lines:
-        """Returns an answer's lines without those that follow the window in the file, if it repeats the last line of
-        the window and then these."""
+        """Returns an answer's lines without those that follow the window in the file, if it repeats the last
+        line of the window and then these."""
         most = min(len(lines) - 1, len(self.following))
         for count in range(most, 0, -1):
             if lines[-count - 1:] == (self.lines[-1], *self.following[:count]):
@@ -100,9 +106,10 @@ class Window:
 
 @dataclass(frozen=True)
 class RewriteEnding:
-    """Finds where the answer to a next edit ends; it has the methods of `stopping.Ending`.
+    """The end of the answer to a next edit; it has the methods of `stopping.Ending`.
 
-    until: stop: where the model ends it; line and block: as soon as one edit is complete
+    Attributes:
+        until: stop: where the model ends it; line and block: as soon as one edit is complete.
     """
 
     until: str
@@ -123,14 +130,17 @@ class RewriteEnding:
         return text
 
     def edit(self, text: str, reason: str) -> Edit | None:
-        """Returns the edit of an answer; None for one that a limit cut off, because it would delete the lines that it
-        did not reach.
+        """Returns the edit of an answer; None for one that a limit cut off, because it would delete the lines
+        that it did not reach.
 
-        reason: the answer's finish reason, or `until` if it ended where `of` said
+        Args:
+            reason: The answer's finish reason, or `until` if it ended where `of` said.
         """
         if reason == self.until != "stop":
             return self.window.edit(self.window.rejoined(text) or text)
-        return self.window.edit(text) if reason in ("eos", "stop") else None
+        if reason in ("eos", "stop"):
+            return self.window.edit(text)
+        return None
 
 
 def without_empty(lines: Sequence[str]) -> Lines:
@@ -141,4 +151,6 @@ def without_empty(lines: Sequence[str]) -> Lines:
 
 def _size(edit: Edit | None) -> int:
     """Returns the number of lines that an edit removes and adds."""
-    return 0 if edit is None else edit.last_line - edit.first_line + 1 + edit.text.count("\n")
+    if edit is None:
+        return 0
+    return edit.last_line - edit.first_line + 1 + edit.text.count("\n")

@@ -52,13 +52,17 @@ class Calibration:
     def describe(self) -> str:
         """Returns one clause for people."""
         taus = ", ".join(f"d{d} {tau:.2f}" for d, tau in sorted(self.thresholds.items()))
-        at = f" at temperature {self.about['temperature']}" if "temperature" in self.about else ""
+        at = ""
+        if "temperature" in self.about:
+            at = f" at temperature {self.about['temperature']}"
         return f"{self.source}{at}: {taus}"
 
     def differs(self, settings: Mapping[str, str]) -> list[str]:
-        """Describes how a session's settings differ from those that this was made for; missing fields are ignored.
+        """Describes how a session's settings differ from those that this was made for; missing fields are
+        ignored.
 
-        settings: any of the keys of `made_for`
+        Args:
+            settings: Any of the keys of `made_for`.
         """
         return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in settings.items()
                 if self.about.get(key, value) != value]
@@ -74,44 +78,48 @@ class Calibration:
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str], device: torch.device) -> Calibration:
         """Reads a file; raises ValueError if it is damaged or belongs to another target or tokenizer."""
-        meta, found = read_identified(path, identity, VERSION, _unfit)
+        meta, tensors = read_identified(path, identity, VERSION, _unfit)
         try:
-            snapshot = _snapshot(found, int(identity["vocab_size"])).to(device)
+            snapshot = _snapshot(tensors, int(identity["vocab_size"])).to(device)
             return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
         except Exception as error:      # a foreign file can raise half a dozen types
             raise _unfit(path, f"cannot be read: {reason(error)}") from error
 
 
 def made_for(budget: int, draft: Drafting) -> dict[str, str]:
-    """Returns the settings that thresholds depend on, besides the temperature, as a calibration's `about` holds
-    them."""
+    """Returns the settings that thresholds depend on, besides the temperature, as a calibration's `about`
+    holds them."""
     return {"budget": str(budget), "draft_levels": str(draft.levels), "draft_top_k": str(draft.top_k),
             "draft_window": "all" if draft.window is None else str(draft.window)}
 
 
 def _unfit(path: Path, why: str) -> ValueError:
-    return ValueError(f"Calibration file {path} {why}. Delete it or make it again with `longgraft calibrate`, or pass "
-                      "--calibration none.")
+    return ValueError(f"Calibration file {path} {why}. Delete it or make it again with `longgraft "
+                      "calibrate`, or pass --calibration none.")
 
 
 def _seen_rows(snapshot: Tensor) -> dict[str, Tensor]:
     """Returns the matrix rows that hold anything, and their tokens: few of a large vocabulary."""
     rows = snapshot[:-1].cpu()
-    seen = (rows != UNSEEN).any(1).nonzero().flatten()
-    return {"tokens": seen.int(), "rows": rows[seen].contiguous()}
+    learnt = (rows != UNSEEN).any(1).nonzero().flatten()
+    return {"tokens": learnt.int(), "rows": rows[learnt].contiguous()}
 
 
-def _snapshot(found: Mapping[str, Tensor], vocab: int) -> Tensor:
+def _snapshot(tensors: Mapping[str, Tensor], vocab: int) -> Tensor:
     """Returns [V + 1, K] int32, the inverse of `_seen_rows`."""
-    tokens, rows = found.get("tokens", torch.empty(0)), found.get("rows", torch.empty(0))
+    tokens = tensors.get("tokens", torch.empty(0))
+    rows = tensors.get("rows", torch.empty(0))
     width = min(WIDTH, vocab)
-    if rows.shape[1:] != (width,) or tokens.shape != rows.shape[:1] or {tokens.dtype, rows.dtype} != {torch.int32}:
-        raise ValueError(f"it holds {', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in found.items())}; tokens "
-                         f"int32 (n,) and rows int32 (n, {width}) are needed")
+    fits = rows.shape[1:] == (width,) and tokens.shape == rows.shape[:1]
+    if not fits or {tokens.dtype, rows.dtype} != {torch.int32}:
+        raise ValueError("it holds "
+                         f"{', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in tensors.items())}; "
+                         f"tokens int32 (n,) and rows int32 (n, {width}) are needed")
     # These ids become indices on the device, where one that is out of range ends the process.
     for ids in (tokens, rows):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-            raise ValueError(f"it holds ids from {int(ids.min())} to {int(ids.max())}; the vocabulary has {vocab}")
+            raise ValueError(f"it holds ids from {int(ids.min())} to {int(ids.max())}; the vocabulary has "
+                             f"{vocab}")
     snapshot = torch.full((vocab + 1, width), UNSEEN, dtype=torch.int32)
     snapshot[tokens.long()] = rows
     return snapshot
@@ -141,7 +149,8 @@ def any_kept_for(target: str) -> bool:
 
 
 def default_path(identity: Mapping[str, str]) -> Path:
-    """Returns the path at which `longgraft calibrate` writes and `load` looks, by target, tokenizer and drafter."""
+    """Returns the path at which `longgraft calibrate` writes and `load` looks, by target, tokenizer and
+    drafter."""
     name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
     return cache_folder() / name
 

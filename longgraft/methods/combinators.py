@@ -15,7 +15,7 @@ from longgraft.trees.tree import UNPRUNED, ProposalTree
 
 
 class PlainDecoding:
-    """Proposes nothing: plain autoregressive decoding, in the same loop as the other methods."""
+    """A proposer of nothing: plain autoregressive decoding, in the same loop as the other methods."""
 
     memories: tuple[Memory, ...] = ()
 
@@ -24,38 +24,45 @@ class PlainDecoding:
 
 
 class Graft:
-    """Fills the slots that the drafter's policy freed from the retriever, at the root (arXiv 2605.20104).
+    """A drafter whose freed slots the retriever fills, at the root (arXiv 2605.20104).
 
-    A tree that passed all gates stays as it is, exactly EAGLE-3's.  If both trees are on the device, they are merged
-    there.
+    A tree that passed all gates stays as it is, exactly EAGLE-3's.  If both trees are on the device, they are
+    merged there.
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None,
                  regions: Regions = EAGER) -> None:
-        self.drafter, self.retriever, self.clock, self.regions = drafter, retriever, clock or Clock(), regions
+        self.drafter = drafter
+        self.retriever = retriever
+        self.clock = clock or Clock()
+        self.regions = regions
         self.memories = memories_of([drafter, retriever])
 
     def propose(self, ask: Ask) -> Tree:
-        drafted, budget = self.drafter.propose(ask), ask.budget
+        drafted = self.drafter.propose(ask)
+        budget = ask.budget
         if drafted.stage == UNPRUNED or len(drafted) == budget:
             return drafted
-        found = self.retriever.candidates(ask.root, budget - len(drafted))
+        retrieved = self.retriever.candidates(ask.root, budget - len(drafted))
         with self.clock.part("merge"):
-            if isinstance(drafted, PaddedTree) and isinstance(found, PaddedTree) and budget <= SIZES[-1]:
-                return self._on_device(drafted, found, budget)
-            return on_host(drafted).merge(on_host(found), at=0, budget=budget)
+            if isinstance(drafted, PaddedTree) and isinstance(retrieved, PaddedTree) and budget <= SIZES[-1]:
+                return self._on_device(drafted, retrieved, budget)
+            return on_host(drafted).merge(on_host(retrieved), at=0, budget=budget)
 
     @torch.inference_mode()
-    def _on_device(self, drafted: PaddedTree, found: PaddedTree, budget: int) -> PaddedTree:
-        return self.regions((self, drafted, found, budget), lambda: drafted.first(len(drafted), size_of(budget)).merge(
-            found, at=0, budget=budget))
+    def _on_device(self, drafted: PaddedTree, retrieved: PaddedTree, budget: int) -> PaddedTree:
+        return self.regions((self, drafted, retrieved, budget),
+                            lambda: drafted.first(len(drafted), size_of(budget)).merge(
+            retrieved, at=0, budget=budget))
 
 
 class WithinBudget:
-    """Limits a proposer's budget to `budget` nodes."""
+    """A proposer with a budget of at most `budget` nodes."""
 
     def __init__(self, proposer: Proposer, budget: int) -> None:
-        self.proposer, self.budget, self.memories = proposer, budget, proposer.memories
+        self.proposer = proposer
+        self.budget = budget
+        self.memories = proposer.memories
 
     def propose(self, ask: Ask) -> Tree:
         return self.proposer.propose(replace(ask, budget=min(ask.budget, self.budget)))

@@ -36,19 +36,20 @@ class Method:
         paper: Its source, for people.
         build: Builds the proposer from parts.
         needs: What must be given besides the target.
-        promise: exact: in float32 the ids of plain decoding, greedy and sampled; distribution: the distribution of
-            plain decoding; lossy: neither, so that it is kept out of lossless tables.
+        promise: exact: in float32 the ids of plain decoding, greedy and sampled; distribution: the
+            distribution of plain decoding; lossy: neither, so that it is kept out of lossless tables.
         budget: Nodes per verification, root included, if none is given.
         takes: Fields of `MethodSettings` that can be set for this method alone.
         fallback: Method that replaces it if a need is not known for a target; "": none.
-        adaptive: Builds, from parts with costs, a proposer that chooses its own budgets up to `budget`; used if no
-            budget is given.
-        choices: Options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`), which
-            `build` finds in `parts.choices`; None: none.  A choice with a flag is also set by the session's option of
-            that flag, and is not printed with the name.
-        over: Maps its choices to the name of another method that takes the drafter's place: the other's proposer is
-            `parts.source`, and its needs are this method's; "": no other method.
-        verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes it.
+        adaptive: Builds, from parts with costs, a proposer that chooses its own budgets up to `budget`; used
+            if no budget is given.
+        choices: Options of this method alone, a frozen dataclass of `option`s (`longgraft.config.options`),
+            which `build` finds in `parts.choices`; None: none.  A choice with a flag is also set by the
+            session's option of that flag, and is not printed with the name.
+        over: Maps its choices to the name of another method that takes the drafter's place: the other's
+            proposer is `parts.source`, and its needs are this method's; "": no other method.
+        verifies: Maps parts to a function that changes the request's verifier; only a lossy method changes
+            it.
         usual: Choices used when only the name is given; None: `choices`.
         looks_up: True if all that it proposes is looked up, so that a larger tree costs no draft.
 
@@ -87,8 +88,11 @@ class Method:
             object.__setattr__(self, "usual", self.choices)
 
     def usual_budget(self, wanted: Budget) -> int:
-        """Returns the wanted nodes per verification, or the method's own; one if it never proposes anything."""
-        return wanted if isinstance(wanted, int) and self.budget > 1 else self.budget
+        """Returns the wanted nodes per verification, or the method's own; one if it never proposes
+        anything."""
+        if isinstance(wanted, int) and self.budget > 1:
+            return wanted
+        return self.budget
 
     def chooses(self, wanted: Budget) -> bool:
         """True if it chooses its own budgets: it can, and no budget is wanted."""
@@ -102,22 +106,26 @@ class Method:
     @property
     def flagged(self) -> dict[str, Option]:
         """The choices that have a flag."""
-        return {one.name: one for one in self.own if one.flag}
+        return {option.name: option for option in self.own if option.flag}
 
     @property
     def flags(self) -> dict[str, Any]:
         """Their values, by flag."""
-        return {one.flag: one.default for one in self.flagged.values()}
+        return {option.flag: option.default for option in self.flagged.values()}
 
     def under(self, flags: Mapping[str, Any]) -> Method:
         """Returns the method with these values, by flag, of the choices that have such a flag."""
-        given = {name: flags[one.flag] for name, one in self.flagged.items() if one.flag in flags}
-        return replace(self, choices=replace(self.choices, **given)) if given else self
+        chosen = {name: flags[option.flag] for name, option in self.flagged.items() if option.flag in flags}
+        if chosen:
+            return replace(self, choices=replace(self.choices, **chosen))
+        return self
 
     @property
     def source(self) -> str:
         """The name of the method that it builds on, by its choices; "" for none."""
-        return "" if self.over is None else self.over(self.choices)
+        if self.over is None:
+            return ""
+        return self.over(self.choices)
 
     def choosing(self, settings: Mapping[str, str]) -> Method:
         """Returns the method with other choices, given as texts by name.
@@ -125,27 +133,34 @@ class Method:
         Raises:
             ValueError: the method has no such choice, or the value is not allowed.
         """
-        known, chosen = {one.name: one for one in self.own}, {}
+        by_name = {option.name: option for option in self.own}
+        chosen = {}
         for name, text in settings.items():
-            if name not in known:
-                raise ValueError(f"Method {self.name!r} has no choice {name!r}. Known: {', '.join(known) or 'none'}. "
-                                 "Settings of all methods are options of the command, such as --budget.")
-            chosen[name] = known[name].parse(text)
-            known[name].check(chosen[name])
-        return replace(self, choices=replace(self.choices, **chosen)) if chosen else self
+            if name not in by_name:
+                raise ValueError(f"Method {self.name!r} has no choice {name!r}. Known: "
+                                 f"{', '.join(by_name) or 'none'}. Settings of all methods are options of "
+                                 "the command, such as --budget.")
+            chosen[name] = by_name[name].parse(text)
+            by_name[name].check(chosen[name])
+        if chosen:
+            return replace(self, choices=replace(self.choices, **chosen))
+        return self
 
     def __str__(self) -> str:
-        """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find` takes it.
+        """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find`
+        takes it.
         """
         return joined(self.name, self._printed)
 
     @property
     def _printed(self) -> dict[str, str]:
-        return {one.name: one.text(one.default) for one in self.own
-                if one.name not in self.flagged and one.default != getattr(self.usual, one.name)}
+        return {option.name: option.text(option.default) for option in self.own
+                if option.name not in self.flagged and option.default != getattr(self.usual, option.name)}
 
     @property
     def own(self) -> tuple[Option, ...]:
         """Its choices, with their present values as defaults."""
-        known = {} if self.choices is None else options(type(self.choices))
-        return tuple(replace(one, default=getattr(self.choices, name)) for name, one in known.items())
+        if self.choices is None:
+            return ()
+        by_name = options(type(self.choices))
+        return tuple(replace(option, default=getattr(self.choices, name)) for name, option in by_name.items())

@@ -1,4 +1,5 @@
-"""AdaPLD (arXiv 2606.05742): a copied chain, and branches of tokens that the target found probable at its source."""
+"""AdaPLD (arXiv 2606.05742): a copied chain, and branches of tokens that the target found probable at its
+source."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ ADAPLD = "AdaPLD (arXiv 2606.05742)"
 
 @dataclass(frozen=True)
 class Likeness:
-    """Decides which tokens may replace a missing one: embedding: [V, H]; least: lowest cosine with the token's own."""
+    """The tokens that may replace a missing one.
+
+    Attributes:
+        embedding: [V, H].
+        least: Lowest cosine of their embedding with the token's own.
+    """
 
     embedding: Tensor
     least: float
@@ -36,10 +42,12 @@ class Likeness:
 class Branches:
     """The tokens that the target found most probable at an anchor.
 
-    count:      number of tokens, not counting the copied one
-    final:      the final norm's output at every committed position
-    logits:     [H] -> [V]; computed for one anchor per step, so that nothing of the vocabulary's size is stored
-    successors: True if each token is followed by one more
+    Attributes:
+        count: Number of tokens, not counting the copied one.
+        final: The final norm's output at every committed position.
+        logits: [H] -> [V]; computed for one anchor per step, so that nothing of the vocabulary's size is
+            stored.
+        successors: True if each token is followed by one more.
     """
 
     count: int
@@ -55,36 +63,44 @@ class Branches:
 
 
 class AdaPld:
-    """Proposes a copied chain with branches.
-
-    length: most tokens that are copied; likeness: None: only the root's own token is an anchor; branches: None: a chain
-    without branches
+    """A proposer of a copied chain with branches.
 
     If there are few slots, the chain gets half of them and the branches the rest.
+
+    Attributes:
+        length: Most tokens that are copied.
+        likeness: None: only the root's own token is an anchor.
+        branches: None: a chain without branches.
     """
 
     def __init__(self, anchors: Anchors, length: int, likeness: Likeness | None, branches: Branches | None,
                  clock: Clock | None = None) -> None:
-        self.anchors, self.length, self.likeness, self.branches = anchors, length, likeness, branches
+        self.anchors = anchors
+        self.length = length
+        self.likeness = likeness
+        self.branches = branches
         self.memories = (anchors.history, anchors.context, *((branches.final,) if branches else ()))
         self.clock = clock or Clock()
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            text, tree = self.anchors.history.up_to(ask.root), Trie(ask.root, ask.budget)
+            text = self.anchors.history.up_to(ask.root)
+            tree = Trie(ask.root, ask.budget)
             if ask.budget > 1:
                 self._grow(tree, text, ask.root)
             return tree.tree()
 
     def _grow(self, tree: Trie, text: np.ndarray, root: int) -> None:
         copied, match = self.anchors.after_prediction(text, self.length)
-        (found, same), = self._anchors(text, [root])
-        if not len(found):
+        (place, same), = self._anchors(text, [root])
+        if not len(place):
             tree.add(copied, match=match)
             return
-        at, = self.anchors.closest([found], len(text) - 2)
+        at, = self.anchors.closest([place], len(text) - 2)
         # Nothing is copied after a token that is only similar to the root.
-        main = copied or (text[at + 1:at + 1 + self.length].tolist() if same else [])
+        main = copied
+        if same and not copied:
+            main = text[at + 1:at + 1 + self.length].tolist()
         branches = self._branches_at(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
         tree.add(main[:max(slots - sum(map(len, branches)), (slots + 1) // 2)], match=match or 1)
@@ -92,26 +108,35 @@ class AdaPld:
             tree.add(branch)
 
     def _branches_at(self, text: np.ndarray, at: int, copied: Sequence[int]) -> list[list[int]]:
-        """Returns the branches, most probable first, each followed by its token's successor if there is one."""
+        """Returns the branches, most probable first, each followed by its token's successor if there is
+        one."""
         assert self.branches is not None
         tokens = self.branches.at(at, copied)
         if not self.branches.successors:
             return [[token] for token in tokens]
-        found = {token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True)
+        groups = {token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True)
                  if len(group)}
         # A branch has no hidden state yet, so its anchor's is compared.
-        places = dict(zip(found, self.anchors.closest([*found.values()], at), strict=True)) if found else {}
-        return [[token, int(text[places[token] + 1])] if token in places else [token] for token in tokens]
+        places = {}
+        if groups:
+            places = dict(zip(groups, self.anchors.closest([*groups.values()], at), strict=True))
+        chains = []
+        for token in tokens:
+            chain = [token]
+            if token in places:
+                chain.append(int(text[places[token] + 1]))
+            chains.append(chain)
+        return chains
 
     def _anchors(self, text: np.ndarray, tokens: Sequence[int]) -> list[tuple[np.ndarray, bool]]:
         """Returns for each token (its anchors, True if they hold the token itself)."""
-        found = {token: (self.anchors.of(text, token), True) for token in tokens}
-        missing = [token for token, (group, _) in found.items() if not len(group)]
+        anchors = {token: (self.anchors.of(text, token), True) for token in tokens}
+        missing = [token for token, (group, _) in anchors.items() if not len(group)]
         missing = [token for token in missing if token not in self.anchors.never]
         if missing and self.likeness is not None:
             like = self.anchors.like(text, missing, self.likeness.embedding, self.likeness.least)
-            found |= {token: (group, False) for token, group in zip(missing, like, strict=True)}
-        return [found[token] for token in tokens]
+            anchors |= {token: (group, False) for token, group in zip(missing, like, strict=True)}
+        return [anchors[token] for token in tokens]
 
 
 @dataclass(frozen=True)
@@ -122,17 +147,22 @@ class AdaPldChoices(Checked):
     branches: int = option(4, "Branches: most probable tokens at the anchor", low=0, high=64,
                            source="2 to 8 in AdaPLD")
     successors: bool = option(True, "Follow each branch by one more token", source="AdaPLD")
-    likeness: float | None = option(0.55, "Least cosine of embeddings for another token to be an anchor", low=-1,
+    likeness: float | None = option(0.55, "Least cosine of embeddings for another token to be an anchor",
+                                    low=-1,
                                     high=1, none="the token alone", source="docs/methods.md")
     layer: int | None = like(PldPlusChoices, "layer")
 
 
 def adapld(p: Parts) -> AdaPld:
     """AdaPLD, with likeness and branches as chosen."""
-    target, chosen = p.target, p.choices
-    likeness = Likeness(target.model.get_input_embeddings().weight[:], chosen.likeness) \
-        if chosen.likeness is not None else None
-    branches = Branches(chosen.branches, states(p, None), target.logits, chosen.successors) if chosen.branches else None
+    target = p.target
+    chosen = p.choices
+    likeness = None
+    if chosen.likeness is not None:
+        likeness = Likeness(target.model.get_input_embeddings().weight[:], chosen.likeness)
+    branches = None
+    if chosen.branches:
+        branches = Branches(chosen.branches, states(p, None), target.logits, chosen.successors)
     return AdaPld(anchors(p, special(target)), chosen.length, likeness, branches, p.clock)
 
 
@@ -141,11 +171,11 @@ def special(target: Target) -> frozenset[int]:
     ids: set[int] = set()
     for config in (target.config, getattr(target.model, "generation_config", None)):
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            found = getattr(config, name, None)
-            ids |= {found} if isinstance(found, int) else set(found or ())
+            token = getattr(config, name, None)
+            ids |= {token} if isinstance(token, int) else set(token or ())
     return frozenset(ids)
 
 
 METHOD = Method(
-    "adapld", "the same at greater length, also after similar tokens, with probable tokens as branches", ADAPLD,
-    adapld, budget=39, choices=AdaPldChoices(), looks_up=True)
+    "adapld", "the same at greater length, also after similar tokens, with probable tokens as branches",
+    ADAPLD, adapld, budget=39, choices=AdaPldChoices(), looks_up=True)

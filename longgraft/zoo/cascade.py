@@ -1,6 +1,8 @@
-"""Hierarchical drafting: the target verifies drafts on a part of its cache, then the accepted chain on the whole cache.
+"""Hierarchical drafting: the target verifies drafts on a part of its cache, then the accepted chain on the
+whole cache.
 
-With a small model as the drafter it is TriForce (arXiv 2404.11912); with EAGLE-3's trees it is a lossless SpecPV.
+With a small model as the drafter it is TriForce (arXiv 2404.11912); with EAGLE-3's trees it is a lossless
+SpecPV.
 """
 
 from __future__ import annotations
@@ -15,20 +17,23 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import DRAFT, ProposalTree
-from longgraft.zoo.partial_kv import PartialKVCache
+from longgraft.zoo.partial_kv import PartialKVCache, chain_length
 
 
 class Cascade:
-    """Proposes up to `length` tokens that the target decoded on the part `partial` of its cache.
+    """A proposer of up to `length` tokens that the target decoded on the part `partial` of its cache.
 
-    There it verifies trees of `nodes` nodes by the proposer `inner`, whose memories are rewound afterwards: they
-    observe what the full pass keeps.
+    There it verifies trees of `nodes` nodes by the proposer `inner`, whose memories are rewound afterwards:
+    they observe what the full pass keeps.
     """
 
     def __init__(self, target: Target, inner: Proposer, partial: PartialKVCache, sizes: tuple[int, int],
                  clock: Clock | None = None) -> None:
         """sizes: (length, nodes)."""
-        self.target, self.inner, self.partial, self.clock = target, inner, partial, clock or Clock()
+        self.target = target
+        self.inner = inner
+        self.partial = partial
+        self.clock = clock or Clock()
         self.length, self.nodes = sizes
         self.memories: tuple[Memory, ...] = (partial, *inner.memories)
         self._wants = Wants.union(memory.wants for memory in inner.memories)
@@ -36,7 +41,7 @@ class Cascade:
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
-        length = min(self.length, ask.budget - 1, self.target.max_positions - ask.position)
+        length = chain_length(self.target, ask, self.length)
         if length < 1:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
@@ -48,19 +53,21 @@ class Cascade:
         cache = self.partial.fresh()
         # This verifier has a clock of its own, because its time counts as drafting, not as verification.
         middle = Verifier(self.target, cache, ask.draws, Clock())
-        committed, marks = cache.length, None
+        committed = cache.length
+        marks = None
         decoded: list[int] = []
-        root, last = ask.root, self.target.max_positions - 1
+        root = ask.root
+        last = self.target.max_positions - 1
         while len(decoded) < length:
             tree = on_host(self.inner.propose(Ask(root, self.nodes, cache.position, ask.draws)))
             # Marked after the first proposal, which fed waiting tokens, so that they need not be fed again.
             marks = marks or [memory.mark() for memory in self.inner.memories]
             self.clock.ran("own")
-            seen = middle.verify(tree.shallower(last - cache.position), self._wants)
+            observation = middle.verify(tree.shallower(last - cache.position), self._wants)
             for memory in self.inner.memories:
-                memory.observe(seen)
-            root = seen.next_token
-            decoded += [*seen.kept[1:].tolist(), root]
+                memory.observe(observation)
+            root = observation.next_token
+            decoded += [*observation.kept[1:].tolist(), root]
         cache.crop(committed)
         for memory, mark in zip(self.inner.memories, marks or (), strict=True):
             memory.rewind(mark)

@@ -15,12 +15,13 @@ from longgraft.protocol.pruning import Level, Verdict
 
 @dataclass(frozen=True)
 class DDDPolicy:
-    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, drafting goes on only if the beam is probable
-    enough.
+    """Dynamic Depth Decoding (arXiv 2409.00142): after some levels, drafting goes on only if the beam is
+    probable enough.
 
-    threshold: lowest logarithm of the beam's probability, a log-sum of its paths' scores
-    checks:    expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted
-    beam:      nodes that a level feeds
+    Attributes:
+        threshold: Lowest logarithm of the beam's probability, a log-sum of its paths' scores.
+        checks: Expansions after which it is checked; the paper's 9 does nothing if 9 levels are drafted.
+        beam: Nodes that a level feeds.
     """
 
     threshold: float

@@ -1,7 +1,7 @@
 """ECHO (arXiv 2604.09603): sparse gates move one budget of nodes between the requests of a pass.
 
-All requests have a small tree.  Requests that pass their gates draft deeper first; what the others gave up then makes
-the trees of the others wider (docs/choices.md, dynamic trees).
+All requests have a small tree.  Requests that pass their gates draft deeper first; what the others gave up
+then makes the trees of the others wider (docs/choices.md, dynamic trees).
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ SMALL_LEVELS = 3    # its levels; each further level needs one more node
 
 @dataclass(frozen=True)
 class EchoPlan:
-    """Divides at most `most` nodes among the requests of a pass; each has its root in any case.
+    """A division of at most `most` nodes among the requests of a pass; each has its root in any case.
 
-    requests: number of requests that propose; most: K_max, nodes of all trees together; small: nodes of a small tree
+    Attributes:
+        requests: Number of requests that propose.
+        most: K_max, nodes of all trees together.
+        small: Nodes of a small tree.
     """
 
     requests: int
@@ -44,7 +47,8 @@ class EchoPlan:
         return min(offer.budget, self.small + max(0, offer.levels - SMALL_LEVELS))
 
     def extended(self, offers: Sequence[Offer]) -> list[bool]:
-        """Extends the surest drafts first, as long as their nodes and all other small trees fit into the pass."""
+        """Extends the surest drafts first, as long as their nodes and all other small trees fit into the
+        pass."""
         free = self.most - self.small * self.requests
         granted = [False] * len(offers)
         for index in sorted(range(len(offers)), key=lambda at: -offers[at].probabilities[0]):
@@ -55,18 +59,27 @@ class EchoPlan:
         return granted
 
     def shares(self, offers: Sequence[Offer]) -> list[int]:
-        """Gives small trees first, then further levels of whole drafts, then width for stopped ones, then the rest."""
+        """Gives small trees first, then further levels of whole drafts, then width for stopped ones, then the
+        rest."""
         nodes = [1] * len(offers)
         free = self.most - self.requests
         free = _spend(free, nodes, offers, [self.small] * len(offers))
-        free = _spend(free, nodes, offers, [0 if offer.stopped else self.needed(offer) for offer in offers])
-        free = _spend(free, nodes, offers, [offer.budget if offer.stopped else 0 for offer in offers])
+        levels = [0] * len(offers)
+        widths = [0] * len(offers)
+        for index, offer in enumerate(offers):
+            if offer.stopped:
+                widths[index] = offer.budget
+            else:
+                levels[index] = self.needed(offer)
+        free = _spend(free, nodes, offers, levels)
+        free = _spend(free, nodes, offers, widths)
         _spend(free, nodes, offers, [offer.budget for offer in offers])
         return nodes
 
 
 def _spend(free: int, nodes: list[int], offers: Sequence[Offer], limits: Sequence[int]) -> int:
-    """Adds the most probable candidates of all requests to their `nodes` up to their limits; returns the nodes left."""
+    """Adds the most probable candidates of all requests to their `nodes` up to their limits; returns the
+    nodes left."""
     limits = [min(limit, offer.budget, 1 + len(offer.probabilities))
               for limit, offer in zip(limits, offers, strict=True)]
 
@@ -86,7 +99,11 @@ def _spend(free: int, nodes: list[int], offers: Sequence[Offer], limits: Sequenc
 
 @dataclass(frozen=True)
 class EchoPlanner:
-    """Makes the plan of a pass.  most: as in `EchoPlan`; None: the largest budget of a request in it"""
+    """A planner of passes.
+
+    Attributes:
+        most: As in `EchoPlan`; None: the largest budget of a request in it.
+    """
 
     most: int | None = None
 
@@ -96,9 +113,11 @@ class EchoPlanner:
 
 @dataclass(frozen=True)
 class PlannedGates:
-    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further levels.
+    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further
+    levels.
 
-    levels: levels of the whole draft
+    Attributes:
+        levels: Levels of the whole draft.
     """
 
     gates: Gates
@@ -116,15 +135,21 @@ class PlannedGates:
 
 
 class EchoDrafter:
-    """Drafts EAGLE-3 trees whose depth and width follow from one budget for all requests of a pass.
+    """A drafter of EAGLE-3 trees whose depth and width follow from one budget for all requests of a pass.
 
     A request alone drafts up to its first closed gate and fills its budget from the drafted levels.
 
-    drafter: prunes with `Filled(gates)`; together: has an `EchoPlanner`
+    Attributes:
+        drafter: Prunes with `Filled(gates)`.
+        together: Has an `EchoPlanner`.
     """
 
-    def __init__(self, drafter: Eagle3Drafter, gates: Gates, together: PlannedTogether[Ask, EchoPlan]) -> None:
-        self.drafter, self.gates, self.together, self.memories = drafter, gates, together, drafter.memories
+    def __init__(self, drafter: Eagle3Drafter, gates: Gates,
+                 together: PlannedTogether[Ask, EchoPlan]) -> None:
+        self.drafter = drafter
+        self.gates = gates
+        self.together = together
+        self.memories = drafter.memories
 
     def propose(self, ask: Ask) -> Tree:
         if ask.pruning is not None:     # another proposer plans, and this one only drafts
@@ -141,7 +166,9 @@ class EchoDrafter:
         gates = PlannedGates(self.gates, self.together, plan, self.drafter.levels)
         tree = on_host(self.drafter.propose(replace(ask, pruning=gates)))
         stopped = tree.stage != UNPRUNED
-        levels = self.drafter.levels if tree.stage in (None, UNPRUNED) else tree.stage + 1
+        levels = self.drafter.levels
+        if tree.stage not in (None, UNPRUNED):
+            levels = tree.stage + 1
         best = tree.scores[1:].exp().sort(descending=True).values.tolist()
         return tree.top(self.together.share(plan, Offer(ask.budget, best, levels, stopped)))
 
@@ -152,27 +179,31 @@ class EchoChoices(Drafting):
 
     depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
                                      source="docs/choices.md, dynamic trees")
-    taus: tuple[float, ...] = option((0.09, 0.07, 0.11), "Probability of the best path up to which each gate is closed",
+    taus: tuple[float, ...] = option((0.09, 0.07, 0.11), "Probability of the best path up to which each gate "
+                                                         "is closed",
                                      low=0, high=1, source="docs/choices.md, dynamic trees")
-    pass_nodes: int | None = option(None, "Nodes of all requests that share a pass, roots included", unit="nodes",
+    pass_nodes: int | None = option(None, "Nodes of all requests that share a pass, roots included",
+                                    unit="nodes",
                                     low=1, high=4096, none="the budget of one request", source="ECHO, K_max")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.depths) != len(set(self.depths)) or len(self.depths) != len(self.taus):
-            raise ValueError(f"echo has gates at {self.depths} and taus {self.taus}: each gate needs one. Give both.")
+            raise ValueError(f"echo has gates at {self.depths} and taus {self.taus}: each gate needs one. "
+                             "Give both.")
 
 
 def build(parts: Parts) -> EchoDrafter:
     """A gated tree for a request alone, and for the requests of a pass one budget that their gates divide."""
     chosen = parts.choices
     gates = Gates(dict(zip(chosen.depths, chosen.taus, strict=True)))
-    together = parts.of_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
+    together = parts.of_engine(("echo", chosen),
+                               lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
     return EchoDrafter(parts.drafter(Filled(gates)), gates, together)
 
 
 METHOD = Method(
     "echo",
-    "gates of its own after 1, 3 and 5 expansions; slots of levels that are not drafted go to width, and requests that "
-    "share a pass share one budget",
+    "gates of its own after 1, 3 and 5 expansions; slots of levels that are not drafted go to width, and "
+    "requests that share a pass share one budget",
     "ECHO (arXiv 2604.09603)", build, (HEAD,), choices=EchoChoices())

@@ -10,24 +10,34 @@ from longgraft.trees.tree import ProposalTree
 
 
 class Either:
-    """Uses one of two proposers in each step: the first if its tree is worth enough, otherwise the second.
+    """A choice between two proposers in each step: the first if its tree is worth enough, otherwise the
+    second.
 
-    worth: worth of a tree of the first proposer; least: the worth that it must have for this request
+    Attributes:
+        worth: Worth of a tree of the first proposer.
+        least: The worth that it must have for this request.
     """
 
     def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
                  least: Callable[[Ask], float]) -> None:
-        self.first, self.second, self.worth, self.least = first, second, worth, least
+        self.first = first
+        self.second = second
+        self.worth = worth
+        self.least = least
         self.memories = memories_of([first, second])
 
     def propose(self, ask: Ask) -> Tree:
-        found = on_host(self.first.propose(ask))
-        return found if len(found) > 1 and self.worth(found) >= self.least(ask) else self.second.propose(ask)
+        tree = on_host(self.first.propose(ask))
+        if len(tree) > 1 and self.worth(tree) >= self.least(ask):
+            return tree
+        return self.second.propose(ask)
 
 
 def matched(tree: ProposalTree) -> float:
     """Returns the length of the longest match of any retrieved node, in tokens."""
-    return 0.0 if tree.match is None else float(tree.match.max())
+    if tree.match is None:
+        return 0.0
+    return float(tree.match.max())
 
 
 def expected(tree: ProposalTree) -> float:

@@ -10,12 +10,13 @@ from longgraft.protocol.observation import Observation, Wants
 
 
 class HiddenStates(Memory):
-    """Keeps the inputs of one layer.
+    """A memory of the inputs of one layer.
 
-    layer: index into transformers' hidden_states; None: the output of the final norm is kept
+    It is one block for the whole request, in the target's dtype: 0.5 GB for 65,536 tokens if H is 4,096 and a
+    number has two bytes.
 
-    It is one block for the whole request, in the target's dtype: 0.5 GB for 65,536 tokens if H is 4,096 and a number
-    has two bytes.
+    Attributes:
+        layer: Index into transformers' hidden_states; None: the output of the final norm is kept.
     """
 
     name = "hidden states"
@@ -36,11 +37,14 @@ class HiddenStates(Memory):
         return self._rows[:self._size]
 
     def reset(self, capacity: int) -> None:
-        self._size, self._capacity = 0, capacity
+        self._size = 0
+        self._capacity = capacity
 
     @torch.inference_mode()
     def observe(self, seen: Observation) -> None:
-        states = seen.final if self.layer is None else seen.hidden[self.layer]
+        states = seen.final
+        if self.layer is not None:
+            states = seen.hidden[self.layer]
         assert states is not None
         self._append(states)
 
@@ -51,7 +55,8 @@ class HiddenStates(Memory):
         self._size = mark
 
     def release(self) -> None:
-        self._rows, self._size = None, 0
+        self._rows = None
+        self._size = 0
 
     def _append(self, states: Tensor) -> None:
         """Appends rows [n, H]; the first ones set the block's width, device and dtype."""

@@ -1,7 +1,7 @@
 """Lookahead decoding (arXiv 2402.02057): verifies n-grams, and grows new ones in the same pass.
 
-The window is a tree: column c of row r is a child of column c of row r - 1, and the first row is a chain from the root.
-The n-grams are chains from the root.
+The window is a tree: column c of row r is a child of column c of row r - 1, and the first row is a chain from
+the root.  The n-grams are chains from the root.
 """
 
 from __future__ import annotations
@@ -32,19 +32,25 @@ Row = tuple[int, ...]
 class Trajectories(Memory):
     """The window and the pool of n-grams.
 
-    ngram: tokens of an n-gram; width: columns of the full window, 0 for no window; most: n-grams kept for each first
-    token; from_prompt: True if n-grams are also taken from the text
+    The first row, whose column 0 is the root, begins as tokens of the prompt drawn with a fixed seed.  Each
+    step adds a row, until there are `ngram` - 1; from then on each column gives an n-gram, the first row is
+    dropped, and the window moves on by one token, however many were accepted (the authors' ALWAYS_FWD_ONE).
 
-    The first row, whose column 0 is the root, begins as tokens of the prompt drawn with a fixed seed.  Each step adds a
-    row, until there are `ngram` - 1; from then on each column gives an n-gram, the first row is dropped, and the window
-    moves on by one token, however many were accepted (the authors' ALWAYS_FWD_ONE).
+    Attributes:
+        ngram: Tokens of an n-gram.
+        width: Columns of the full window, 0 for no window.
+        most: n-grams kept for each first token.
+        from_prompt: True if n-grams are also taken from the text.
     """
 
     name = "trajectories"
     wants = Wants(topk=1)
 
     def __init__(self, ngram: int, width: int, most: int, from_prompt: bool = False) -> None:
-        self.ngram, self.width, self.most, self.from_prompt = ngram, width, most, from_prompt
+        self.ngram = ngram
+        self.width = width
+        self.most = most
+        self.from_prompt = from_prompt
         self.reset(0)
 
     def reset(self, capacity: int) -> None:
@@ -52,7 +58,8 @@ class Trajectories(Memory):
         self._prompt = 0
         self._rows: tuple[Row, ...] | None = None
         self._pool: dict[int, tuple[Row, ...]] = {}
-        self._before: list[tuple[int, tuple[Row, ...]]] = []        # pool entries before each change, for `rewind`
+        # Pool entries before each change, for `rewind`.
+        self._before: list[tuple[int, tuple[Row, ...]]] = []
 
     def observe_prediction(self, tokens: Tensor) -> None:
         text = tokens.tolist()
@@ -61,8 +68,8 @@ class Trajectories(Memory):
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The window below the root; the first row is one token shorter than the others, because its column 0 is the
-        root."""
+        """The window below the root; the first row is one token shorter than the others, because its column 0
+        is the root."""
         if self._rows is None:
             self._rows = (self._begin(),) if self.width else ()
         return self._rows
@@ -72,10 +79,10 @@ class Trajectories(Memory):
         return self._pool.get(token, ())
 
     def observe(self, seen: Observation) -> None:
-        kept = seen.kept.tolist()
-        new = [*(kept[1:] if self._text else kept), seen.next_token]
+        tokens = seen.kept.tolist()
+        new = [*(tokens[1:] if self._text else tokens), seen.next_token]
         if seen.prompt:
-            self._prompt += len(kept)
+            self._prompt += len(tokens)
         elif self.rows:
             assert seen.topk is not None
             self._advance(seen.tree, seen.topk[:, 0].tolist())
@@ -85,7 +92,8 @@ class Trajectories(Memory):
                 self._learn(tuple(self._text[-self.ngram:]))
 
     def _begin(self) -> Row:
-        """Draws the first row, with one extra token per missing row: each step that adds a row drops a column."""
+        """Draws the first row, with one extra token per missing row: each step that adds a row drops a
+        column."""
         places = torch.randint(max(1, self._prompt), (self.width + self.ngram - 3,),
                                generator=torch.Generator().manual_seed(0))
         return tuple(self._text[place] for place in places.tolist())
@@ -95,7 +103,8 @@ class Trajectories(Memory):
 
         A cell that was not verified, because slots or remaining tokens did not suffice, keeps its token.
         """
-        rows, root = self.rows, int(tree.tokens[0])
+        rows = self.rows
+        root = int(tree.tokens[0])
         nodes = cells(rows, tree.children)
         # If there is only one row, the root's own draw is the next root, not a guess.
         last = (root, *rows[0]) if len(rows) == 1 else rows[-1]
@@ -111,10 +120,12 @@ class Trajectories(Memory):
 
     def _learn(self, gram: Row) -> None:
         """Adds an n-gram as the newest of its first token, and drops the oldest if there are too many."""
-        first, rest = gram[0], gram[1:]
+        first = gram[0]
+        rest = gram[1:]
         had = self.after(first)
         self._before.append((first, had))
-        self._pool[first] = (*(one for one in had if one != rest), rest)[-self.most:]
+        remaining = [continuation for continuation in had if continuation != rest]
+        self._pool[first] = (*remaining, rest)[-self.most:]
 
     def mark(self) -> Any:
         return len(self._before), len(self._text), self._prompt, self._rows
@@ -131,7 +142,8 @@ class Trajectories(Memory):
 
 
 def cells(rows: tuple[Row, ...], children: Mapping[tuple[int, int], int]) -> list[int | None]:
-    """Returns, for each column of the window's last row (the root's included), its node in a tree with these children.
+    """Returns, for each column of the window's last row (the root's included), its node in a tree with these
+    children.
 
     Nodes are found by the path to them; None if the tree lacks the node.
     """
@@ -144,23 +156,32 @@ def cells(rows: tuple[Row, ...], children: Mapping[tuple[int, int], int]) -> lis
 
 
 def _child(children: Mapping[tuple[int, int], int], node: int | None, token: int) -> int | None:
-    return None if node is None else children.get((node, token))
+    if node is None:
+        return None
+    return children.get((node, token))
 
 
 class Lookahead:
-    """Proposes the window, then the n-grams that begin with the root, the newest first.
+    """A proposer of the window, then the n-grams that begin with the root, the newest first.
 
-    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their rows.
+    If slots are few, n-grams are dropped first, down to one, then the window's last columns with all their
+    rows.
     """
 
     def __init__(self, memory: Trajectories, clock: Clock | None = None) -> None:
-        self.memories, self.memory, self.clock = (memory,), memory, clock or Clock()
+        self.memories = (memory,)
+        self.memory = memory
+        self.clock = clock or Clock()
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            tree, rows, guesses = Trie(ask.root, ask.budget), self.memory.rows, self.memory.after(ask.root)
+            tree = Trie(ask.root, ask.budget)
+            rows = self.memory.rows
+            guesses = self.memory.after(ask.root)
             room = ask.budget - (self.memory.ngram - 1 if guesses else 0)
-            columns = max(0, room // len(rows)) if rows else 0
+            columns = 0
+            if rows:
+                columns = max(0, room // len(rows))
             nodes = [0][:columns]
             for row in rows[:1]:
                 for token in row[:max(0, columns - 1)]:
@@ -179,7 +200,8 @@ class LookaheadChoices(Checked):
     ngram: int = option(5, "Tokens of an n-gram, its first one included", low=2, source="the authors' 7B")
     columns: int = option(7, "Columns of the window; 0: n-grams alone", low=0, source="the authors' 7B")
     guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
-    from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer", source="POOL_FROM_PROMPT")
+    from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer",
+                               source="POOL_FROM_PROMPT")
 
 
 def lookahead(p: Parts) -> Lookahead:
@@ -190,5 +212,5 @@ def lookahead(p: Parts) -> Lookahead:
 
 
 METHOD = Method(
-    "lookahead", "n-grams from earlier guesses of the text ahead, and new guesses in the same pass", LOOKAHEAD,
-    lookahead, budget=56, choices=LookaheadChoices(), looks_up=True)
+    "lookahead", "n-grams from earlier guesses of the text ahead, and new guesses in the same pass",
+    LOOKAHEAD, lookahead, budget=56, choices=LookaheadChoices(), looks_up=True)

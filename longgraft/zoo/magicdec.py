@@ -1,7 +1,7 @@
 """MagicDec (arXiv 2408.11049): the target drafts for itself on a part of its cache.
 
-Each drafted token costs a pass of the whole target, so it pays only if reading the cache takes longer than reading the
-weights.
+Each drafted token costs a pass of the whole target, so it pays only if reading the cache takes longer than
+reading the weights.
 """
 
 from __future__ import annotations
@@ -19,29 +19,34 @@ from longgraft.runtime.clock import Clock
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
-from longgraft.zoo.partial_kv import PartialKVCache, partial
+from longgraft.zoo.partial_kv import PartialKVCache, chain_length, partial
 from longgraft.zoo.selection import Attended, Recent, Selector
 
 MAGICDEC = "MagicDec (arXiv 2408.11049)"
 
 
 class MagicDecDrafter:
-    """Drafts a chain of up to `length` tokens."""
+    """A drafter of a chain of up to `length` tokens."""
 
-    def __init__(self, target: Target, partial: PartialKVCache, length: int, clock: Clock | None = None) -> None:
+    def __init__(self, target: Target, partial: PartialKVCache, length: int,
+                 clock: Clock | None = None) -> None:
         self.memories = (partial,)
-        self.target, self.partial, self.length, self.clock = target, partial, length, clock or Clock()
+        self.target = target
+        self.partial = partial
+        self.length = length
+        self.clock = clock or Clock()
         partial.room(length)
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
-        # Positions beyond the target's last are never emitted, and some models have no embedding for them.
-        length = min(self.length, ask.budget - 1, self.target.max_positions - ask.position)
+        length = chain_length(self.target, ask, self.length)
         if length < 1:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
             cache = self.partial.fresh()
-            committed, tokens, scores = cache.length, [ask.root], [0.0]
+            committed = cache.length
+            tokens = [ask.root]
+            scores = [0.0]
             while len(tokens) <= length:
                 token, score = self._next(ask, tokens)
                 tokens.append(token)
@@ -64,13 +69,16 @@ class MagicDecChoices(Checked):
 
     rows: int = option(512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000,
                        source="the paper has 257 to 4,097")
-    drafts: int = option(4, "Drafted tokens a step", unit="tokens", low=1, high=64, source="the paper has 3 to 7")
+    drafts: int = option(4, "Drafted tokens a step",
+                         unit="tokens", low=1, high=64, source="the paper has 3 to 7")
     keep: str = option("attended", "Kept rows: those that the prompt's end attends to, or sinks and the newest",
                        choices=("attended", "recent"), source="SnapKV, StreamingLLM")
 
     def select(self) -> Selector:
         """Returns the selector of the kept rows."""
-        return Attended(self.rows) if self.keep == "attended" else Recent(self.rows)
+        if self.keep == "attended":
+            return Attended(self.rows)
+        return Recent(self.rows)
 
 
 def magicdec(p: Parts) -> MagicDecDrafter:

@@ -1,4 +1,5 @@
-"""A drafted chain whose free slots repeat earlier answers to the same prompt (arXiv 2605.20104, future work)."""
+"""A drafted chain whose free slots repeat earlier answers to the same prompt (arXiv 2605.20104, future
+work)."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ MOST = 16           # answers that are kept: the size of a group when policies a
 class RollOuts(PartialMatching):
     """The request's committed tokens, with earlier answers to the same prompt as if they came before them.
 
-    A group is identified by its prompt's tokens: another prompt forgets the group; the end of a request adds its
-    answer.
+    A group is identified by its prompt's tokens: another prompt forgets the group; the end of a request adds
+    its answer.
     """
 
     name = "roll-outs"
@@ -68,7 +69,8 @@ class RollOuts(PartialMatching):
         self._joined = True
         prompt = self.text[:(self._answer or len(self.text)) - 1]
         if prompt != self._prompt:
-            self._prompt, self._answers = prompt, ()
+            self._prompt = prompt
+            self._answers = ()
         if self._answers:
             self._count([token for answer in self._answers for token in (*prompt[-FAR:], *answer, BETWEEN)])
 
@@ -76,8 +78,8 @@ class RollOuts(PartialMatching):
         return super().mark(), self._prompt, self._answers
 
     def rewind(self, mark: Any) -> None:
-        own, self._prompt, self._answers = mark
-        super().rewind(own)
+        held, self._prompt, self._answers = mark
+        super().rewind(held)
         self._joined = False
 
 
@@ -85,7 +87,8 @@ class RollOuts(PartialMatching):
 class MtpChoices(Checked):
     """Choices of `mtp`."""
 
-    tau: float = option(0.14, "The chain ends at or below this probability", low=0, high=1, source="Graft, Table 11")
+    tau: float = option(0.14, "The chain ends at or below this probability",
+                        low=0, high=1, source="Graft, Table 11")
     length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
     answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
                           source="groups of 8 to 16 roll-outs")

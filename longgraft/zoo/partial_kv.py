@@ -12,6 +12,7 @@ from torch import Tensor
 from longgraft.methods.parts import Parts
 from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation, Wants
+from longgraft.protocol.proposer import Ask
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
@@ -24,7 +25,9 @@ SINKS = 16      # first rows that are always kept, as in TriForce's and TokenSwi
 class Chosen:
     """Selected rows of the target's cache.
 
-    rows: layer -> [m] or [Hkv, m] row indices; at: the cache's length when they were selected
+    Attributes:
+        rows: Layer -> [m] or [Hkv, m] row indices.
+        at: The cache's length when they were selected.
     """
 
     rows: Mapping[int, Tensor]
@@ -50,10 +53,11 @@ class _Mark(NamedTuple):
 
 
 class PartialKVCache(Memory):
-    """The rows of the target's cache that `select` chose, and those of all later tokens, at their true positions.
+    """The rows of the target's cache that `select` chose, and those of all later tokens, at their true
+    positions.
 
-    They are selected at first use, and again after each `every` committed tokens (None: never again).  Rows are copied
-    only at use; until then they are in the target's own cache.
+    They are selected at first use, and again after each `every` committed tokens (None: never again).  Rows
+    are copied only at use; until then they are in the target's own cache.
 
     Layers with a sliding window treat distant rows as neighbours, so their output is approximate.
     """
@@ -67,16 +71,23 @@ class PartialKVCache(Memory):
     _held: Chosen | None        # the selection that `cache` holds, with all later rows up to `_upto`
     _upto: int
 
-    def __init__(self, target: Target, select: Selector, every: int | None = None, clock: Clock | None = None) -> None:
-        self.select, self.every, self.clock = select, every, clock or Clock()
+    def __init__(self, target: Target, select: Selector, every: int | None = None,
+                 clock: Clock | None = None) -> None:
+        self.select = select
+        self.every = every
+        self.clock = clock or Clock()
         queries = select.queries
         # Decode passes report queries only if rows are selected again; such passes are not recorded.
-        self.wants = Wants(cache=True, queries=queries) if every else Wants(cache=True, prompt_queries=queries)
+        if every:
+            self.wants = Wants(cache=True, queries=queries)
+        else:
+            self.wants = Wants(cache=True, prompt_queries=queries)
         self.tail = max(1, queries)
         self.cache = target.cache(0)
         if self.cache.stateful:
-            raise ValueError(f"{target.name} has layers that carry a state from token to token, of which a part of its "
-                             "cache says nothing. Use a method that drafts from the whole, e.g. graft-x-text.")
+            raise ValueError(f"{target.name} has layers that carry a state from token to token, of which a "
+                             "part of its cache says nothing. Use a method that drafts from the whole, e.g. "
+                             "graft-x-text.")
         self._room = self._capacity = 0
         self._take(_Mark(None, 0, 0, {}, None))
 
@@ -90,7 +101,8 @@ class PartialKVCache(Memory):
 
     def observe(self, seen: Observation) -> None:
         assert seen.cache is not None
-        self._source, self._length = seen.cache, seen.cache.length
+        self._source = seen.cache
+        self._length = seen.cache.length
         last = self.select.queries
         if seen.queries or not last:
             self._queried = self._length
@@ -107,21 +119,25 @@ class PartialKVCache(Memory):
         # A restored state that has observed nothing since holds the newest selection.
         if chosen is None or (due and self._source is not None):
             new = self._choose()
-            if chosen is None or not (chosen.whole and new.whole):      # a whole selection holds all later rows, too
+            # A whole selection holds all later rows, too.
+            if chosen is None or not (chosen.whole and new.whole):
                 chosen = self.newest_choice = new
         return chosen
 
     @torch.inference_mode()
     def fresh(self) -> KVCache:
-        """Returns the cache, ready for a pass at the next position; the caller crops what that pass writes."""
+        """Returns the cache, ready for a pass at the next position; the caller crops what that pass
+        writes."""
         with self.clock.part("update"):
-            source, chosen = self._source, self.chosen()
+            source = self._source
+            chosen = self.chosen()
             if self._held is not chosen:
                 assert source is not None
                 self.cache.clear()
                 self.cache.reserve(chosen.length + max(0, self._capacity - chosen.at) + self._room)
                 self.cache.take(source, chosen.rows, chosen.at)
-                self._held, self._upto = chosen, chosen.at
+                self._held = chosen
+                self._upto = chosen.at
             if self._upto < self._length:
                 assert source is not None
                 self.cache.append(source, self._upto, self._length)
@@ -129,7 +145,8 @@ class PartialKVCache(Memory):
         return self.cache
 
     def _choose(self) -> Chosen:
-        source, nothing = self._source, torch.empty(0)
+        source = self._source
+        nothing = torch.empty(0)
         assert source is not None, "the target's cache was not shown"
         rows = {layer: self.select(keys[:, :self._queried], self._queries.get(layer, nothing).to(keys.dtype))
                 for layer, keys in source.keys_by_layer()}
@@ -138,17 +155,20 @@ class PartialKVCache(Memory):
     def _take(self, mark: _Mark) -> None:
         """Takes over a mark; no copied rows are held then."""
         self.newest_choice, self._length, self._queried, self._queries, self._source = mark
-        self._held, self._upto = None, 0
+        self._held = None
+        self._upto = 0
 
     def mark(self) -> Any:
         return _Mark(self.newest_choice, self._length, self._queried, self._queries, self._source)
 
     def rewind(self, mark: Any) -> None:
-        held, upto = self._held, self._upto
+        held = self._held
+        upto = self._upto
         self._take(mark)
         if held is not None and held is self.newest_choice:
             # Rows beyond the mark belong to another continuation.
-            self._held, self._upto = held, min(upto, self._length)
+            self._held = held
+            self._upto = min(upto, self._length)
             self.cache.crop(held.length + self._upto - held.at)
 
     def release(self) -> None:
@@ -159,3 +179,11 @@ class PartialKVCache(Memory):
 def partial(p: Parts, select: Selector, every: int | None = None) -> PartialKVCache:
     """Returns one partial cache per selector, for all methods of a session."""
     return p.one(("partial", select, every), lambda: PartialKVCache(p.target, select, every, p.clock))
+
+
+def chain_length(target: Target, ask: Ask, most: int) -> int:
+    """Returns how many of at most `most` tokens the target may draft after the root for this proposal.
+
+    Positions beyond the target's last are never emitted, and some models have no embedding for them.
+    """
+    return min(most, ask.budget - 1, target.max_positions - ask.position)

@@ -1,4 +1,5 @@
-"""PLD+ (arXiv 2412.01447): copies after the occurrence of the root's token whose context is most like the root's."""
+"""PLD+ (arXiv 2412.01447): copies after the occurrence of the root's token whose context is most like the
+root's."""
 
 from __future__ import annotations
 
@@ -17,20 +18,27 @@ PLD_PLUS = "PLD+ (arXiv 2412.01447)"
 
 
 class PldPlus:
-    """length: most tokens that are copied; a smaller budget copies fewer."""
+    """A proposer of what followed the root in the most similar context.
+
+    Attributes:
+        length: Most tokens that are copied; a smaller budget copies fewer.
+    """
 
     def __init__(self, anchors: Anchors, length: int, clock: Clock | None = None) -> None:
         self.memories = (anchors.history, anchors.context)
-        self.anchors, self.length, self.clock = anchors, length, clock or Clock()
+        self.anchors = anchors
+        self.length = length
+        self.clock = clock or Clock()
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            text, tree = self.anchors.history.up_to(ask.root), Trie(ask.root, ask.budget)
+            text = self.anchors.history.up_to(ask.root)
+            tree = Trie(ask.root, ask.budget)
             copied, match = self.anchors.after_prediction(text, self.length)
             tree.add(copied, match=match)
-            found = self.anchors.of(text, ask.root)
-            if not copied and len(found) and ask.budget > 1:
-                at, = self.anchors.closest([found], len(text) - 2)
+            place = self.anchors.of(text, ask.root)
+            if not copied and len(place) and ask.budget > 1:
+                at, = self.anchors.closest([place], len(text) - 2)
                 tree.add(text[at + 1:at + 1 + self.length].tolist(), match=1)
             return tree.tree()
 
@@ -40,8 +48,9 @@ class PldPlusChoices(Checked):
     """Choices of `pld+`."""
 
     length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
-    layer: int | None = option(None, "Layer whose hidden states are compared", low=0, none="29/36 of the depth for "
-                               "Qwen3, 9/32 for others", source="AdaPLD's tables")
+    layer: int | None = option(None, "Layer whose hidden states are compared",
+                               low=0, none="29/36 of the depth for Qwen3, 9/32 for others",
+                               source="AdaPLD's tables")
 
 
 def pld_plus(p: Parts) -> PldPlus:

@@ -25,8 +25,10 @@ ENDED = -1      # not a token: it follows the end of a text
 class RestChoices(Checked):
     """Settings of a datastore lookup."""
 
-    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "Tokens of a match at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    longest: int = option(16, "Tokens of a match at most",
+                          unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: int = option(2, "Tokens of a match at least",
+                           unit="tokens", low=1, high=SORTED // 2, source="REST")
     hits: int = option(5000, "Occurrences that are read at most, evenly spaced where there are more", low=1,
                        high=10 ** 6, source="REST")
     length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
@@ -34,12 +36,13 @@ class RestChoices(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shortest > self.longest:
-            raise ValueError(f"shortest is {self.shortest} and longest is {self.longest}, so that no match fits. Lower "
-                             "shortest or raise longest.")
+            raise ValueError(f"shortest is {self.shortest} and longest is {self.longest}, so that no match "
+                             "fits. Lower shortest or raise longest.")
 
 
 class RestRetriever:
-    """Proposes the most frequent prefixes of what followed the longest match; a score is its share of the occurrences.
+    """A proposer of the most frequent prefixes of what followed the longest match; a score is its share of
+    the occurrences.
 
     A prediction is searched as a datastore of its own; if matches are equally long, the prediction's is used.
     """
@@ -47,14 +50,18 @@ class RestRetriever:
     def __init__(self, history: TokenHistory, store: Corpus, lookup: RestChoices | None = None,
                  clock: Clock | None = None) -> None:
         self.memories = (history,)
-        self._history, self.store, self.lookup, self.clock = history, store, lookup or RestChoices(), clock or Clock()
+        self._history = history
+        self.store = store
+        self.lookup = lookup or RestChoices()
+        self.clock = clock or Clock()
         self._predicted: Corpus | None = None
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             context = self._history.up_to(ask.root)[-self.lookup.longest:].tolist()
-            store, match, part = max(((store, *store.longest(context, self.lookup.longest, self.lookup.shortest))
-                                      for store in self._stores()), key=lambda found: found[1])
+            store, match, part = max(((store, *store.longest(context, self.lookup.longest,
+                                                             self.lookup.shortest))
+                                      for store in self._stores()), key=lambda store_match: store_match[1])
             if not match or ask.budget < 2:
                 return ProposalTree.root_only(ask.root)
             return self._tree(ask, match, self._continuations(store, match, part))
@@ -69,7 +76,8 @@ class RestRetriever:
         return [self._predicted, self.store]
 
     def _continuations(self, store: Corpus, match: int, part: slice) -> np.ndarray:
-        """Returns continuations [h, length] int32 in the order of the datastore, ENDED after the end of a text."""
+        """Returns continuations [h, length] int32 in the order of the datastore, ENDED after the end of a
+        text."""
         count = part.stop - part.start
         chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
         at = store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)
@@ -85,16 +93,21 @@ class RestRetriever:
         ends = np.append(starts[1:], len(rows))
         ends[ends == 0] = len(rows)         # the next run is the first one of a greater depth
         counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
-        tokens, parents, scores = [ask.root], [-1], [0.0]
-        nodes = np.zeros(len(rows), dtype=np.int64)     # the deepest node of each row so far, because depths ascend
+        tokens = [ask.root]
+        parents = [-1]
+        scores = [0.0]
+        # The deepest node of each row so far, because depths ascend.
+        nodes = np.zeros(len(rows), dtype=np.int64)
         for n in _most_frequent(counts, ask.budget - 1).tolist():
-            depth, start = int(depths[n]), int(starts[n])
+            depth = int(depths[n])
+            start = int(starts[n])
             parents.append(int(nodes[start]))
             nodes[start:ends[n]] = len(tokens)
             tokens.append(int(rows[start, depth]))
             scores.append(math.log(counts[n] / len(rows)))
-        found = len(tokens) - 1
-        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * found, match=[0] + [match] * found)
+        node = len(tokens) - 1
+        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * node,
+                                  match=[0] + [match] * node)
 
 
 def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
@@ -104,7 +117,8 @@ def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
     """
     if len(counts) > most:
         least = np.partition(counts, -most)[-most]
-        above, level = np.flatnonzero(counts > least), np.flatnonzero(counts == least)
+        above = np.flatnonzero(counts > least)
+        level = np.flatnonzero(counts == least)
         chosen = np.sort(np.concatenate([above, level[:most - len(above)]]))
     else:
         chosen = np.arange(len(counts))
@@ -113,9 +127,10 @@ def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
 
 def _datastore(sources: Sources) -> Corpus:
     if DATASTORE.name not in sources.given:
-        raise Missing("none ships with the package.\nMake a corpus of text or code with `longgraft corpus add NAME "
-                      "FILES`, then pass --with datastore=NAME.")
-    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer), sources.target.vocab_size)
+        raise Missing("none ships with the package.\nMake a corpus of text or code with `longgraft corpus "
+                      "add NAME FILES`, then pass --with datastore=NAME.")
+    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer),
+                       sources.target.vocab_size)
 
 
 DATASTORE: Need[Corpus] = Need("datastore", "a datastore", _datastore)

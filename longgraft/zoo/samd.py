@@ -1,4 +1,5 @@
-"""SAM-Decoding (arXiv 2411.10666): copies, as a chain, what followed the first occurrence of the longest match."""
+"""SAM-Decoding (arXiv 2411.10666): copies, as a chain, what followed the first occurrence of the longest
+match."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ LINK = -1       # in the undo log in place of a token: a suffix link was changed
 
 @dataclass(frozen=True)
 class _TextMark:
-    """tokens, states, undone: the number of each at the mark; last: the state of the whole text."""
+    """A mark of the text.
+
+    Attributes:
+        tokens, states, undone: The number of each at the mark.
+        last: The state of the whole text.
+    """
 
     tokens: int
     states: int
@@ -37,11 +43,12 @@ class _TextMark:
 
 
 class SuffixAutomaton(Memory):
-    """The textbook's online suffix automaton: a state stands for all strings that end at the same places of the text.
+    """The textbook's online suffix automaton: a state stands for all strings that end at the same places of
+    the text.
 
-    A state has transitions, a suffix link, the length of its longest string, and the place where that first ended.  The
-    whole text's state links to the longest end of the text that occurred before, so no match has to be stored.  From
-    the first mark on, changes of older states are logged for `rewind`.
+    A state has transitions, a suffix link, the length of its longest string, and the place where that first
+    ended.  The whole text's state links to the longest end of the text that occurred before, so no match has
+    to be stored.  From the first mark on, changes of older states are logged for `rewind`.
     """
 
     name = "automaton"
@@ -52,9 +59,12 @@ class SuffixAutomaton(Memory):
     def reset(self, capacity: int) -> None:
         self.text: list[int] = []
         self._next: list[dict[int, int]] = [{}]
-        self._link, self._length, self._end = [-1], [0], [0]
+        self._link = [-1]
+        self._length = [0]
+        self._end = [0]
         self._last = 0
-        self._undo: list[tuple[int, int, int]] | None = None      # (state, token or LINK, previous target; -1: none)
+        # (state, token or LINK, previous target; -1: none).
+        self._undo: list[tuple[int, int, int]] | None = None
 
     def observe_prediction(self, tokens: Tensor) -> None:
         self.extend(tokens.tolist())
@@ -66,8 +76,8 @@ class SuffixAutomaton(Memory):
 
     def following(self, at: int, most: int) -> list[int]:
         """Returns up to `most` tokens from `at` on, up to the end of the prediction or of the text."""
-        found = self.text[at:at + max(0, most)]
-        return found[:next((n for n, token in enumerate(found) if token < 0), len(found))]
+        tokens = self.text[at:at + max(0, most)]
+        return tokens[:next((n for n, token in enumerate(tokens) if token < 0), len(tokens))]
 
     def after(self, root: int, least: int = 0) -> tuple[int, int]:
         """Finds the longest earlier match of the text's end followed by `root`.
@@ -83,41 +93,47 @@ class SuffixAutomaton(Memory):
         while state and root not in self._next[state]:
             state = self._link[state]
         match = self._length[state] + 1
-        if (found := self._next[state].get(root)) is None:
+        following = self._next[state].get(root)
+        if following is None:
             return 0, len(self.text)
-        while self._link[found] and len(self.text) - self._end[found] < least:
-            found = self._link[found]
-        return match, self._end[found]
+        while self._link[following] and len(self.text) - self._end[following] < least:
+            following = self._link[following]
+        return match, self._end[following]
 
     def extend(self, tokens: Iterable[int]) -> None:
         """Appends committed tokens, in order."""
-        follow, link, length, undo = self._next, self._link, self._length, self._undo
+        follow = self._next
+        link = self._link
+        length = self._length
+        undo = self._undo
         for token in tokens:
             self.text.append(token)
-            state, whole = self._last, self._state({}, len(self.text), len(self.text))
+            state = self._last
+            whole = self._state({}, len(self.text), len(self.text))
             while state >= 0 and token not in follow[state]:
                 follow[state][token] = whole
                 if undo is not None:
                     undo.append((state, token, -1))
                 state = link[state]
             if state >= 0:
-                known = follow[state][token]
-                if length[known] > length[state] + 1:
-                    known = self._split(known, state, token)
-                link[whole] = known
+                target = follow[state][token]
+                if length[target] > length[state] + 1:
+                    target = self._split(target, state, token)
+                link[whole] = target
             self._last = whole
 
-    def _split(self, known: int, state: int, token: int) -> int:
-        """Splits off a state for those strings of `known` that also end here."""
-        follow, link = self._next, self._link
-        part = self._state(follow[known].copy(), self._length[state] + 1, self._end[known], link[known])
+    def _split(self, target: int, state: int, token: int) -> int:
+        """Splits off a state for those strings of `target` that also end here."""
+        follow = self._next
+        link = self._link
+        part = self._state(follow[target].copy(), self._length[state] + 1, self._end[target], link[target])
         undo = [] if self._undo is None else self._undo
-        while state >= 0 and follow[state].get(token) == known:
+        while state >= 0 and follow[state].get(token) == target:
             follow[state][token] = part
-            undo.append((state, token, known))
+            undo.append((state, token, target))
             state = link[state]
-        undo.append((known, LINK, link[known]))
-        link[known] = part
+        undo.append((target, LINK, link[target]))
+        link[target] = part
         return part
 
     def _state(self, follow: dict[int, int], length: int, end: int, link: int = 0) -> int:
@@ -152,25 +168,34 @@ class SuffixAutomaton(Memory):
 
 
 class SamChain:
-    """Proposes a chain; length: most nodes, root included.
+    """A proposer of a chain; `match` is always the length of the longest match.
 
-    growth: drafted tokens per token of the match (4 for the authors' retrieval alone); None: always `length` tokens,
-    from a shorter match if too few follow the longest (the authors' choice beside a drafter).  `match` is the length of
-    the longest match in both cases.
+    Attributes:
+        length: Most nodes, root included.
+        growth: Drafted tokens per token of the match (4 for the authors' retrieval alone); None: always
+            `length` tokens, from a shorter match if too few follow the longest (the authors' choice beside a
+            drafter).
     """
 
     def __init__(self, automaton: SuffixAutomaton, length: int = 60, growth: float | None = 4.0,
                  clock: Clock | None = None) -> None:
         self.memories = (automaton,)
-        self._automaton, self.length, self.growth, self.clock = automaton, length, growth, clock or Clock()
+        self._automaton = automaton
+        self.length = length
+        self.growth = growth
+        self.clock = clock or Clock()
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             most = min(self.length, ask.budget)
-            match, at = self._automaton.after(ask.root, most if self.growth is None else 0)
+            least = 0
+            if self.growth is None:
+                least = most
+            match, at = self._automaton.after(ask.root, least)
             if self.growth is not None:
                 most = min(most, 1 + int(self.growth * match))
-            chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.following(at, most - 1)]), RETRIEVED)
+            chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.following(at, most - 1)]),
+                                       RETRIEVED)
             return replace(chain, match=torch.tensor([0] + [match] * (len(chain) - 1)))
 
 
@@ -178,16 +203,19 @@ class SamChain:
 class SamdChoices(Checked):
     """Choices of `samd`."""
 
-    growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
+    growth: float = option(4.0, "Drafted tokens per token of the match",
+                           low=0, high=64, source="the authors' code")
 
 
 @dataclass(frozen=True)
 class SamdRouteChoices(Checked):
     """Choices of `samd-recycling`, and some of `samd-eagle3`."""
 
-    threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree", unit="tokens",
+    threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree",
+                            unit="tokens",
                             low=1, high=4096, source="the authors' code")
-    length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
+    length: int = option(40, "Nodes of the chain, root included",
+                         low=2, high=4096, source="the authors' code")
 
 
 @dataclass(frozen=True)
@@ -199,9 +227,9 @@ def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> SamCh
     return SamChain(p.one(("automaton",), SuffixAutomaton), length, growth, p.clock)
 
 
-def _routed(p: Parts, other: Proposer) -> Either:
+def _routed(p: Parts, fallback: Proposer) -> Either:
     threshold = p.choices.threshold
-    return Either(_automaton(p, p.choices.length), other, matched, lambda _: threshold)
+    return Either(_automaton(p, p.choices.length), fallback, matched, lambda _: threshold)
 ALONE = Method(
     "samd", "what followed the first occurrence of the longest match", SAM,
     lambda p: _automaton(p, growth=p.choices.growth), choices=SamdChoices(), looks_up=True)

@@ -1,7 +1,8 @@
-"""Selectors: they choose the cache rows that a drafting pass attends to, by position, by attention or by blocks.
+"""Selectors: they choose the cache rows that a drafting pass attends to, by position, by attention or by
+blocks.
 
-A selector is a function (keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] if heads
-differ; m depends only on T.  If the budget holds all T rows, all are selected.
+A selector is a function (keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] if
+heads differ; m depends only on T.  If the budget holds all T rows, all are selected.
 
 Letters: H query heads, Hkv key heads, G = H / Hkv, T rows, w queries, D head size.
 """
@@ -17,7 +18,7 @@ from torch import Tensor
 
 
 class Selector(Protocol):
-    """Selects rows of one layer of the target's KV cache."""
+    """A selector of rows of one layer of the target's KV cache."""
 
     @property
     def queries(self) -> int:
@@ -29,7 +30,7 @@ class Selector(Protocol):
 
 @dataclass(frozen=True)
 class Recent:
-    """Keeps attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
+    """A selector of attention sinks (the first rows) and the newest rows: StreamingLLM (arXiv 2309.17453)."""
 
     budget: int
     sinks: int = 4
@@ -41,10 +42,11 @@ class Recent:
 
 @dataclass(frozen=True)
 class Attended:
-    """Keeps the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv 2404.14469), in
-    MagicDec's version.
+    """A selector of the rows that the last queries attend to most, and these queries' own rows: SnapKV (arXiv
+    2404.14469), in MagicDec's version.
 
-    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled` rows.
+    Attention weights are summed over queries and over heads that share a key head, and averaged over `pooled`
+    rows.
     """
 
     budget: int
@@ -52,20 +54,24 @@ class Attended:
     pooled: int = 5
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
-        length, window = keys.shape[1], queries.shape[1]
+        length = keys.shape[1]
+        window = queries.shape[1]
         if length <= self.budget:
             return _all(keys)
         before = length - window
         # One key head at a time, because the weights of a whole layer would be [Hq, w, T].
         grouped = _grouped(queries, keys)
-        weights = torch.stack([self._weights(own, rows) for own, rows in zip(keys, grouped, strict=True)])
+        weights = torch.stack([self._weights(head_keys, rows) for head_keys,
+                               rows in zip(keys, grouped, strict=True)])
         pooled = F.avg_pool1d(weights[:, :before], self.pooled, stride=1, padding=self.pooled // 2)
         return _with(keys, 0, pooled.topk(self.budget - window).indices, before)
 
     @staticmethod
     def _weights(keys: Tensor, queries: Tensor) -> Tensor:
-        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention weight."""
-        window, length = queries.shape[1], keys.shape[0]
+        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention
+        weight."""
+        window = queries.shape[1]
+        length = keys.shape[0]
         scores = (queries @ keys.mT).float() * keys.shape[1] ** -0.5
         ahead = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(1)
         scores[..., length - window:].masked_fill_(ahead, float("-inf"))
@@ -74,9 +80,11 @@ class Attended:
 
 @dataclass(frozen=True)
 class Nearest:
-    """Keeps sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
+    """A selector of sinks and the keys with the largest products with the last query: TokenSwift (arXiv
+    2502.18890).
 
-    newest: number of newest rows within the budget; 0 in the paper's code
+    Attributes:
+        newest: Number of newest rows within the budget; 0 in the paper's code.
     """
 
     budget: int
@@ -95,11 +103,14 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Chunks:
-    """Keeps the first chunk and the chunks whose mean key has the largest product with the last query: TriForce
-    (2404.11912).
+    """A selector of the first chunk and the chunks whose mean key has the largest product with the last
+    query:
+    TriForce (2404.11912).
 
     An incomplete chunk before the newest rows is selected, too.
-    newest: number of newest rows within the budget; 0 in the paper's code
+
+    Attributes:
+        newest: Number of newest rows within the budget; 0 in the paper's code.
     """
 
     budget: int
@@ -109,24 +120,27 @@ class Chunks:
 
     def __call__(self, keys: Tensor, queries: Tensor) -> Tensor:
         count = max(0, keys.shape[1] - self.newest) // self.size
-        if count <= (kept := (self.budget - self.newest) // self.size):
+        chosen_blocks = (self.budget - self.newest) // self.size
+        if count <= chosen_blocks:
             return _all(keys)
         means = _blocks(keys, 0, count, self.size).mean(2)                      # [Hkv, count, D]
         products = (_grouped(queries, keys)[:, :, -1] @ means.mT).float().sum(1)
-        best = 1 + products[:, 1:].topk(kept - 1).indices
+        best = 1 + products[:, 1:].topk(chosen_blocks - 1).indices
         return _with(keys, self.size, _rows(best, 0, self.size), count * self.size)
 
 
 @dataclass(frozen=True)
 class Quest:
-    """Keeps sinks, the newest blocks, and those blocks in between whose keys may have the largest products.
+    """A selector of sinks, the newest blocks, and those blocks in between whose keys may have the largest
+    products.
 
-    Quest (2406.10774), in SpecPV's version.
+    Quest (2406.10774), in SpecPV's version.  Scores are averaged over the queries and over the heads that
+    share a key head.  An incomplete block before the newest ones is selected, too; SpecPV leaves it out.
 
-    corners: True: a block's score is the larger of a query's products with the block's componentwise maximum and
-             minimum, as in SpecPV's code; False: Quest's bound, the sum over components of the larger product
-    Scores are averaged over the queries and over the heads that share a key head.  An incomplete block before the
-    newest ones is selected, too; SpecPV leaves it out.
+    Attributes:
+        corners: True: a block's score is the larger of a query's products with the block's componentwise
+            maximum and minimum, as in SpecPV's code; False: Quest's bound, the sum over components of the
+            larger product.
     """
 
     sinks: int
@@ -147,7 +161,9 @@ class Quest:
     def scores(self, keys: Tensor, queries: Tensor, count: int) -> Tensor:
         """Returns the scores of the blocks after the sinks, [Hkv, count] float32."""
         blocks = _blocks(keys, self.sinks * self.block, count, self.block)
-        most, least = blocks.amax(2), blocks.amin(2)                            # [Hkv, count, D]
+        # [Hkv, count, D]
+        most = blocks.amax(2)
+        least = blocks.amin(2)
         q = _grouped(queries, keys).flatten(1, 2)                               # [Hkv, G * w, D]
         if self.corners:
             return torch.maximum(q @ most.mT, q @ least.mT).float().mean(1)
@@ -180,4 +196,5 @@ def _with(keys: Tensor, sinks: int, chosen: Tensor | None, newest: int) -> Tenso
     if chosen is None:
         return torch.cat(around)
     heads = keys.shape[0]
-    return torch.cat([around[0].expand(heads, -1), chosen.sort(-1).values, around[1].expand(heads, -1)], dim=1)
+    return torch.cat([around[0].expand(heads, -1), chosen.sort(-1).values, around[1].expand(heads, -1)],
+                     dim=1)

@@ -1,9 +1,10 @@
-"""A draft model: a smaller model with the target's tokenizer and its own cache reads committed tokens and drafts."""
+"""A draft model: a smaller model with the target's tokenizer and its own cache reads committed tokens and
+drafts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -31,20 +32,25 @@ SCRATCH = 64            # scratch rows after the committed ones, unless `room` a
 class DraftModelCache(DraftCache):
     """The committed tokens in a smaller model's cache, and a scratch chain after them.
 
-    Waiting tokens are read in the pass of the next `extend`; so is the last token of a draft that was accepted whole,
-    which the model has not read.
+    Waiting tokens are read in the pass of the next `extend`; so is the last token of a draft that was
+    accepted whole, which the model has not read.
 
-    vocab: the target's vocabulary size; the two models may pad theirs differently
+    Attributes:
+        vocab: The target's vocabulary size; the two models may pad theirs differently.
     """
 
     name = "small model"
 
-    def __init__(self, model: Target, vocab: int, clock: Clock | None = None, regions: Regions = EAGER) -> None:
+    def __init__(self, model: Target, vocab: int, clock: Clock | None = None,
+                 regions: Regions = EAGER) -> None:
         super().__init__(model.cache(0), SCRATCH, clock)
         if self.cache.stateful:
-            raise ValueError(f"{model.name} cannot draft: its layers carry a state from token to token, which cannot "
-                             "go back to before a rejected draft. Use a model whose layers all attend.")
-        self.model, self.vocab, self.regions = model, vocab, regions
+            raise ValueError(f"{model.name} cannot draft: its layers carry a state from token to token, "
+                             "which cannot go back to before a rejected draft. Use a model whose layers all "
+                             "attend.")
+        self.model = model
+        self.vocab = vocab
+        self.regions = regions
         self.positions = model.max_positions
         self._chain = 0
 
@@ -83,7 +89,8 @@ class DraftModelCache(DraftCache):
             waiting = (column for column, in self._waiting)
             logits = self._run(torch.cat([sent(part, device) for part in (*waiting, tokens)]), last=True)
             self.cache.length += self.waiting + len(tokens)
-            self._waiting, self._chain = (), self._chain + len(tokens)
+            self._waiting = ()
+            self._chain += len(tokens)
             return self._as_target(logits)
 
     def _run(self, tokens: Tensor, last: bool) -> Tensor:
@@ -91,29 +98,34 @@ class DraftModelCache(DraftCache):
         `last`."""
         n = len(tokens)
         self.clock.ran("draft")
-        known = tokens.clamp(max=self.model.vocab_size - 1)     # ids that the model lacks: a draft may misread them
+        # Ids that the model lacks: a draft may misread them.
+        in_vocabulary = tokens.clamp(max=self.model.vocab_size - 1)
         # A region cannot be recorded on an empty cache, which has no buffers.
         if self.regions.fixed and self.cache.length and n <= SIZES[-1]:
-            return self._fixed(known)
-        segment = Segment(ProposalTree.chain(known.cpu()), self.cache, "last" if last else "none")
+            return self._fixed(in_vocabulary)
+        logits: Literal["last", "none"] = "last" if last else "none"
+        segment = Segment(ProposalTree.chain(in_vocabulary.cpu()), self.cache, logits)
         return self.model.run([segment], Wants())[0].logits
 
     @torch.inference_mode()
     def _fixed(self, tokens: Tensor) -> Tensor:
-        """Does `_run` for tokens [n] on the device, which the host never reads; returns logits [1, V'] after the
-        last."""
-        n, rows = len(tokens), size_of(len(tokens))
+        """Does `_run` for tokens [n] on the device, which the host never reads; returns logits [1, V'] after
+        the last."""
+        n = len(tokens)
+        rows = size_of(len(tokens))
         key = self.cache, self.cache.age, rows
-        fixed = self.regions.kept(key, lambda: StaticPass(self.model, self.cache, rows, Wants(), self.regions))
+        fixed = self.regions.kept(key, lambda: StaticPass(self.model, self.cache, rows, Wants(),
+                                                          self.regions))
         chain = self.regions.kept((*key, n), lambda: PaddedTree.of(
             ProposalTree.chain(torch.zeros(n, dtype=torch.int64)), rows, self.model.device))
         fixed.load(replace(chain, tokens=F.pad(tokens, (0, rows - n))))
         return fixed.forward()[0].logits[n - 1:n].clone()
 
     def _as_target(self, logits: Tensor) -> Tensor:
-        """[1, V'] -> [V] float32: ids that the target lacks are dropped, ids that only the target has get -inf."""
-        own = logits[0].float()[:self.vocab]
-        return F.pad(own, (0, self.vocab - len(own)), value=float("-inf"))
+        """[1, V'] -> [V] float32: ids that the target lacks are dropped, ids that only the target has get
+        -inf."""
+        shared = logits[0].float()[:self.vocab]
+        return F.pad(shared, (0, self.vocab - len(shared)), value=float("-inf"))
 
     def _columns(self, seen: Observation) -> tuple[Tensor]:
         return seen.kept,
@@ -142,27 +154,34 @@ class DraftModelCache(DraftCache):
 
 
 def _small(sources: Sources) -> Target:
-    """Loads a smaller model in the target's precision, on its device; raises ValueError for another vocabulary."""
-    target, name = sources.target, str(sources.path("small-model", "small"))
+    """Loads a smaller model in the target's precision, on its device; raises ValueError for another
+    vocabulary."""
+    target = sources.target
+    name = str(sources.path("small-model", "small"))
     alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
                      kernels="auto" if target.kernels else "none")
-    found = load_target(place_of(name), alike)
-    small = found.target
+    loaded = load_target(place_of(name), alike)
+    small = loaded.target
     if sources.tokenizer is not None:
-        _check_vocabulary(sources, found.tokenizer, name)
+        _check_vocabulary(sources, loaded.tokenizer, name)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
         raise ValueError(f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
-                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of equal size.")
+                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of "
+                         "equal size.")
     return small
 
 
-def _check_vocabulary(sources: Sources, theirs: Any, path: str) -> None:
-    """Raises ValueError if an id means another token in the small model's tokenizer; added tokens may differ."""
-    ours, added = sources.tokenizer.get_vocab(), sources.tokenizer.get_added_vocab()
-    vocabulary = theirs.get_vocab()
-    if differ := sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i):
-        raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: {len(differ):,} of "
-                         f"{len(ours):,} tokens differ, such as {differ[0]!r}. Give one of the target's family.")
+def _check_vocabulary(sources: Sources, small_tokenizer: Any, path: str) -> None:
+    """Raises ValueError if an id means another token in the small model's tokenizer; added tokens may
+    differ."""
+    ours = sources.tokenizer.get_vocab()
+    added = sources.tokenizer.get_added_vocab()
+    vocabulary = small_tokenizer.get_vocab()
+    differ = sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i)
+    if differ:
+        raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: "
+                         f"{len(differ):,} of {len(ours):,} tokens differ, such as {differ[0]!r}. Give one "
+                         "of the target's family.")
 
 
 SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer", _small)
@@ -171,4 +190,5 @@ SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer
 def small_model(p: Parts) -> DraftModelCache:
     """The small model's cache, one for all methods of a session."""
     model = p.the(SMALL)
-    return p.one(("small-model", id(model)), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))
+    return p.one(("small-model", id(model)),
+                 lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))

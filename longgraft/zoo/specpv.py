@@ -48,15 +48,19 @@ class _Behind:
 
 
 class PartialVerifier(Verifier):
-    """Verifies on `partial`; if more than `most` tokens wait, the next tree is verified in full, together with them.
+    """A verifier on `partial`; if more than `most` tokens wait, the next tree is verified in full, together
+    with them.
 
-    The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass after the
-    prompt is full, too.  If the selection leaves no row out, all passes are full.  cache: the cache of the next pass
+    The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass
+    after the prompt is full, too.  If the selection leaves no row out, all passes are full.  cache: the cache
+    of the next pass
     """
 
     def __init__(self, full: Verifier, partial: PartialKVCache, most: int) -> None:
         super().__init__(full.target, full.cache, full.rule, full.clock, full.regions, full.reads)
-        self._full, self._partial, self._most = full, partial, most
+        self._full = full
+        self._partial = partial
+        self._most = most
         self._part = replace(full, cache=partial.cache, regions=EAGER)
         self._waiting: list[int] = []
         partial.reset(full.cache.capacity)
@@ -65,18 +69,25 @@ class PartialVerifier(Verifier):
         """Commits the path that is accepted, on the part or in full."""
         if self.cache is self._full.cache or len(self._waiting) > self._most:
             return self._in_full(on_host(tree), wants)
-        seen = self._part.verify(tree, wants)
-        self._waiting += seen.kept.tolist()
-        return seen
+        observation = self._part.verify(tree, wants)
+        self._waiting += observation.kept.tolist()
+        return observation
 
     def _in_full(self, tree: ProposalTree, wants: Wants) -> Observation:
         rows = len(self._waiting)
-        behind = replace(self._full, rule=_Behind(self.rule, tree, rows)) if rows else self._full
-        seen = behind.verify(_hung(tree, self._waiting), wants | self._partial.wants)
+        behind = self._full
+        if rows:
+            behind = replace(self._full, rule=_Behind(self.rule, tree, rows))
+        observation = behind.verify(_hung(tree, self._waiting), wants | self._partial.wants)
         self._waiting = []
-        self._partial.observe(seen)
-        self.cache = self._full.cache if self._partial.chosen().whole else self._partial.fresh()
-        return _without(seen, tree, rows) if rows else seen
+        self._partial.observe(observation)
+        if self._partial.chosen().whole:
+            self.cache = self._full.cache
+        else:
+            self.cache = self._partial.fresh()
+        if rows:
+            return _without(observation, tree, rows)
+        return observation
 
 
 def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
@@ -84,26 +95,36 @@ def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
     if not tokens:
         return tree
     chain = ProposalTree.chain(torch.tensor(tokens), ROOT)
-    return ProposalTree(torch.cat([chain.tokens, tree.tokens]), torch.cat([chain.parents, tree.parents + len(tokens)]),
+    return ProposalTree(torch.cat([chain.tokens, tree.tokens]),
+                        torch.cat([chain.parents, tree.parents + len(tokens)]),
                         torch.cat([chain.scores, tree.scores]), torch.cat([chain.origin, tree.origin]))
 
 
 def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
-    """Returns the observation of the tree alone, without the `rows` nodes before it, which were observed earlier."""
-    return replace(seen, tree=tree, path=seen.path[rows:] - rows, topk=None if seen.topk is None else seen.topk[rows:],
-                   hidden={layer: states[rows:] for layer, states in seen.hidden.items()},
-                   final=None if seen.final is None else seen.final[rows:])
+    """Returns the observation of the tree alone, without the `rows` nodes before it, which were observed
+    earlier."""
+    topk = None
+    if seen.topk is not None:
+        topk = seen.topk[rows:]
+    final = None
+    if seen.final is not None:
+        final = seen.final[rows:]
+    hidden = {layer: states[rows:] for layer, states in seen.hidden.items()}
+    return replace(seen, tree=tree, path=seen.path[rows:] - rows, topk=topk, hidden=hidden, final=final)
 
 
 @dataclass(frozen=True)
 class SpecPVChoices(Drafting):
     """Choices of `specpv` and `specpv-exact`."""
 
-    sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
-    retrieved: int = option(64, "Blocks that are chosen by the newest queries", unit="blocks", low=1, high=65536,
+    sinks: int = option(2, "First blocks of 16 rows, always kept",
+                        unit="blocks", low=0, high=4096, source="its code")
+    retrieved: int = option(64, "Blocks that are chosen by the newest queries",
+                            unit="blocks", low=1, high=65536,
                             source="its code has 256, for contexts of 60,000 tokens")
     local: int = option(8, "Newest blocks, always kept", unit="blocks", low=1, high=4096, source="its code")
-    waiting: int = option(20, "Tokens verified on the part before a full pass", unit="tokens", low=1, high=4096,
+    waiting: int = option(20, "Tokens verified on the part before a full pass",
+                          unit="tokens", low=1, high=4096,
                           source="its code has 20")
     score: str = option("corners", "Score of a block: the larger product with its corners, or Quest's bound",
                         choices=("corners", "bound"), source="its code; arXiv 2406.10774")
@@ -115,16 +136,17 @@ class SpecPVChoices(Drafting):
 
 def specpv_exact(p: Parts) -> Cascade:
     """Rows are selected again at each full pass."""
-    return Cascade(p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60),
-                   p.clock)
+    return Cascade(p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1),
+                   (p.choices.waiting, 60), p.clock)
 
 
 def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
     """SpecPV's verification; each request has its own partial cache."""
-    def made(verifier: Verifier) -> Verifier:
-        return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
+    def wrapped(verifier: Verifier) -> Verifier:
+        return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock),
+                               p.choices.waiting)
 
-    return made
+    return wrapped
 
 
 EXACT = Method(

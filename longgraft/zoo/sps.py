@@ -49,8 +49,12 @@ class DraftLength(Memory):
         self.tokens = self.first
 
     def observe(self, seen: Observation) -> None:
-        if not seen.prompt and (drafted := len(seen.tree) - 1):     # may be fewer than `tokens`, if no more fitted
-            self.tokens = drafted + 2 if len(seen.path) == len(seen.tree) else max(1, drafted - 1)
+        drafted = len(seen.tree) - 1        # may be fewer than `tokens`, if no more fitted
+        if not seen.prompt and drafted:
+            if len(seen.path) == len(seen.tree):
+                self.tokens = drafted + 2
+            else:
+                self.tokens = max(1, drafted - 1)
 
     def mark(self) -> int:
         return self.tokens
@@ -60,39 +64,53 @@ class DraftLength(Memory):
 
 
 class DraftModelChain:
-    """Drafts as many tokens as fit the budget, at most those of `length`.
+    """A drafter of as many tokens as fit the budget, at most those of `length`.
 
-    coupled: True: drafts are drawn with the noise of the target's own draws, and follow from the past; False: for
-    requests that sample, they are drawn with independent noise, and the tree holds the distributions
+    Attributes:
+        coupled: True: drafts are drawn with the noise of the target's own draws, and follow from the past;
+            False: for requests that sample, they are drawn with independent noise, and the tree holds the
+            distributions.
     """
 
     def __init__(self, small: DraftModelCache, length: DraftLength | None = None, coupled: bool = False,
                  clock: Clock | None = None) -> None:
         self.memories = (small,) if length is None else (small, length)
-        self.small, self.length, self.coupled, self.clock = small, length, coupled, clock or Clock()
+        self.small = small
+        self.length = length
+        self.coupled = coupled
+        self.clock = clock or Clock()
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
         # Tokens at positions beyond the small model's last are never drafted.
         count = min(ask.budget - 1, (self.small.positions or ask.position) - ask.position)
-        count = count if self.length is None else min(count, self.length.tokens)
+        if self.length is not None:
+            count = min(count, self.length.tokens)
         if count < 1:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
-            own = None if self.coupled or not isinstance(ask.draws, Sampled) else ask.draws.apart(DRAFTED)
-            tokens, logits = self._drafted(ask, own or ask.draws, count)
-            law = None if own is None else own.warp(logits).softmax(-1)
+            own_draws = None
+            if not self.coupled and isinstance(ask.draws, Sampled):
+                own_draws = ask.draws.apart(DRAFTED)
+            tokens, logits = self._drafted(ask, own_draws or ask.draws, count)
+            law = None
+            if own_draws is not None:
+                drawn_from = own_draws.warp(logits).softmax(-1)
+                law = torch.cat([torch.zeros_like(drawn_from[:1]), drawn_from])
             gains = logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
             # One copy to the host: float64 holds ids and float32 scores exactly.
             ids, scores = torch.stack([tokens.double(), gains.cumsum(0).double()]).cpu()
         chain = ProposalTree.chain(torch.cat([torch.tensor([ask.root]), ids.long()]))
-        return ProposalTree(chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]), chain.origin,
-                            law=None if law is None else torch.cat([torch.zeros_like(law[:1]), law]))
+        return ProposalTree(chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]),
+                            chain.origin, law=law)
 
     def _drafted(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
-        """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
+        """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's
+        device."""
         self.small.begin()
-        token, tokens, rows = torch.tensor([ask.root]), list[Tensor](), list[Tensor]()
+        token = torch.tensor([ask.root])
+        tokens = list[Tensor]()
+        rows = list[Tensor]()
         for ahead in range(1, count + 1):
             logits = self.small.extend(token)[None]
             token = draws.draw(logits, torch.full((1,), ask.position + ahead, device=logits.device))
@@ -103,7 +121,9 @@ class DraftModelChain:
 
 def chain(p: Parts, coupled: bool) -> Proposer:
     """A small model's chain."""
-    length = p.one(("draft-length",), DraftLength) if p.choices.schedule == "heuristic" else None
+    length = None
+    if p.choices.schedule == "heuristic":
+        length = p.one(("draft-length",), DraftLength)
     return DraftModelChain(small_model(p), length, coupled, p.clock)
 INDEPENDENT = Method(
     "sps", "a chain that a smaller model draws, accepted with min(1, p / q)", SPS, lambda p: chain(p, False),

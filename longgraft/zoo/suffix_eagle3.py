@@ -23,7 +23,9 @@ class SuffixRouteChoices(Drafting, SuffixChoices):
 
 
 def _suffix_or_drafts(p: Parts) -> Either:
-    least = p.choices.levels if p.choices.threshold is None else p.choices.threshold
+    least = p.choices.threshold
+    if p.choices.threshold is None:
+        least = p.choices.levels
     return Either(suffix(p), p.drafter(Dense()), expected, lambda ask: min(least, ask.budget - 1))
 
 

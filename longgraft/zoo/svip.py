@@ -18,8 +18,8 @@ LONGEST = 40        # most tokens of SVIP's chain
 
 @dataclass(frozen=True)
 class EntropyPolicy:
-    """SVIP (arXiv 2411.18462): drafting stops after a token whose distribution's square root of entropy is above a
-    threshold.
+    """SVIP (arXiv 2411.18462): drafting stops after a token whose distribution's square root of entropy is
+    above a threshold.
 
     The token is kept.  In a tree the best candidate's distribution counts.
     """
@@ -34,7 +34,8 @@ class EntropyPolicy:
 class SvipChoices(Drafting):
     """Choices of `svip`."""
 
-    threshold: float = option(0.3, "Square root of the entropy above which drafting stops", unit="nats^1/2", low=0,
+    threshold: float = option(0.3, "Square root of the entropy above which drafting stops",
+                              unit="nats^1/2", low=0,
                               high=10, source="SVIP, tuned over 0.2 to 0.5")
     chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")
 

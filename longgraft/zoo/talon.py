@@ -30,10 +30,13 @@ DEEPEST = 15        # most layers
 class _TreeLayer:
     """w nodes, the most probable first; nodes with the score -inf are padding.
 
-    tokens:    [w] int64; parents: [w] int64, indices into the layer before; scores: [w] float32, scores of the paths
-    hidden:    [1, w, H] the states of their parents
-    ancestors: [w, m] bool over the scratch rows of the layers before
-    depths:    [m] int64 of those rows, on the device if regions are fixed, else on the host
+    Attributes:
+        tokens: [w] int64.
+        parents: [w] int64, indices into the layer before.
+        scores: [w] float32, scores of the paths.
+        hidden: [1, w, H] the states of their parents.
+        ancestors: [w, m] bool over the scratch rows of the layers before.
+        depths: [m] int64 of those rows, on the device if regions are fixed, else on the host.
     """
 
     tokens: Tensor
@@ -50,24 +53,31 @@ class _TreeLayer:
 
     def first(self, nodes: int) -> _TreeLayer:
         """Returns the most probable `nodes` nodes."""
-        return _TreeLayer(self.tokens[:nodes], self.parents[:nodes], self.scores[:nodes], self.hidden[:, :nodes],
+        return _TreeLayer(self.tokens[:nodes], self.parents[:nodes], self.scores[:nodes],
+                          self.hidden[:, :nodes],
                       self.ancestors[:nodes], self.depths)
 
 
 class TalonDrafter:
-    """Drafts a first layer of `top_k` nodes, then layers of continuations, until the tree has `ask.budget` nodes.
+    """A drafter of a first layer of `top_k` nodes, then layers of continuations, until the tree has
+    `ask.budget` nodes.
 
-    A layer keeps the continuations whose paths have at least the share `share` of the best one's probability, and the
-    best of them if there are too many.  If regions are fixed, layers of trees of up to 64 nodes are padded to the
-    largest size that the budget allows.
+    A layer keeps the continuations whose paths have at least the share `share` of the best one's probability,
+    and the best of them if there are too many.  If regions are fixed, layers of trees of up to 64 nodes are
+    padded to the largest size that the budget allows.
     """
 
     def __init__(self, memory: Eagle3Cache, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
                  clock: Clock | None = None) -> None:
         self.memories = (memory,)
-        self.memory, self.network, self.share, self.deepest = memory, memory.network, share, deepest
+        self.memory = memory
+        self.network = memory.network
+        self.share = share
+        self.deepest = deepest
         self.top_k = min(top_k, self.network.config.draft_vocab_size)
-        self.clock, self.device, self.regions = clock or Clock(), memory.device, memory.regions
+        self.clock = clock or Clock()
+        self.device = memory.device
+        self.regions = memory.regions
         self._free = torch.zeros(1, dtype=torch.int64, device=self.device)
         # Layers without padding have no more rows than the tree, for which there is room.
         memory.room(self.deepest * SIZES[-1] if self.regions.fixed else 0)
@@ -82,37 +92,49 @@ class TalonDrafter:
 
     def _grow(self, ask: Ask) -> ProposalTree:
         padded = self.regions.fixed and ask.budget <= SIZES[-1]
-        tokens, parents, scores, above = [ask.root], [-1], [0.0], 0
+        tokens = [ask.root]
+        parents = [-1]
+        scores = [0.0]
+        above = 0
         width = min(self.top_k, ask.budget - 1)
         widest = ask.budget - 1 - width
         layer, record = self._region(padded, (width, "root"), partial(self._first, width))
         for index in range(self.deepest):
             ids, places, paths = record.cpu().tolist()
             nodes = sum(path > -math.inf for path in paths)
-            here, free = len(tokens), ask.budget - len(tokens) - nodes
+            first_child = len(tokens)
+            free = ask.budget - len(tokens) - nodes
             tokens += map(int, ids[:nodes])
             parents += [above + int(place) for place in places[:nodes]]
             scores += paths[:nodes]
             if not free or index == self.deepest - 1:
                 break
-            above = here
+            above = first_child
             self._free.fill_(free)
             self.clock.ran("draft")
-            layer, record = self._region(padded, (width, widest, index), partial(
-                self._next, layer if padded else layer.first(nodes), index, widest if padded else free))
+            if padded:
+                grow = partial(self._next, layer, index, widest)
+            else:
+                grow = partial(self._next, layer.first(nodes), index, free)
+            layer, record = self._region(padded, (width, widest, index), grow)
         return ProposalTree.build(tokens, parents, scores, [ROOT] + [DRAFT] * (len(tokens) - 1), index)
 
-    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _TreeLayer]) -> tuple[_TreeLayer, Tensor]:
+    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _TreeLayer]
+                ) -> tuple[_TreeLayer, Tensor]:
         def region() -> tuple[_TreeLayer, Tensor]:
             layer = grow()
             return layer, layer.record
 
-        return self.regions((self, self.memory.cache.age, name), region) if padded else region()
+        if padded:
+            return self.regions((self, self.memory.cache.age, name), region)
+        return region()
 
     def _first(self, width: int) -> _TreeLayer:
         """The root's own draft step."""
         scores, ids = self.memory.log_probs(self.memory.start)[0].topk(width)
-        where = self.device if self.regions.fixed else torch.device("cpu")
+        where = self.device
+        if not self.regions.fixed:
+            where = torch.device("cpu")
         return _TreeLayer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
                       self.memory.start.expand(1, width, -1),
                       torch.zeros(width, 0, dtype=torch.bool, device=self.device),
@@ -121,25 +143,28 @@ class TalonDrafter:
     def _next(self, before: _TreeLayer, index: int, width: int) -> _TreeLayer:
         """Returns the next layer, `width` nodes; nodes beyond the free slots are padding."""
         n = len(before.tokens)
-        seen = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
+        ancestors = torch.cat([before.ancestors, torch.eye(n, dtype=torch.bool, device=self.device)], dim=1)
         depths = torch.cat([before.depths, torch.full((n,), index, device=before.depths.device)])
-        states = self.memory.expand(before.hidden, before.tokens, index, seen, depths)
+        states = self.memory.expand(before.hidden, before.tokens, index, ancestors, depths)
         log_probs = self.memory.log_probs(states)
-        gains, ids = log_probs.topk(min(width, log_probs.shape[1]))             # [n, k]: at most `width` per parent
+        # [n, k]: at most `width` per parent.
+        gains, ids = log_probs.topk(min(width, log_probs.shape[1]))
         paths = (before.scores[:, None] + gains).flatten()
         scores, best = paths.topk(min(width, len(paths)))
         rank = torch.arange(len(best), device=self.device)
-        kept = (scores >= scores[0] + math.log(self.share)) & (rank < self._free)
+        expanded = (scores >= scores[0] + math.log(self.share)) & (rank < self._free)
         parents = best // gains.shape[1]
-        return _TreeLayer(self.network.target_ids(ids.flatten()[best]), parents, scores.masked_fill(~kept, -math.inf),
-                      states[:, parents], seen[parents], depths)
+        return _TreeLayer(self.network.target_ids(ids.flatten()[best]), parents,
+                          scores.masked_fill(~expanded, -math.inf),
+                      states[:, parents], ancestors[parents], depths)
 
 
 @dataclass(frozen=True)
 class TalonChoices(Checked):
     """Choices of `talon`."""
 
-    share: float = option(SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
+    share: float = option(SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for "
+                                 "Qwen3",
                           low=1e-9, high=1, source="TALON, mu")
     deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
     top_k: int = like(Drafting, "top_k")
@@ -149,7 +174,8 @@ class TalonChoices(Checked):
 def talon(parts: Parts) -> TalonDrafter:
     """The drafter with its choices."""
     chosen = parts.choices
-    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
+    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k,
+                        parts.clock)
 
 
 METHOD = Method(

@@ -1,4 +1,5 @@
-"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads for later tokens, and n-grams.
+"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads for later tokens, and
+n-grams.
 
 It is implemented without the paper's repetition penalty, which would change the target's distribution.
 """
@@ -32,7 +33,8 @@ ORDER = 4       # tokens of an n-gram, as in the authors' code
 
 
 class FrequentNgrams(Memory):
-    """Counts of n-grams in the answer and in predictions, by first token; the prompt's n-grams are not counted."""
+    """Counts of n-grams in the answer and in predictions, by first token; the prompt's n-grams are not
+    counted."""
 
     name = "n-grams"
 
@@ -82,7 +84,7 @@ class FrequentNgrams(Memory):
 
 
 class TokenSwift:
-    """Proposes the target's own next token, and below it the guesses of up to three heads and n-grams.
+    """A proposer of the target's own next token, and below it the guesses of up to three heads and n-grams.
 
     Each head gives `branches` guesses; the n-grams are those that begin with the next token.
     """
@@ -91,7 +93,9 @@ class TokenSwift:
                  sizes: tuple[int, int], clock: Clock | None = None) -> None:
         """sizes: (branches, most n-grams)."""
         self.memories = memories
-        self.target, self.heads, self.clock = target, heads, clock or Clock()
+        self.target = target
+        self.heads = heads
+        self.clock = clock or Clock()
         self.partial, self.frequent = memories
         self.branches, self.most = sizes
 
@@ -112,7 +116,8 @@ class TokenSwift:
         return tree.merge(drafted, at=0, budget=ask.budget)
 
     def _guessed(self, ask: Ask) -> tuple[int, float, list[tuple[list[int], list[float]]]]:
-        """Returns (the next token, its log-probability, each head's best tokens and their log-probabilities)."""
+        """Returns (the next token, its log-probability, each head's best tokens and their
+        log-probabilities)."""
         cache = self.partial.fresh()
         self.clock.ran("own")
         report, = self.target.run([Segment(ProposalTree.root_only(ask.root), cache)], Wants(final=True))
@@ -120,16 +125,20 @@ class TokenSwift:
         at = torch.tensor([ask.position + 1], device=report.logits.device)
         drawn = ask.draws.draw(report.logits, at)
         gain = report.logits.float().log_softmax(-1).gather(1, drawn[:, None])
-        ahead = self.heads.logits(report.final, self.target.logits)[0, :3].float().log_softmax(-1)      # [3, V]
+        # [3, V].
+        ahead = self.heads.logits(report.final, self.target.logits)[0, :3].float().log_softmax(-1)
         gains, ids = ahead.topk(min(self.branches, ahead.shape[1]))
-        found = _on_host(drawn, gain, ids, gains)
+        guesses = _on_host(drawn, gain, ids, gains)
         width = ids.shape[1]
-        rows = [(list(map(int, row[:width])), row[width:]) for row in found[1:]]
-        return int(found[0][0]), found[0][1], rows
+        rows = [(list(map(int, row[:width])), row[width:]) for row in guesses[1:]]
+        return int(guesses[0][0]), guesses[0][1], rows
 
     @staticmethod
-    def _tree(root: int, first: tuple[int, float], guesses: list[tuple[list[int], list[float]]]) -> ProposalTree:
-        tokens, parents, scores = [root, first[0]], [-1, 0], [0.0, first[1]]
+    def _tree(root: int, first: tuple[int, float],
+              guesses: list[tuple[list[int], list[float]]]) -> ProposalTree:
+        tokens = [root, first[0]]
+        parents = [-1, 0]
+        scores = [0.0, first[1]]
         level = [1]
         for ids, gains in guesses:
             below = [(node, token, gain) for node in level for token, gain in zip(ids, gains, strict=True)]
@@ -142,7 +151,8 @@ class TokenSwift:
 
 
 def _on_host(drawn: Tensor, gain: Tensor, ids: Tensor, gains: Tensor) -> list[list[float]]:
-    """Returns [[the drawn token, its gain], each head's ids and gains] in one sync; float64 holds both exactly."""
+    """Returns [[the drawn token, its gain], each head's ids and gains] in one sync; float64 holds both
+    exactly."""
     ahead = torch.cat([ids.double(), gains.double()], 1).flatten()
     flat = torch.cat([drawn.double(), gain[0].double(), ahead]).tolist()
     width = 2 * ids.shape[1]
@@ -156,7 +166,8 @@ class TokenSwiftChoices(Checked):
     rows: int = option(1024, "Rows kept of each head's cache", unit="rows", low=32, high=1_000_000,
                        source="its code has 4,096, for answers of 100,000 tokens")
     newest: float = like(TriForceChoices, "newest")
-    every: int | None = option(256, "Tokens after which rows are chosen anew", unit="tokens", low=1, high=1_000_000,
+    every: int | None = option(256, "Tokens after which rows are chosen anew",
+                               unit="tokens", low=1, high=1_000_000,
                                none="never", source="its code: when generated rows have taken the place of chosen ones")
     branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
     ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")

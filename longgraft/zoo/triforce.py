@@ -1,9 +1,10 @@
-"""TriForce (arXiv 2404.11912): a small model drafts, and the target corrects it on a part of its cache, then verifies.
+"""TriForce (arXiv 2404.11912): a small model drafts, and the target corrects it on a part of its cache, then
+verifies.
 
-The small model drafts from a window of the text: its first and its newest tokens.  StreamingLLM (arXiv 2309.17453)
-keeps rows that depend on evicted tokens; here the window is recomputed as a separate text when it moves, which is that
-paper's baseline.  So no prompt is too long for the model, the model reads no prompt, and its drafts depend only on the
-history.
+The small model drafts from a window of the text: its first and its newest tokens.  StreamingLLM (arXiv
+2309.17453) keeps rows that depend on evicted tokens; here the window is recomputed as a separate text when it
+moves, which is that paper's baseline.  So no prompt is too long for the model, the model reads no prompt, and
+its drafts depend only on the history.
 """
 
 from __future__ import annotations
@@ -26,24 +27,32 @@ from longgraft.zoo.selection import Chunks
 from longgraft.zoo.small_model import SMALL, DraftModelCache
 
 TRIFORCE = "TriForce (arXiv 2404.11912)"
-MOVES = 4       # the window moves by 1 / MOVES of its newest tokens at a time, so that it is rarely recomputed
+# The window moves by 1 / MOVES of its newest tokens at a time, so that it is rarely recomputed.
+MOVES = 4
 
 
 class StreamingDrafter:
-    """Drafts a chain of up to `length` tokens.  small: a cache without committed tokens, used by this proposer only."""
+    """A drafter of a chain of up to `length` tokens.
+
+    Attributes:
+        small: A cache without committed tokens, used by this proposer only.
+    """
 
     def __init__(self, small: DraftModelCache, history: TokenHistory, sizes: tuple[int, int, int],
                  clock: Clock | None = None) -> None:
         """sizes: (sinks, tokens of the window, length)."""
         self.memories = (history,)
-        self.small, self.history, self.clock = small, history, clock or Clock()
+        self.small = small
+        self.history = history
+        self.clock = clock or Clock()
         self.sinks, self.window, self.length = sizes
         self._held: list[int] = []
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
         length = min(self.length, ask.budget - 1)
-        text, scores = self.text(ask.root), [0.0]
+        text = self.text(ask.root)
+        scores = [0.0]
         begin = len(text) - 1
         with self.clock.part("draft"):
             while len(scores) <= length:
@@ -67,11 +76,14 @@ class StreamingDrafter:
         """Returns logits [V] of the next token; tokens that are in the cache already are not read again."""
         if not self._held:
             self.small.reset(self.window + self.length)
-        held, self._held = self._held, []       # after an interrupted pass the cache's content is unknown
+        # After an interrupted pass the cache's content is unknown
+        held = self._held
+        self._held = []
         pairs = enumerate(zip(held, text[:-1], strict=False))
-        known = next((i for i, (one, token) in pairs if one != token), min(len(held), len(text) - 1))
-        self.small.back(known)
-        logits = self.small.extend(torch.tensor(text[known:]))
+        same = next((i for i, (held_token, token) in pairs if held_token != token),
+                    min(len(held), len(text) - 1))
+        self.small.back(same)
+        logits = self.small.extend(torch.tensor(text[same:]))
         self._held = list(text)
         return logits
 
@@ -80,29 +92,34 @@ class StreamingDrafter:
 class TriForceChoices(Checked):
     """Choices of `triforce`."""
 
-    rows: int = option(1024, "Rows kept of the target's cache, in chunks of 8", unit="rows", low=16, high=1_000_000,
+    rows: int = option(1024, "Rows kept of the target's cache, in chunks of 8",
+                       unit="rows", low=16, high=1_000_000,
                        source="its code has 4,096, for contexts of 120,000 tokens")
-    newest: float = option(0.5, "Share of the rows that is the newest, whatever their keys", low=0.0, high=0.5,
+    newest: float = option(0.5, "Share of the rows that is the newest, whatever their keys",
+                           low=0.0, high=0.5,
                            source="its code has 0; docs/methods.md")
     every: int | None = option(None, "Tokens after which chunks are chosen anew", unit="tokens", low=1,
                                high=1_000_000, none="never", source="its code")
     length: int = option(6, "Tokens decoded on the part before a full pass", unit="tokens", low=1, high=64,
                          source="its code")
-    drafts: int = option(1, "Tokens of one draft of the small model", unit="tokens", low=1, high=64, source="its code")
+    drafts: int = option(1, "Tokens of one draft of the small model",
+                         unit="tokens", low=1, high=64, source="its code")
     window: int = option(256, "Tokens that the small model sees, 16 of them the first", unit="tokens", low=32,
                          high=65536, source="its code")
 
 
 def triforce(p: Parts) -> Cascade:
     """A small model drafts from a window; the target verifies on chunks of its cache."""
-    chosen, model = p.choices, p.the(SMALL)
+    chosen = p.choices
+    model = p.the(SMALL)
     small = DraftModelCache(model, p.target.vocab_size, p.clock)
     window = min(chosen.window, model.max_positions - chosen.drafts)
     inner = StreamingDrafter(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
     select = Chunks(chosen.rows, int(chosen.newest * chosen.rows))
-    return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts), p.clock)
+    return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts),
+                   p.clock)
 
 
 METHOD = Method(
-    "triforce", "a small model, corrected by the target on a part of its cache, then verified in full", TRIFORCE,
-    triforce, (SMALL,), choices=TriForceChoices())
+    "triforce", "a small model, corrected by the target on a part of its cache, then verified in full",
+    TRIFORCE, triforce, (SMALL,), choices=TriForceChoices())

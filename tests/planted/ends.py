@@ -4,7 +4,7 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("a statement is completed to the end of its block", "Ending._block_goes_on", "if not self.seen or", "if True or", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
-    Mutation("a block that goes on further out ends a completion early", "Ending._block_goes_on", "_indentation(found) == _indentation(self._line)", "True", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
+    Mutation("a block that goes on further out ends a completion early", "Ending._block_goes_on", "_indentation(next_line) == _indentation(self._line)", "True", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
     Mutation("a comment is a statement", "Ending._indented", 'startswith(("@", "#"))', 'startswith("@")', "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
     Mutation("a branch is cut from its statement", "Ending._indented", "next_one = not CONTINUES.match(line.code) and", "next_one =", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),
     Mutation("a branch that is being written ends a block", "Ending._indented", "if text.endswith(line.code) and any(", "if False and any(", "test_ends.py::test_a_completion_ends_where_its_line_or_block_does"),

@@ -8,8 +8,8 @@ MUTATIONS = (
     Mutation("a cursor's line ends at line feeds only", "symbols:LINE_END", "\\r\\n|\\r|\\n", "\\r\\n|\\n", "test_gathering.py::test_a_cursor_is_a_line_and_a_column_of_a_file"),
     Mutation("a snippet's lines are those of splitlines", "Snippet.last_line", 'self.text.removesuffix("\\n").count("\\n")', "max(0, len(self.text.splitlines()) - 1)", "test_gathering.py::test_the_last_line_of_a_snippet_is_counted_in_line_feeds"),
     Mutation("the file's own text is among its snippets", "gather:gather", "        sources.pop(cursor.path, None)\n", "", "test_gathering.py::test_pieces_are_whole_lines_that_do_not_overlap_nor_come_from_the_file_itself"),
-    Mutation("names that the file defines are looked for elsewhere", "candidates:meant", "name not in names.own or name in names.around", "name", "test_gathering.py::test_a_name_that_the_file_defines_is_looked_for_elsewhere_only_around_the_cursor"),
+    Mutation("names that the file defines are looked for elsewhere", "candidates:meant", "name not in names.defined or name in names.around", "name", "test_gathering.py::test_a_name_that_the_file_defines_is_looked_for_elsewhere_only_around_the_cursor"),
     Mutation("the enclosing definition is not looked for elsewhere", "candidates:meant", " or name in names.around", "", "test_gathering.py::test_a_name_that_the_file_defines_is_looked_for_elsewhere_only_around_the_cursor"),
-    Mutation("all lines before the cursor are compared", "alike", "if line.strip()][-WINDOW:]", "if line.strip()]", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
-    Mutation("blank lines before the cursor count", "alike", "if line.strip()][-WINDOW:]", "][-WINDOW:]", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
+    Mutation("all lines before the cursor are compared", "alike", "_names(lines[-WINDOW:])", "_names(lines)", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
+    Mutation("blank lines before the cursor count", "alike", " if line.strip()]\n    query", "]\n    query", "test_gathering.py::test_only_the_last_ten_lines_before_the_cursor_are_compared"),
 )

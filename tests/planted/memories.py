@@ -4,7 +4,7 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("the token after a chunk is the chunk's last", "read_prompt", "int(prompt[end])", "int(prompt[end - 1])", "test_memories.py::test_prompt_rows_of_a_drafter_do_not_depend_on_chunk_size"),
-    Mutation("the token after the last chunk but one is drawn", "read_prompt", "if end < len(prompt) else", "if end + 1 < len(prompt) else", "test_memories.py::test_prompt_rows_of_a_drafter_do_not_depend_on_chunk_size"),
+    Mutation("the token after the last chunk but one is drawn", "read_prompt", "if end < len(prompt):", "if end + 1 < len(prompt):", "test_memories.py::test_prompt_rows_of_a_drafter_do_not_depend_on_chunk_size"),
     Mutation("chunks overlap by one", "read_prompt", "prompt[start:end]", "prompt[start:end + 1]", "test_memories.py::test_prompt_rows_of_a_drafter_do_not_depend_on_chunk_size"),
     Mutation("a rewound history keeps one token", "TokenHistory.rewind", "self._size = mark", "self._size = mark + 1", "test_memories.py::test_a_rewound_history_is_as_long_as_at_its_mark"),
     Mutation("a rewound drafter keeps one row", "DraftCache.rewind", "self.cache.crop(length)", "self.cache.crop(min(length + 1, self.cache.length))", "test_memories.py::test_marks_include_observations_that_wait_to_be_fed"),

@@ -14,7 +14,7 @@ MUTATIONS = (
     Mutation("plain decoding has a budget", "Method.usual_budget", "isinstance(wanted, int) and self.budget > 1", "isinstance(wanted, int)", "test_methods.py::test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many"),
     Mutation("the paper's budget is lowered on a CPU", "Loaded._engine", "not adaptive and chosen.budget is None and self", "not adaptive and self", "test_methods.py::test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many"),
     Mutation("a gibibyte is a byte", "Loaded._engine", "int(chosen.prefixes * 2 ** 30)", "int(chosen.prefixes)", "test_methods.py::test_the_size_of_the_prefix_cache_is_given_in_gib"),
-    Mutation("plain decoding reads a budget", "plain.py", ", takes=frozenset()", "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
+    Mutation("plain decoding reads a budget", "plain.py", ",\n           takes=frozenset()", "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
     Mutation("a refusal ends in a gap", "_check_known", " or 'no settings'", "", "test_methods.py::test_a_setting_that_a_method_does_not_read_is_refused"),
     Mutation("a session's bounds do not reach the method", "find:find", "_found(name).under(flags)", "_found(name)", "test_methods.py::test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it"),
     Mutation("the settings do not say what the name sets", "chosen_method", "settings.with_flags(method.flags)", "settings", "test_methods.py::test_settings_in_a_methods_name_replace_the_sessions"),

@@ -4,13 +4,13 @@ from planted.mutation import Mutation
 
 MUTATIONS = (
     Mutation("the window before is the window now", "before_last_change", "return (*lines[:start], *change.old_lines, *lines[end:])", "return tuple(lines)", "test_next_edit.py::test_the_prompt_has_sweeps_layout"),
-    Mutation("changes are laid out from the last to the first", "NextEditLayout._changes", "reversed(found)", "found", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
+    Mutation("changes are laid out from the last to the first", "NextEditLayout._changes", "reversed(blocks)", "blocks", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
     Mutation("the middle of a long change is shown", "next_edit:_shortened", "if len(lines) > CHANGE_LINES:", "if False:", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
-    Mutation("changes of secret files are shown", "changes_of", "if not secret_path(change.path) and", "if", "test_next_edit.py::test_changes_are_read_from_a_diff_and_secrets_are_left_out"),
+    Mutation("changes of secret files are shown", "changes_of", "if not secret_path(change.path)", "if True", "test_next_edit.py::test_changes_are_read_from_a_diff_and_secrets_are_left_out"),
     Mutation("a next edit has no prediction", "NextEditLayout.lay_out", 'prediction=(self.coder.encode("\\n".join(window.lines)),)', "prediction=()", "test_next_edit.py::test_the_current_window_is_a_prediction"),
     Mutation("an editor's window is no prediction", "prompts:plain_prompt", "if window is None:", "if True:", "test_next_edit.py::test_zed_gets_the_models_answer_and_the_fields_that_it_reads"),
     Mutation("/completion ignores its prediction", "prompts:prepared", "(*requested.predictions, predicted)", "requested.predictions", "test_next_edit.py::test_a_prompts_window_and_a_given_prediction_are_both_predictions"),
-    Mutation("a rewrite that was cut off is an edit", "RewriteEnding.edit", 'if reason in ("eos", "stop") else None', "", "test_next_edit.py::test_a_rewrite_that_a_limit_cuts_off_is_no_edit"),
+    Mutation("a rewrite that was cut off is an edit", "RewriteEnding.edit", 'if reason in ("eos", "stop"):', "if True:", "test_next_edit.py::test_a_rewrite_that_a_limit_cuts_off_is_no_edit"),
     Mutation("an edit is complete at a place that occurs twice", "Window.rejoined", "if len(places) != 1:", "if not places:", "test_next_edit.py::test_lines_that_occur_twice_after_a_change_do_not_complete_an_edit"),
     Mutation("lines after the window are added to it", "Window.edit", "for lines in (new, self._without_following(new))", "for lines in (new,)", "test_next_edit.py::test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it"),
 )

@@ -10,8 +10,8 @@ MUTATIONS = (
     Mutation("an index that is being written is deleted", "Index.load", "except sqlite3.OperationalError:", "except ZeroDivisionError:", "test_repository.py::test_an_index_that_another_process_writes_is_left_alone"),
     Mutation("a folder that cannot be written is an error", "Index.save", "except (sqlite3.Error, OSError)", "except sqlite3.Error", "test_repository.py::test_an_index_that_cannot_be_written_costs_only_time"),
     Mutation("a link is followed out of the repository", "Repository._walk", "if entry.is_symlink():", "if False:", "test_repository.py::test_no_secret_is_opened_or_reached_by_a_link"),
-    Mutation("a file that became a secret is shown", "Repository.text", 'return "" if secret_text(text) else text', "return text", "test_repository.py::test_a_file_that_became_a_secret_is_not_shown"),
-    Mutation("old rules of an ignore file are remembered", "Repository._spec", "            self._ignored.clear()\n", "", "test_repository.py::test_a_changed_ignore_file_counts_at_once"),
+    Mutation("a file that became a secret is shown", "Repository.text", "if secret_text(text):", "if False:", "test_repository.py::test_a_file_that_became_a_secret_is_not_shown"),
+    Mutation("old rules of an ignore file are remembered", "Repository._spec", "        self._ignored.clear()\n", "", "test_repository.py::test_a_changed_ignore_file_counts_at_once"),
     Mutation("the first rule of ignore files counts", "Rules.ignore", "in reversed(self.specs)", "in self.specs", "test_repository.py::test_ignore_files_apply_below_their_folder_and_the_last_rule_counts"),
     Mutation("restricted keys of Stripe are read", "_CONTENTS", ', ("rk_live_", r"\\brk_live_[A-Za-z0-9]{20}")', "", "test_repository.py::test_a_token_is_a_secret_from_the_length_that_its_issuer_gives_it"),
     Mutation("npm's tokens must be 40 characters long", "_CONTENTS", "\\bnpm_[A-Za-z0-9]{36}", "\\bnpm_[A-Za-z0-9]{40}", "test_repository.py::test_a_token_is_a_secret_from_the_length_that_its_issuer_gives_it"),
@@ -19,5 +19,5 @@ MUTATIONS = (
     Mutation("KeePass's older databases are read", "NAMES", '"*.kdb", ', "", "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does"),
     Mutation("backups of Terraform's state are read", "NAMES", '"*.tfstate*"', '"*.tfstate"', "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does"),
     Mutation("Kubernetes' settings are read", "secret_files:FOLDERS", '".kube", ', "", "test_repository.py::test_each_pattern_of_a_name_finds_a_secret_that_no_other_does"),
-    Mutation("an alias is looked up instead of the imported name", "Resolver.imported", "self.defined(module, name))", "self.defined(module, alias))", "test_repository.py::test_an_import_with_another_name_shows_what_it_names"),
+    Mutation("an alias is looked up instead of the imported name", "Resolver.imported", "in self.defined(module, name):", "in self.defined(module, alias):", "test_repository.py::test_an_import_with_another_name_shows_what_it_names"),
 )

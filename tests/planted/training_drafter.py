@@ -6,9 +6,9 @@ MUTATIONS = (
     Mutation("the gradient of nats omits the target's shares", "_Distilled.forward", "gradient = ours.div_(summed).sub_(share)", "gradient = ours.div_(summed)", "test_training_drafter.py::test_the_gradients_of_a_loss_are_those_of_its_formula"),
     Mutation("every epoch has rows of its own", "TokenStream._tokens", "epoch if self._repeated is None else 0", "epoch", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
     Mutation("features of other layers are taken", "FeatureStore.__init__", "list(layers)", "[]", "test_training_drafter.py::test_later_epochs_read_the_targets_features_from_disk"),
-    Mutation("the layer's output is not scaled as its stream", "_copy_target_layer", "part.copy_(given * scale if", "part.copy_(given if", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
-    Mutation("a new head's normed features are scaled twice", "fresh:build_network", "(1.0 if config.fc_norm else recipe.feature_pass)", "recipe.feature_pass", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
-    Mutation("excerpts count as what the model wrote", "vocabulary:written_tokens", "start if document.own is None else max(start, end - document.own - document.ended)", "start", "test_training_drafter.py::test_a_vocabulary_is_counted_over_what_the_model_wrote"),
+    Mutation("the layer's output is not scaled as its stream", "_copy_target_layer", "copied = copied * scale", "pass", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
+    Mutation("a new head's normed features are scaled twice", "fresh:build_network", "feature_pass = 1.0", "pass", "test_training_drafter.py::test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature"),
+    Mutation("excerpts count as what the model wrote", "vocabulary:written_tokens", "first = max(start, end - document.own - document.ended)", "first = start", "test_training_drafter.py::test_a_vocabulary_is_counted_over_what_the_model_wrote"),
     Mutation("the file of the vocabulary is not read", "fresh:_counted", "if recipe.vocabulary is None:", "if True:", "test_training_drafter.py::test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_covers"),
     Mutation("context counts as covered", "vocabulary:covered", "coded[coded >= 0]", "np.where(coded < 0, ~coded, coded)", "test_training_drafter.py::test_the_share_that_a_vocabulary_covers_is_of_learnt_tokens_by_type"),
 )

@@ -24,7 +24,13 @@ from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTu
 ATTENTION = "longgraft_batched"
 GROWTH = 1.25               # factor by which a full cache grows
 PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding included
-SORTED_BATCHES = 4          # batches of turns that are sorted by length together, so that rows need little padding
+# Batches of turns that are sorted by length together, so that rows need little padding.
+SORTED_BATCHES = 4
+
+
+def _padded(block: Tensor, width: int) -> Tensor:
+    """Returns rows [..., width, D] with zeros before those of a block."""
+    return F.pad(block, (0, 0, width - block.shape[-2], 0))
 
 
 class _GrowingLayer(DynamicLayer):
@@ -52,11 +58,11 @@ class _GrowingLayer(DynamicLayer):
         """Keeps only these rows of the batch, from token `first` on."""
         self._store(self.keys[rows, :, first:], self.values[rows, :, first:])
 
-    def join(self, other: _GrowingLayer) -> None:
+    def join(self, joining: _GrowingLayer) -> None:
         """Adds the rows of another batch, aligned so that the last tokens of both are in the same column."""
-        width = max(self.held, other.held)
-        keys, values = (torch.cat([F.pad(block, (0, 0, width - block.shape[-2], 0)) for block in pair])
-                        for pair in ((self.keys, other.keys), (self.values, other.values)))
+        width = max(self.held, joining.held)
+        keys = torch.cat([_padded(self.keys, width), _padded(joining.keys, width)])
+        values = torch.cat([_padded(self.values, width), _padded(joining.values, width)])
         self._store(keys, values)
 
     def _store(self, keys: Tensor, values: Tensor, length: int = 0) -> None:
@@ -75,12 +81,13 @@ class _GrowingLayer(DynamicLayer):
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, **more: Any) -> tuple[Tensor, None]:
-    """Attention of one query per row by grouped products, which copy no keys per query head; else torch's attention."""
+    """Attention of one query per row by grouped products, which copy no keys per query head; else torch's
+    attention."""
     batch, heads, rows, size = query.shape
     if rows > 1 or more.get("softcap"):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     grouped = query.view(batch, key.shape[1], heads // key.shape[1], size)
-    scores = (grouped @ key.mT).float() * (scaling if scaling is not None else size ** -0.5)
+    scores = (grouped @ key.mT).float() * (size ** -0.5 if scaling is None else scaling)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, float("-inf"))
     return (scores.softmax(-1).to(value.dtype) @ value).view(batch, 1, heads, size), None
@@ -108,8 +115,10 @@ class _Row(Generic[AnyTurn]):
 class _Batch(Generic[AnyTurn]):
     """Rows that are continued together.
 
-    tokens, positions: [B], the last tokens, which are not in the cache yet; temperatures: [B]; seen: [B, n], 1 for the
-    cached tokens that are no padding
+    Attributes:
+        tokens, positions: [B], the last tokens, which are not in the cache yet.
+        temperatures: [B].
+        seen: [B, n], 1 for the cached tokens that are no padding.
     """
 
     rows: list[_Row[AnyTurn]]
@@ -123,14 +132,14 @@ class _Batch(Generic[AnyTurn]):
     def layers(self) -> list[_GrowingLayer]:
         return [layer for layer in self.cache.layers if isinstance(layer, _GrowingLayer)]
 
-    def join(self, other: _Batch[AnyTurn]) -> None:
-        width = max(self.seen.shape[1], other.seen.shape[1])
-        self.seen = torch.cat([F.pad(part.seen, (width - part.seen.shape[1], 0)) for part in (self, other)])
-        self.rows = self.rows + other.rows
+    def join(self, joining: _Batch[AnyTurn]) -> None:
+        width = max(self.seen.shape[1], joining.seen.shape[1])
+        self.seen = torch.cat([F.pad(part.seen, (width - part.seen.shape[1], 0)) for part in (self, joining)])
+        self.rows = self.rows + joining.rows
         for name in ("temperatures", "tokens", "positions"):
-            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
-        for ours, theirs in zip(self.layers, other.layers, strict=True):
-            ours.join(theirs)
+            setattr(self, name, torch.cat([getattr(self, name), getattr(joining, name)]))
+        for layer, layer_joining in zip(self.layers, joining.layers, strict=True):
+            layer.join(layer_joining)
 
     def keep(self, places: list[int]) -> None:
         """Keeps only these rows, without the columns that none of them sees."""
@@ -144,22 +153,31 @@ class _Batch(Generic[AnyTurn]):
 
 
 class _Sampler(Generic[AnyTurn]):
-    """Begins and continues batches of one model."""
+    """A sampler that begins and continues batches of one model."""
 
     def __init__(self, model: Any, ends: Sequence[int]) -> None:
-        self.model, self.ends, self.device = model, set(ends), next(model.parameters()).device
+        self.model = model
+        self.ends = set(ends)
+        self.device = next(model.parameters()).device
         self.cache_name = cache_name(model.forward)
         model.set_attn_implementation(ATTENTION)
 
     def begin(self, turns: Sequence[AnyTurn]) -> _Batch[AnyTurn]:
         """Reads these prompts and draws their first tokens."""
         longest = max(len(turn.prompt) for turn in turns)
-        ids, seen = (torch.tensor([[0] * (longest - len(turn.prompt)) + made(turn.prompt) for turn in turns],
-                                  device=self.device) for made in (list, lambda prompt: [1] * len(prompt)))
+        rows = []
+        is_prompt = []
+        for turn in turns:
+            padding = [0] * (longest - len(turn.prompt))
+            rows.append([*padding, *turn.prompt])
+            is_prompt.append([*padding, *[1] * len(turn.prompt)])
+        ids = torch.tensor(rows, device=self.device)
+        seen = torch.tensor(is_prompt, device=self.device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
-        temperatures = torch.tensor([turn.temperature for turn in turns], device=self.device, dtype=torch.float32)
-        batch = _Batch([_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns], temperatures, ids,
-                       positions[:, -1], seen, Cache(layer_class_to_replicate=_GrowingLayer))
+        temperatures = torch.tensor([turn.temperature for turn in turns], device=self.device,
+                                    dtype=torch.float32)
+        batch = _Batch([_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns], temperatures,
+                       ids, positions[:, -1], seen, Cache(layer_class_to_replicate=_GrowingLayer))
         self._run(batch, ids, positions)
         return batch
 
@@ -178,7 +196,8 @@ class _Sampler(Generic[AnyTurn]):
         for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):
             if row.goes_on:
                 row.ended = token in self.ends
-                row.tokens += [] if row.ended else [token]
+                if not row.ended:
+                    row.tokens.append(token)
 
 
 def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int = 64
@@ -189,7 +208,8 @@ def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int
 
     Args:
         model: A transformers causal language model.
-        more: Returns about as many next turns as asked for; sampling ends when it returns none and no row is running.
+        more: Returns about as many next turns as asked for; sampling ends when it returns none and no row is
+            running.
         ends: Token ids that end a row.
         batch: Maximum number of rows at once.
     """
@@ -202,7 +222,8 @@ def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int
         free = batch - (0 if live is None else len(live.rows))
         if waiting and free >= max(1, batch // 8):
             count = max(1, min(free, PROMPT_TOKENS // len(waiting[-1].prompt)))
-            new, waiting = sampler.begin(waiting[-count:]), waiting[:-count]
+            new = sampler.begin(waiting[-count:])
+            waiting = waiting[:-count]
             if live is None:
                 live = new
             else:
@@ -223,10 +244,15 @@ def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int
 
 
 def _drawn(logits: Tensor, temperature: Tensor, draw: Tensor) -> Tensor:
-    """Returns [B] ids drawn by the inverse distribution function.  logits: [B, V]; temperature: [B]; draw: [B] in [0,
-    1)."""
+    """Returns [B] ids drawn by the inverse distribution function.
+
+    Args:
+        logits: [B, V].
+        temperature: [B].
+        draw: [B] in [0, 1).
+    """
     greedy = logits.argmax(-1)
     summed = (logits / temperature.clamp(min=1e-3)[:, None]).softmax(-1).cumsum(-1)
     # The draw is scaled by the sum, which is not exactly 1 because of rounding.
-    found = torch.searchsorted(summed, (draw.float() * summed[:, -1])[:, None]).flatten()
-    return torch.where(temperature > 0, found.clamp(max=logits.shape[-1] - 1), greedy)
+    indices = torch.searchsorted(summed, (draw.float() * summed[:, -1])[:, None]).flatten()
+    return torch.where(temperature > 0, indices.clamp(max=logits.shape[-1] - 1), greedy)

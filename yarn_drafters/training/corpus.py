@@ -1,7 +1,7 @@
 """Trains tokenizers and encodes training text as tokens.
 
-A token that is only context (a chat's question) is stored as ~id, so packing, shuffling and resuming can ignore the
-difference.
+A token that is only context (a chat's question) is stored as ~id, so packing, shuffling and resuming can
+ignore the difference.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 
-# Order matters: the first alternative that matches at a position wins.  Newlines and indentation are separate pieces,
-# so that a prompt that ends with a newline is split like the training text.
+# Order matters: the first alternative that matches at a position wins.  Newlines and indentation are separate
+# pieces, so that a prompt that ends with a newline is split like the training text.
 PIECES = "|".join((
     r"(?<![^\n])[ \t]+",            # a line's whole indentation, at most one token per common depth
     r"(?:\r?\n)+",                  # a run of line ends
@@ -67,7 +67,9 @@ def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
 class EncodedCorpus:
     """Encoded documents.
 
-    tokens: [N] int32, an end token after each whole document, ~id for context only; starts: [documents + 1] int64
+    Attributes:
+        tokens: [N] int32, an end token after each whole document, ~id for context only.
+        starts: [documents + 1] int64.
     """
 
     tokens: np.ndarray
@@ -85,19 +87,22 @@ class EncodedCorpus:
 
 def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
                   cache: Path) -> EncodedCorpus:
-    """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the same."""
+    """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the
+    same."""
     paths = [Path(path) for path in paths]
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
     digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
-    for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()):
+    for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*"))
+                       if f.is_file()):
         digest.update(file.read_bytes())
-    if (found := _cached(cache, digest.hexdigest())) is not None:
-        return found
+    cached = _cached(cache, digest.hexdigest())
+    if cached is not None:
+        return cached
     chats = ChatEncoder(tokenizer)
     corpus = encode(read_documents(paths), chats)
     if not len(corpus.tokens):
-        raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no chat with "
-                         f"an answer. {chats.left_out or 'Give other files.'}")
+        raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no "
+                         f"chat with an answer. {chats.left_out or 'Give other files.'}")
     partial = cache.with_suffix(".partial.npz")
     np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=corpus.types,
              sources=corpus.sources, digest=digest.hexdigest())
@@ -106,7 +111,8 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 
 
 def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
-    """Returns the cached corpus; None if it belongs to other files, is damaged or missing, since it can be rebuilt."""
+    """Returns the cached corpus; None if it belongs to other files, is damaged or missing, since it can be
+    rebuilt."""
     try:
         with np.load(cache) as saved:
             if str(saved["digest"]) == digest:
@@ -120,26 +126,32 @@ def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
 def encode(documents: Iterable[Document], chats: ChatEncoder) -> EncodedCorpus:
     """Returns the documents as ids; chats that cannot be encoded are left out and counted on stderr.
 
-    chats: encodes chats; other texts are encoded with its tokenizer
+    Args:
+        chats: Encodes chats; other texts are encoded with its tokenizer.
     """
     tokenizer = chats.tokenizer
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    pieces, types, sources = [], [], []
+    pieces = []
+    types = []
+    sources = []
     documents = (document for document in documents if document.text or document.turns)
     while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
         # These ids include the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
-            text_end = end if document.ended else []
-            found = chats.documents(document) if document.turns else [[*next(plain), *text_end]]
-            for ids in found:
+            text_end = end
+            if not document.ended:
+                text_end = []
+            encoded = chats.documents(document) if document.turns else [[*next(plain), *text_end]]
+            for ids in encoded:
                 pieces.append(np.array(ids, dtype=np.int32))
                 types.append(document.type)
                 sources.append(document.source)
     if pieces and chats.left_out:
         print(f"longgraft: {chats.left_out}", file=sys.stderr)
     starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-    return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types), tuple(sources))
+    return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types),
+                         tuple(sources))
 
 
 def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -31,11 +31,15 @@ class World:
 
     @classmethod
     def join(cls, wanted: str | None = None) -> World:
-        """Joins the other processes, over nccl on GPUs and gloo elsewhere.  wanted: device; None: GPUs if there are
-        any."""
+        """Joins the other processes, over nccl on GPUs and gloo elsewhere.
+
+        Args:
+            wanted: Device; None: GPUs if there are any.
+        """
         device = device_of(wanted)
         if device.type == "cuda":
-            device = device_of(f"cuda:{os.environ.get('LOCAL_RANK', '0')}") if device.index is None else device
+            if device.index is None:
+                device = device_of(f"cuda:{os.environ.get('LOCAL_RANK', '0')}")
             torch.cuda.set_device(device)
         if int(os.environ.get("WORLD_SIZE", "1")) == 1:
             return cls(device=device)
@@ -52,7 +56,8 @@ class World:
         if self.size > 1:
             flat = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(flat)
-            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]),
+                                     strict=True):
                 tensor.copy_(total.view_as(tensor))
 
     @contextmanager
@@ -72,8 +77,8 @@ SINGLE_PROCESS = World()
 def sole_trainer(out: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
     """Creates and locks the folder, because two trainers in one would overwrite each other's checkpoints."""
     if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in RUN_FILES):
-        raise ValueError(f"{out} holds files that are not of a training run, such as {min(out.iterdir()).name}. "
-                         "Give --out a new folder.")
+        raise ValueError(f"{out} holds files that are not of a training run, such as "
+                         f"{min(out.iterdir()).name}. Give --out a new folder.")
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "lock").touch()

@@ -1,4 +1,5 @@
-"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and complete."""
+"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and
+complete."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import numpy as np
 
 from longgraft.yarn_drafters.training.documents import Document
 
-SHORTEST, LONGEST = 400, 6000       # characters of an excerpt; the longest by default: short ones are fast to sample
+# Characters of an excerpt; the longest by default: short ones are fast to sample
+SHORTEST = 400
+LONGEST = 6000
 PROSE_TASKS = (
     "Summarize the following text.",
     "Write a one-page summary of the text below.",
@@ -59,7 +62,9 @@ def document_request(documents: Sequence[Document], rng: np.random.Generator, lo
     """Draws a request about an excerpt, of at most `longest` characters, of one of the documents."""
     document = documents[int(rng.integers(len(documents)))]
     excerpt = excerpt_of(document, rng, longest)
-    tasks = CODE_TASKS if document.type.startswith("code") else PROSE_TASKS
+    tasks: Sequence[str] = PROSE_TASKS
+    if document.type.startswith("code"):
+        tasks = CODE_TASKS
     task = tasks[int(rng.integers(len(tasks)))]
     parts = (task, excerpt) if rng.random() < 0.5 else (excerpt, task)
     return "\n\n".join(part.strip("\n") for part in parts)

@@ -1,4 +1,5 @@
-"""Trains EAGLE-3 heads by training-time test on a frozen target's features, which are computed during training."""
+"""Trains EAGLE-3 heads by training-time test on a frozen target's features, which are computed during
+training."""
 
 from __future__ import annotations
 
@@ -33,9 +34,10 @@ from longgraft.yarn_drafters.training.vocabulary import covered
 
 
 class DrafterTrainer(DistillingTrainer):
-    """Trains a head to predict the frozen target's distributions."""
+    """A trainer of a head that predicts the frozen target's distributions."""
 
-    recipes, folder = DrafterRecipe, "head"
+    recipes = DrafterRecipe
+    folder = "head"
     first_learnt = 2        # slot 0 is fed tokens 0 and 1
 
     def __init__(self, recipe: DrafterRecipe, target: Target, network: Eagle3Network, *more: Any) -> None:
@@ -68,10 +70,11 @@ class DrafterTrainer(DistillingTrainer):
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         # ~id is negative: context only.  The token after slot t is rows[t + 1].
-        tokens, learnt = torch.where(rows < 0, ~rows, rows)[:, :-1], rows[:, 1:] >= 0
-        seen = self._seen(tokens, positions)
+        tokens = torch.where(rows < 0, ~rows, rows)[:, :-1]
+        learnt = rows[:, 1:] >= 0
+        outputs = self._seen(tokens, positions)
         with self.recipe.autocast(self.device):
-            loss, figures = training_time_test(self.network, seen, tokens, positions, self.target.logits,
+            loss, figures = training_time_test(self.network, outputs, tokens, positions, self.target.logits,
                                                self.recipe.ttt_steps, learnt, self.recipe.loss)
         return loss, {"losses": figures.losses, "agreements": figures.agreements}
 
@@ -80,12 +83,17 @@ class DrafterTrainer(DistillingTrainer):
         """Returns the target's outputs for these rows, read from the store or computed."""
         if self.store is None:
             return self._computed(tokens, positions)
-        found = [self.store.get(*row) or self._computed(*(part[None] for part in row))
-                 for row in zip(tokens, positions.expand_as(tokens), strict=True)]
-        for row, seen in zip(zip(tokens, positions.expand_as(tokens), strict=True), found, strict=True):
-            self.store.put(*row, seen)
-        return TargetOutputs(*(torch.cat([getattr(seen, f.name) for seen in found]).to(self.device)
-                               for f in fields(TargetOutputs)))
+        rows = list(zip(tokens, positions.expand_as(tokens), strict=True))
+        by_row = []
+        for row, places in rows:
+            by_row.append(self.store.get(row, places) or self._computed(row[None], places[None]))
+        for (row, places), outputs in zip(rows, by_row, strict=True):
+            self.store.put(row, places, outputs)
+        joined = []
+        for output in fields(TargetOutputs):
+            values = [getattr(outputs, output.name) for outputs in by_row]
+            joined.append(torch.cat(values).to(self.device))
+        return TargetOutputs(*joined)
 
     def _computed(self, tokens: Tensor, positions: Tensor) -> TargetOutputs:
         # A target in half precision or in blocks needs no casts.
@@ -119,20 +127,24 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
         longest: Positions of the target; None: no limit.
 
     Raises:
-        ValueError: the head already reaches `to`, has another kind of rotary embedding, or `to` exceeds the target.
+        ValueError: the head already reaches `to`, has another kind of rotary embedding, or `to` exceeds the
+            target.
     """
     head = load_head(start, target).config
     original = original or (head.rope.original if head.rope.kind == "yarn" else head.max_positions)
     if to <= original:
-        raise ValueError(f"The head already reaches {original:,} positions; {to:,} is no extension. Raise --to, or "
-                         "give --original if it was trained at less.")
+        raise ValueError(f"The head already reaches {original:,} positions; {to:,} is no extension. Raise "
+                         "--to, or give --original if it was trained at less.")
     if head.rope.kind not in ("default", "yarn"):
-        raise ValueError(f"The head has {head.rope.kind} rotary embedding; only plain or YaRN heads are extended.")
+        raise ValueError(f"The head has {head.rope.kind} rotary embedding; only plain or YaRN heads are "
+                         "extended.")
     if longest is not None and to > longest:
-        raise ValueError(f"The target has {longest:,} positions, and {to:,} were given for its drafter. Lower --to.")
+        raise ValueError(f"The target has {longest:,} positions, and {to:,} were given for its drafter. "
+                         "Lower --to.")
     rows = 2 ** int(math.log2(min(32768, to)))
-    usual = DrafterRecipe(stages=(Stage(rows, grouped=True),), total_tokens=400 * 16 * rows, micro_tokens=rows,
-                          tokens_per_step=16 * rows, muon_lr=2e-5, adam_lr=2e-5, warmup=0.05, ttt_steps=4,
-                          max_positions=to, valid_length=min(8192, rows))
-    return DrafterRecipe.load(recipe, usual, **changes, rope=Rope(head.rope.base, "yarn", to / original, original),
-                              max_positions=to, start=str(start))
+    usual = DrafterRecipe(stages=(Stage(rows, grouped=True),), total_tokens=400 * 16 * rows,
+                          micro_tokens=rows, tokens_per_step=16 * rows, muon_lr=2e-5, adam_lr=2e-5,
+                          warmup=0.05, ttt_steps=4, max_positions=to, valid_length=min(8192, rows))
+    return DrafterRecipe.load(recipe, usual, **changes,
+                              rope=Rope(head.rope.base, "yarn", to / original, original), max_positions=to,
+                              start=str(start))

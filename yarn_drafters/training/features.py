@@ -1,4 +1,5 @@
-"""Keeps a frozen target's outputs for rows of tokens on disk, so that later epochs need no forward of the target.
+"""Keeps a frozen target's outputs for rows of tokens on disk, so that later epochs need no forward of the
+target.
 
 A row of 1,024 tokens takes 4.8 MB for a target of hidden size 576.
 """
@@ -19,32 +20,45 @@ from longgraft.yarn_drafters.training.objective import TargetOutputs
 
 
 class FeatureStore:
-    """A folder with one safetensors file per row, named by target, layers, tokens and positions; floats as bfloat16."""
+    """A folder with one safetensors file per row, named by target, layers, tokens and positions; floats as
+    bfloat16."""
 
     def __init__(self, folder: Path, target: Target, layers: Sequence[int]) -> None:
-        self.folder, self.dtype = folder, target.dtype
+        self.folder = folder
+        self.dtype = target.dtype
         self.identity = digest([sample(target.model), list(layers), str(target.dtype)])
         folder.mkdir(parents=True, exist_ok=True)
 
     def get(self, tokens: Tensor, positions: Tensor) -> TargetOutputs | None:
-        """Returns the outputs of one row (tokens and positions [S]), on the CPU with a batch of 1; None if not
-        stored."""
+        """Returns the outputs of one row (tokens and positions [S]), on the CPU with a batch of 1; None if
+        not stored."""
         from safetensors.torch import load_file
 
-        if not (path := self._path(tokens, positions)).exists():
+        path = self._path(tokens, positions)
+        if not path.exists():
             return None
-        return TargetOutputs(**{name: (t.to(self.dtype) if t.is_floating_point() else t)[None]
-                       for name, t in load_file(path).items()})
+        stored = {}
+        for name, tensor in load_file(path).items():
+            if tensor.is_floating_point():
+                tensor = tensor.to(self.dtype)
+            stored[name] = tensor[None]
+        return TargetOutputs(**stored)
 
     def put(self, tokens: Tensor, positions: Tensor, seen: TargetOutputs) -> None:
         """Stores the outputs of one row (a batch of 1); a crash leaves no incomplete file."""
         from safetensors.torch import save_file
 
-        if (path := self._path(tokens, positions)).exists():
+        path = self._path(tokens, positions)
+        if path.exists():
             return
-        found = {f.name: getattr(seen, f.name)[0] for f in fields(TargetOutputs)}
-        save_file({name: (t.bfloat16() if t.is_floating_point() else t).contiguous().cpu()
-                   for name, t in found.items()}, part := path.with_suffix(".partial"))
+        tensors = {}
+        for output in fields(TargetOutputs):
+            tensor = getattr(seen, output.name)[0]
+            if tensor.is_floating_point():
+                tensor = tensor.bfloat16()
+            tensors[output.name] = tensor.contiguous().cpu()
+        part = path.with_suffix(".partial")
+        save_file(tensors, part)
         part.replace(path)
 
     def _path(self, tokens: Tensor, positions: Tensor) -> Path:

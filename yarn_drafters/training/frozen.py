@@ -1,4 +1,5 @@
-"""The common part of drafter trainers: a frozen target, its encoded texts, the run, and replay for measurements."""
+"""The common part of drafter trainers: a frozen target, its encoded texts, the run, and replay for
+measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +38,11 @@ from longgraft.yarn_drafters.training.streams import held_out_rows
 
 @dataclass(frozen=True)
 class Frozen:
-    """The target and texts of a run.  unseen: validation text, or None."""
+    """The target and texts of a run.
+
+    Attributes:
+        unseen: Validation text, or None.
+    """
 
     world: World
     target: Target
@@ -48,9 +53,11 @@ class Frozen:
     @contextmanager
     def prepared(cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype) -> Iterator[Frozen]:
-        """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the block ends.
+        """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the
+        block ends.
 
-        data, valid: see `read_documents`
+        Args:
+            data, valid: See `read_documents`.
         """
         world = World.join(recipe.device)
         if recipe.threads:
@@ -60,7 +67,9 @@ class Frozen:
             tokenizer = read_tokenizer(place.path, name)
             with world.first_in_turn():
                 corpus = encode_corpus(data, tokenizer, out / "corpus.npz")
-                unseen = encode_corpus(valid, tokenizer, out / "valid.npz") if valid else None
+                unseen = None
+                if valid:
+                    unseen = encode_corpus(valid, tokenizer, out / "valid.npz")
             # As it is decoded: a GGUF file's blocks on a CPU.
             target = load_target(place, Settings(dtype=str(dtype)[6:], device=str(world.device))).target
             target.model.requires_grad_(False)
@@ -70,26 +79,33 @@ class Frozen:
 
 
 class DistillingTrainer(Trainer):
-    """Trains a drafter on a frozen target's distributions.  Subclasses make it, define the objective and write it.
+    """A trainer of a drafter on a frozen target's distributions.  Subclasses make it, define the objective
+    and write it.
 
-    recipes: class of its settings; folder: name of the result's folder inside the run's folder
+    Attributes:
+        recipes: Class of its settings.
+        folder: Name of the result's folder inside the run's folder.
     """
 
     recipes: ClassVar[type[DistilledRecipe]]
     folder: ClassVar[str]
     recipe: Any
 
-    def __init__(self, recipe: DistilledRecipe, target: Target, network: Any, corpus: EncodedCorpus, out: Path,
-                 unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS) -> None:
-        self.target, self.network = target, network.to(target.device)
+    def __init__(self, recipe: DistilledRecipe, target: Target, network: Any, corpus: EncodedCorpus,
+                 out: Path, unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS) -> None:
+        self.target = target
+        self.network = network.to(target.device)
         by_muon: dict[bool, list[nn.Parameter]] = {True: [], False: []}
         for name, parameter in network.named_parameters():
             if parameter.requires_grad:
                 by_muon[self.by_muon(name, parameter)].append(parameter)
-        others = [{"params": by_muon[False], "lr": recipe.adam_lr}]
-        super().__init__(recipe, network, muon_and_adam(by_muon[True], others, recipe), corpus, out,
+        groups = [{"params": by_muon[False], "lr": recipe.adam_lr}]
+        super().__init__(recipe, network, muon_and_adam(by_muon[True], groups, recipe), corpus, out,
                          {"target": target.name} | asdict(network.config), world)
-        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
+        if unseen is None:
+            self.unseen = {}
+        else:
+            self.unseen = held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
     @classmethod
     def train(cls, recipe: Any, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
@@ -107,14 +123,15 @@ class DistillingTrainer(Trainer):
         Returns:
             The drafter's folder.
         """
-        out, name = Path(out), str(model)
-        with Frozen.prepared(recipe, name, data, valid, out, dtype) as given:
-            run = cls(recipe, given.target, cls.fresh(recipe, given.target, given.corpus), given.corpus, out,
-                      given.unseen, given.world)
-            run.run(until, target=name, corpus_tokens=len(given.corpus.tokens),
+        out = Path(out)
+        name = str(model)
+        with Frozen.prepared(recipe, name, data, valid, out, dtype) as prepared:
+            run = cls(recipe, prepared.target, cls.fresh(recipe, prepared.target, prepared.corpus),
+                      prepared.corpus, out, prepared.unseen, prepared.world)
+            run.run(until, target=name, corpus_tokens=len(prepared.corpus.tokens),
                     parameters=sum(p.numel() for p in run.network.parameters()),
-                    **run.about(given.unseen or given.corpus))
-            if given.world.first:
+                    **run.about(prepared.unseen or prepared.corpus))
+            if prepared.world.first:
                 run.write(out / cls.folder)
                 (out / cls.folder / "training.json").write_text(json.dumps({
                     "target": name, "tokens": run.state.tokens, "steps": run.state.step,
@@ -135,30 +152,38 @@ class DistillingTrainer(Trainer):
         """Saves the drafter in bfloat16 and loads it again, strictly."""
 
     def about(self, corpus: EncodedCorpus) -> dict[str, Any]:
-        """Returns further fields of the log's first line.  corpus: unseen text, or the training data without any"""
+        """Returns further fields of the log's first line.
+
+        Args:
+            corpus: Unseen text, or the training data without any.
+        """
         return {}
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
-        """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the others."""
+        """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the
+        others."""
         return parameter.ndim == 2
 
     @torch.no_grad()
     def measure(self) -> Figures:
-        """Returns the objective's figures and the accepted length (MAT) in replay, per kind of unseen text."""
-        found: Figures = {}
+        """Returns the objective's figures and the accepted length (MAT) in replay, per kind of unseen
+        text."""
+        measured: Figures = {}
         for kind, coded in self.unseen.items():
             figures = self.figures_of(coded)
             if self.recipe.mat_prompts:
                 drafter, nodes = self.proposer(as_decoded(self.network, self.target))
                 rows = torch.from_numpy(coded)[:self.recipe.mat_prompts]
                 figures["mat"] = replayed(self.target, drafter, rows, self.recipe.mat_tokens, nodes)
-            found |= {f"{kind}_{name}": figure for name, figure in figures.items()}
-        return found
+            measured |= {f"{kind}_{name}": figure for name, figure in figures.items()}
+        return measured
 
 
 @torch.no_grad()
-def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B, S, Ht]."""
+def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor
+             ) -> tuple[Tensor, Tensor]:
+    """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B,
+    S, Ht]."""
     if target.weights != "float" and bool((positions == torch.arange(tokens.shape[1])).all()):
         return _as_decoded(target, layers, tokens)
     with target.inputs_of(tuple(layers)) as taken:
@@ -171,8 +196,8 @@ def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: T
 def _as_decoded(target: Target, layers: Sequence[int], tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Returns what `observed` does, of rows without jumps of positions.
 
-    A pass of the engine has compiled layers: beside weights in blocks it is 1.4 to 1.7 times as fast as the model's own
-    code, and has the values of decoding.
+    A pass of the engine has compiled layers: beside weights in blocks it is 1.4 to 1.7 times as fast as the
+    model's own code, and has the values of decoding.
     """
     segments = [Segment(ProposalTree.chain(row), target.cache(len(row)), "none") for row in tokens]
     with torch.autocast(target.device.type, enabled=False):
@@ -187,24 +212,28 @@ def check_logits(target: Target) -> None:
     """Raises ValueError if `Target.logits` does not equal the model's own logits."""
     tokens = torch.arange(8, device=target.device)[None]
     ours = target.logits(observed(target, (0,), tokens, torch.arange(8, device=target.device)[None])[1])
-    theirs = target.model(tokens, use_cache=False).logits
-    if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item()):
-        raise ValueError(f"{target.name} computes its logits in a way of its own, which the trainer does not know; a "
-                         "head trained on other logits would be wrong. Use another target.")
+    expected = target.model(tokens, use_cache=False).logits
+    if not torch.allclose(ours, expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item()):
+        raise ValueError(f"{target.name} computes its logits in a way of its own, which the trainer does not "
+                         "know; a head trained on other logits would be wrong. Use another target.")
 
 
 def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int) -> float:
     """Returns the accepted draft tokens per step when each coded row's last `new` tokens are replayed."""
     session = Session(Engine(Lane(target, proposer, Clock()), budget), None)
-    new, accepted, steps = min(new, rows.shape[1] // 2), 0, 0
+    new = min(new, rows.shape[1] // 2)
+    accepted = 0
+    steps = 0
     for row in torch.where(rows < 0, ~rows, rows).tolist():
         stats = session.generate(row[:-new], new, replay=row[-new:]).stats
-        accepted, steps = accepted + sum(stats.accepted_per_step), steps + stats.steps
+        accepted += sum(stats.accepted_per_step)
+        steps += stats.steps
     return accepted / max(1, steps)
 
 
 def as_decoded(network: nn.Module, target: Target) -> Any:
-    """Returns a copy in the target's precision, as after loading; modules of the target are shared, not copied."""
+    """Returns a copy in the target's precision, as after loading; modules of the target are shared, not
+    copied."""
     return copy.deepcopy(network, {id(module): module for module in target.model.modules()}).to(target.dtype)
 
 
@@ -212,5 +241,6 @@ def _same_vocabulary(corpus: EncodedCorpus, target: Target) -> None:
     """Raises ValueError if the corpus has ids without an embedding in the target."""
     largest = int(split_coded(corpus.tokens)[0].max())
     if largest >= target.vocab_size:
-        raise ValueError(f"The tokenizer of {target.name} gives token {largest:,} in the training files, and the model "
-                         f"has {target.vocab_size:,}: they do not belong together. Fetch both again.")
+        raise ValueError(f"The tokenizer of {target.name} gives token {largest:,} in the training files, and "
+                         f"the model has {target.vocab_size:,}: they do not belong together. Fetch both "
+                         "again.")

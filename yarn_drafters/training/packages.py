@@ -27,21 +27,27 @@ RESTRICTED = re.compile(r"GPL|MPL|Mozilla|EPL|Commercial|Proprietary", re.I)
 LICENCE_TEXTS = {"Apache-2.0": "Apache License", "MIT": "Permission is hereby granted, free of charge",
                  "BSD": "Redistribution and use in source and binary forms"}
 VENDORED = re.compile(r"vendor|/_?extern|third_party|/debian/|/gen/")
-SHORTEST, LONGEST = 500, 60_000     # characters: shorter files are boilerplate, longer ones tables and generated code
+# Characters: shorter files are boilerplate, longer ones tables and generated code
+SHORTEST = 500
+LONGEST = 60_000
 SHINGLE = 20                        # consecutive words by which repeated text is recognised
 
 
 def licence_of(metadata: str) -> str | None:
     """Returns the permissive licence that a wheel's METADATA states, or None."""
     fields = message_from_string(metadata)
-    stated = [fields.get("License-Expression"), *(c for c in fields.get_all("Classifier") or () if "License ::" in c)]
+    stated = [fields.get("License-Expression"),
+              *(c for c in fields.get_all("Classifier") or () if "License ::" in c)]
     text = "; ".join(s for s in stated if s) or (fields.get("License") or "")[:80]
-    return text if PERMISSIVE.search(text) and not RESTRICTED.search(text) else None
+    if PERMISSIVE.search(text) and not RESTRICTED.search(text):
+        return text
+    return None
 
 
 def is_handwritten(text: str) -> bool:
     """Returns True if this looks like handwritten source: not a data table, not generated, not minified."""
-    if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000]):
+    if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated",
+                                                         text[:2000]):
         return False
     digits = sum(c.isdigit() for c in text)
     return digits < 0.12 * len(text) and max(map(len, text.splitlines())) < 400
@@ -58,10 +64,13 @@ def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as wheel:
             metadata = [n for n in wheel.namelist() if n.endswith(".dist-info/METADATA")]
-            licence = licence_of(wheel.read(metadata[0]).decode("utf-8", "replace")) if metadata else None
+            licence = None
+            if metadata:
+                licence = licence_of(wheel.read(metadata[0]).decode("utf-8", "replace"))
             return licence, {n: wheel.read(n).decode("utf-8", "replace") for n in wheel.namelist()
                              if PurePosixPath(n).suffix in TYPES and not VENDORED.search(n)}
-    licence, sources = None, {}
+    licence = None
+    sources = {}
     with tarfile.open(path) as archive:
         for member in archive:
             name = PurePosixPath(member.name)
@@ -73,12 +82,14 @@ def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
             if wanted:
                 sources[member.name] = text
             else:
-                licence = next((known for known, words in LICENCE_TEXTS.items() if words in text), licence)
+                licence = next((licence_name for licence_name, words in LICENCE_TEXTS.items()
+                                if words in text), licence)
     return licence, sources
 
 
 def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Yields {text, type, source, license} of an archive's own files in random order, up to about `most` characters."""
+    """Yields {text, type, source, license} of an archive's own files in random order, up to about `most`
+    characters."""
     licence, sources = read_archive(path)
     if licence is None:
         return
@@ -90,40 +101,44 @@ def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str
         text = sources[name].replace("\r\n", "\n")
         if size < most and is_handwritten(text):
             size += len(text)
-            yield {"text": text, "type": TYPES[PurePosixPath(name).suffix], "source": f"{package}@{path.name}:{name}",
-                   "license": licence}
+            yield {"text": text, "type": TYPES[PurePosixPath(name).suffix],
+                   "source": f"{package}@{path.name}:{name}", "license": licence}
 
 
 def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> Iterator[dict[str, str]]:
     """Yields rows of all archives, each text once, without text that repeats evaluation rows.
 
-    A file is dropped if a tenth of its 20-word shingles are in an evaluation row (JSONL with context and input).
+    A file is dropped if a tenth of its 20-word shingles are in an evaluation row (JSONL with context and
+    input).
     """
-    known: set[int] = set()
+    shown: set[int] = set()
     for path in evaluation:
         for _, place, row in read_json_lines(path):
             texts = checked_object(row, place)
-            known |= shingles(f"{texts.get('context', '')} {texts.get('input', '')}")
-    seen: set[str] = set()
+            shown |= shingles(f"{texts.get('context', '')} {texts.get('input', '')}")
+    digests: set[str] = set()
     for archive in sorted(archives):
         try:
             rows = list(package_rows(archive, most))
         except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-            raise ValueError(f"{archive} is neither a wheel nor a source archive ({error}). Leave it out.") from error
+            raise ValueError(f"{archive} is neither a wheel nor a source archive ({error}). Leave it "
+                             "out.") from error
         for row in rows:
             digest = hashlib.sha256(row["text"].encode()).hexdigest()
-            own = shingles(row["text"])
-            if digest not in seen and len(own & known) <= 0.1 * len(own):
-                seen.add(digest)
+            shingles_of_file = shingles(row["text"])
+            if digest not in digests and len(shingles_of_file & shown) <= 0.1 * len(shingles_of_file):
+                digests.add(digest)
                 yield row
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out F.jsonl.gz`."""
-    parser = argparse.ArgumentParser(description="Collect permissively licensed sources from packages, e.g. of "
-                                                 "pip download --no-deps --only-binary=:all: NAME ...")
+    """Runs `python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out
+    F.jsonl.gz`."""
+    parser = argparse.ArgumentParser(description="Collect permissively licensed sources from packages, e.g. "
+                                                 "of pip download --no-deps --only-binary=:all: NAME ...")
     parser.add_argument("archives", type=Path, nargs="+", help="*.whl, *.tar.gz, *.tar.xz")
-    parser.add_argument("--evaluation", type=Path, nargs="*", default=[], help="JSONL rows that must not be repeated")
+    parser.add_argument("--evaluation", type=Path, nargs="*", default=[],
+                        help="JSONL rows that must not be repeated")
     parser.add_argument("--most", type=int, default=900_000,
                         help="maximum of characters per package, so that the corpus has many authors")
     parser.add_argument("--out", type=Path, required=True, help="JSONL.gz to write")
@@ -140,12 +155,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _write(options: argparse.Namespace) -> None:
-    packages, size, count = set(), 0, 0
+    packages = set()
+    size = 0
+    count = 0
     with gzip.open(options.out, "wt", encoding="utf-8") as out:
         for row in collect(options.archives, options.evaluation, options.most):
             out.write(json.dumps(row) + "\n")
             packages.add(row["source"].split("@")[0])
-            size, count = size + len(row["text"]), count + 1
+            size += len(row["text"])
+            count += 1
     print(f"{count:,} files of {len(packages)} packages, {size:,} characters: {options.out}")
 
 

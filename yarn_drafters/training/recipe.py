@@ -19,8 +19,8 @@ from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_deca
 from longgraft.yarn_drafters.training.streams import TokenStream
 
 SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that can be given by name
-# Features of processors on which torch's products in bfloat16 are 3 to 4 times as fast as those in float32. On others
-# they are slower: with AVX-512 alone they take 1.2 times as long, with AVX2 4 times.
+# Features of processors on which torch's products in bfloat16 are 3 to 4 times as fast as those in float32.
+# On others they are slower: with AVX-512 alone they take 1.2 times as long, with AVX2 4 times.
 BF16_FEATURES = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
 Tokens = Annotated[int, Option(low=1, high=10 ** 15)]
 Rate = Annotated[float, Option(low=0, high=10, above=True)]   # learning rate
@@ -38,8 +38,11 @@ OF_NO_STEP = ("micro_tokens", "threads", "device", "log_steps", "valid_steps", "
 class Stage(Checked):
     """A stage of the curriculum.
 
-    length: tokens of a row; share: relative part of the run; skip: share of rows with skipped positions; grouped: True
-    if rows follow one another as in their repository
+    Attributes:
+        length: Tokens of a row.
+        share: Relative part of the run.
+        skip: Share of rows with skipped positions.
+        grouped: True if rows follow one another as in their repository.
     """
 
     length: Annotated[int, Option(low=2, high=TokenStream.window)]
@@ -52,7 +55,9 @@ class Stage(Checked):
 class Recipe(Checked):
     """Settings of all training runs.
 
-    threads, device: None for torch's own choice.  bf16: products in bfloat16; None: where they are faster.
+    Attributes:
+        threads, device: None for torch's own choice.
+        bf16: Products in bfloat16; None: where they are faster.
     """
 
     stages: tuple[Stage, ...] = (Stage(2048),)
@@ -61,7 +66,8 @@ class Recipe(Checked):
     micro_tokens: AtOnce | None = None   # tokens per forward on a device; None: all of a step's
     budget_minutes: Positive | None = None  # the run ends at total_tokens or after this time
     max_positions: Count = 65536
-    prose_share: Share | None = None    # largest share of meetings, books and reports in the tokens; None: no limit
+    # Largest share of meetings, books and reports in the tokens; None: no limit.
+    prose_share: Share | None = None
 
     schedule: Schedule = "wsd"
     warmup: Share = 0.02
@@ -70,7 +76,8 @@ class Recipe(Checked):
     muon_decay: Annotated[float, Option(low=0, high=10)] = 0.1
     grad_clip: Positive = 1.0
 
-    seed: Annotated[int, Option(low=0, high=2 ** 63 - 2)] = 0     # the two streams are seeded with seed and seed + 1
+    # The two streams are seeded with seed and seed + 1.
+    seed: Annotated[int, Option(low=0, high=2 ** 63 - 2)] = 0
     threads: Annotated[int, Option(low=1, high=1024)] | None = None
     device: str | None = None
     bf16: bool | None = None
@@ -83,21 +90,23 @@ class Recipe(Checked):
 
     @classmethod
     def load(cls, path: Path | None = None, base: Self | None = None, **changes: Any) -> Self:
-        """Returns `base` (None: the defaults) with the settings of a JSON or TOML file, then the `changes` that are not
-        None."""
-        where = "The options" if path is None else f"The recipe {path}"
-        given = {} if path is None else read_table(_shipped(Path(path)))
-        given |= {name: value for name, value in changes.items() if value is not None}
+        """Returns `base` (None: the defaults) with the settings of a JSON or TOML file, then the `changes`
+        that are not None."""
+        where = "The options"
+        if path is not None:
+            where = f"The recipe {path}"
+        table = {} if path is None else read_table(_shipped(Path(path)))
+        table |= {name: value for name, value in changes.items() if value is not None}
         try:
-            return replace(base or cls(), **named(options(cls), given, where))
+            return replace(base or cls(), **named(options(cls), table, where))
         except ValueError as error:
             raise ValueError(str(error) if where in str(error) else f"{where}: {error}") from error
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.stages or any(TokenStream.window % stage.length for stage in self.stages):
-            raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were given; "
-                             f"each length must divide {TokenStream.window:,}: use powers of two.")
+            raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were "
+                             f"given; each length must divide {TokenStream.window:,}: use powers of two.")
         if self.longest > self.max_positions:
             raise ValueError(f"A stage has rows of {self.longest:,} tokens and max_positions is "
                              f"{self.max_positions:,}. Raise the latter or shorten the stage.")
@@ -122,9 +131,10 @@ class Recipe(Checked):
 
     def need_longer(self, name: str, tokens: int) -> None:
         """Raises ValueError unless all rows have more tokens than a setting takes."""
-        if (shortest := min(self.valid_length, *(stage.length for stage in self.stages))) <= tokens:
-            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict where {name} takes {tokens}. Lower "
-                             f"{name}, or lengthen the stages and valid_length.")
+        shortest = min(self.valid_length, *(stage.length for stage in self.stages))
+        if shortest <= tokens:
+            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict where {name} takes "
+                             f"{tokens}. Lower {name}, or lengthen the stages and valid_length.")
 
     def stage_at(self, progress: float) -> Stage:
         """Returns the curriculum's stage at this progress."""
@@ -166,8 +176,11 @@ class DistilledRecipe(Recipe):
 class DrafterRecipe(DistilledRecipe):
     """Settings of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3.
 
-    vocabulary: file that a new head's draft vocabulary is counted over, best of the target's own text; None: the data
-    fc_norm, norm_output: a new head norms each feature, and feeds its normed state to the next level (both: EAGLE-3.1)
+    Attributes:
+        vocabulary: File that a new head's draft vocabulary is counted over, best of the target's own text;
+            None: the data.
+        fc_norm, norm_output: A new head norms each feature, and feeds its normed state to the next level
+            (both: EAGLE-3.1).
     """
 
     start: str | None = None                        # folder of a head to continue from
@@ -183,14 +196,16 @@ class DrafterRecipe(DistilledRecipe):
     rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
     ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
     loss: Literal["kl", "lk"] = "kl"
-    # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
+    # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the
+    # same rows.
     features: str | None = None
 
     max_positions: Count = 2048
     warmup: Share = 0.015                           # SpecForge's
     # Factor by which a new head's fc passes the last feature on.
     feature_pass: Annotated[float, Option(low=-10, high=10)] = 0.06
-    warm_start: bool = True                         # the first layer starts as the target's at the last feature
+    # The first layer starts as the target's at the last feature.
+    warm_start: bool = True
     muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
     grad_clip: Positive = 0.5                       # EAGLE's
@@ -212,4 +227,6 @@ def _shipped(path: Path) -> Path:
     if not path.exists() and not ours.exists():
         raise ValueError(f"The recipe {path} does not exist. Give a TOML or JSON file, or one of "
                          f"{', '.join(sorted(file.stem for file in SHIPPED.glob('*.toml')))}.")
-    return path if path.exists() else ours
+    if path.exists():
+        return path
+    return ours

@@ -1,5 +1,5 @@
-"""Samples training texts as JSONL: a target's own answers to given, invented and document requests, and its own
-continuations of texts.
+"""Samples training texts as JSONL: a target's own answers to given, invented and document requests, and its
+own continuations of texts.
 
 A head learns its target's distributions best from the target's own answers.
 """
@@ -27,8 +27,8 @@ from longgraft.yarn_drafters.training import batched_sampling, scheduled_samplin
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.loop import differences
 from longgraft.yarn_drafters.training.packages import shingles
-from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, Sources, requests_of
-from longgraft.yarn_drafters.training.turns import NextTurns, SampledTurn, Turn
+from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, PromptSources, requests_of
+from longgraft.yarn_drafters.training.turns import NextTurns, PromptTurn, SampledTurn
 
 MARK = "\u2063request\u2063"    # stands for a user's turn in the template
 LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
@@ -37,7 +37,7 @@ INVENTED_TEMPERATURE = 0.8      # temperature of invented requests: at 1, those 
 
 
 @dataclass(frozen=True, eq=False)
-class ChatTurn(Turn):
+class ChatTurn(PromptTurn):
     """A turn of a chat: its next answer, a request that the model invents, or the continuation of a text."""
 
     chat: Chat = field(kw_only=True)
@@ -45,11 +45,14 @@ class ChatTurn(Turn):
 
 
 class Regenerator:
-    """Samples chats of one model into one file, each written when it ends; the same call again continues the file."""
+    """A sampler of chats of one model into one file, each written when it ends; the same call again continues
+    the file."""
 
     def __init__(self, session: Session, sampling: ChatSampling, excluded: Iterable[str] = ()) -> None:
         """excluded: texts that no request may repeat"""
-        self.session, self.tokenizer, self.sampling = session, session.tokenizer, sampling
+        self.session = session
+        self.tokenizer = session.tokenizer
+        self.sampling = sampling
         # Settings that rows depend on, as JSON returns them.
         self.made_with = {"model": session.target.name, "seed": sampling.seed,
                           "temperatures": list(sampling.temperatures), "max_new_tokens": sampling.most,
@@ -61,16 +64,17 @@ class Regenerator:
         self.begun: list[Chat] = []         # chats that wait for their next turn
 
     def run(self, chats: Iterator[Chat], out: Path) -> Counter[str]:
-        """Writes chats until there are enough answer tokens; returns the numbers of kept and dropped chats, by
-        reason."""
+        """Writes chats until there are enough answer tokens; returns the numbers of kept and dropped chats,
+        by reason."""
         self._resume(out)
         if self._enough:
             return self.counts
         left = (chat for chat in chats if chat.index not in self.done)
-        with open(out, "ab") as file, tqdm(total=self.sampling.tokens, initial=self.counts["tokens"], unit="tok",
-                                           unit_scale=True, disable=not sys.stderr.isatty()) as bar:
-            for turn, found in self._sampled(partial(self._more, left, file)):
-                if self._take(turn, found):
+        with open(out, "ab") as file, tqdm(total=self.sampling.tokens, initial=self.counts["tokens"],
+                                           unit="tok", unit_scale=True,
+                                           disable=not sys.stderr.isatty()) as bar:
+            for turn, sampled in self._sampled(partial(self._more, left, file)):
+                if self._take(turn, sampled):
                     self.begun.append(turn.chat)
                     continue
                 self._finish(turn.chat, file)
@@ -85,14 +89,17 @@ class Regenerator:
 
     def _sampled(self, more: NextTurns[ChatTurn]) -> Iterator[tuple[ChatTurn, SampledTurn]]:
         """Yields turns and what was sampled for them."""
-        target, batch = self.session.target, self.sampling.batch
+        target = self.session.target
+        batch = self.sampling.batch
         if target.device.type == "cuda":
-            # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it once.
+            # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it
+            # once.
             return batched_sampling.sample(target.model, more, self.session.eos, batch)
         return scheduled_sampling.sample(self.session, more, batch)
 
     def _more(self, chats: Iterator[Chat], file: IO[bytes], number: int) -> Iterator[ChatTurn]:
-        """Yields so many next turns, of begun chats and then of new ones; ends chats that no longer fit the model."""
+        """Yields so many next turns, of begun chats and then of new ones; ends chats that no longer fit the
+        model."""
         while number > 0:
             chat = self.begun.pop(0) if self.begun else next(chats, None)
             if chat is None:
@@ -121,36 +128,51 @@ class Regenerator:
     def _next(self, chat: Chat) -> ChatTurn:
         """Returns the chat's next turn; its `most` is not positive if the model has no positions for it."""
         answer = chat.begun is not None or (bool(chat.messages) and chat.messages[-1]["role"] == "user")
-        if not answer and (given := chat.requests[len(chat.messages) // 2]) is not None:
-            chat.messages.append({"role": "user", "content": given})
-            answer = True
-        sampling, prompt = self.sampling, self._prompt(chat, answer)
-        most = sampling.most if answer else min(sampling.most, LONGEST_REQUEST)
+        if not answer:
+            request = chat.requests[len(chat.messages) // 2]
+            if request is not None:
+                chat.messages.append({"role": "user", "content": request})
+                answer = True
+        sampling = self.sampling
+        prompt = self._prompt(chat, answer)
+        most = sampling.most
+        temperature = chat.temperature
+        if not answer:
+            most = min(most, LONGEST_REQUEST)
+            temperature = INVENTED_TEMPERATURE
         room = min(self.session.engine.limits.values()) - len(prompt)
-        return ChatTurn(prompt, (sampling.seed, 3, chat.index, len(chat.messages)),
-                        chat.temperature if answer else INVENTED_TEMPERATURE, min(most, room), chat=chat, answer=answer)
+        seed = (sampling.seed, 3, chat.index, len(chat.messages))
+        return ChatTurn(prompt, seed, temperature, min(most, room), chat=chat, answer=answer)
 
-    def _take(self, turn: ChatTurn, found: SampledTurn) -> bool:
+    def _take(self, turn: ChatTurn, sampled: SampledTurn) -> bool:
         """Adds a sampled turn to its chat; returns True if the chat goes on."""
-        chat, text = turn.chat, self._text(turn, found)
+        chat = turn.chat
+        text = self._text(turn, sampled)
         if turn.answer:
-            chat.ended = found.ended
-            chat.tokens += len(found.tokens)
-            chat.dropped = "empty" if not text.strip() else "loops" if loops(found.tokens) else ""
-        elif not found.ended or not text.strip():
+            chat.ended = sampled.ended
+            chat.tokens += len(sampled.tokens)
+            if not text.strip():
+                chat.dropped = "empty"
+            elif loops(sampled.tokens):
+                chat.dropped = "loops"
+            else:
+                chat.dropped = ""
+        elif not sampled.ended or not text.strip():
             # Without a first request there is nothing to answer; a second one may be missing.
             chat.dropped = "" if chat.messages else "unfinished request"
             return False
         chat.messages.append({"role": "assistant" if turn.answer else "user", "content": text})
-        return not chat.dropped and chat.ended and (not turn.answer or len(chat.messages) < 2 * len(chat.requests))
+        more_wanted = not turn.answer or len(chat.messages) < 2 * len(chat.requests)
+        return not chat.dropped and chat.ended and more_wanted
 
-    def _text(self, turn: ChatTurn, found: SampledTurn) -> str:
+    def _text(self, turn: ChatTurn, sampled: SampledTurn) -> str:
         """Returns what was sampled as text, without the tokens that end it.
 
-        An answer keeps its special tokens, which may mark its thoughts.  A continuation is what it adds to its prompt's
+        An answer keeps its special tokens, which may mark its thoughts.  A continuation is what it adds to
+        its prompt's
         text: some tokenizers drop the space that begins a text.
         """
-        tokens = [token for token in found.tokens if token not in self.session.eos]
+        tokens = [token for token in sampled.tokens if token not in self.session.eos]
         if turn.chat.begun is not None:
             before, whole = (self.tokenizer.decode(ids, skip_special_tokens=True)
                              for ids in (turn.prompt, [*turn.prompt, *tokens]))
@@ -159,15 +181,16 @@ class Regenerator:
         return self.tokenizer.decode(tokens, skip_special_tokens=not turn.answer)
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
-        """Returns the ids before the next turn: the template up to the start of an answer, or of a user's turn; or the
-        text to continue."""
+        """Returns the ids before the next turn: the template up to the start of an answer, or of a user's
+        turn; or the text to continue."""
         if chat.begun is not None:
             return list(self.tokenizer(chat.begun.text)["input_ids"])
         if answer:
-            text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False,
+                                                      add_generation_prompt=True)
         else:
-            asked = [*chat.messages, {"role": "user", "content": MARK}]
-            text = self.tokenizer.apply_chat_template(asked, tokenize=False).split(MARK)[0]
+            messages = [*chat.messages, {"role": "user", "content": MARK}]
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False).split(MARK)[0]
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _judge(self, chat: Chat) -> None:
@@ -176,38 +199,44 @@ class Regenerator:
         Excerpts of documents and of texts to continue are not compared with excluded rows.
         """
         if not chat.dropped and chat.begun is None:
-            requests = [m["content"] for m in chat.messages if m["role"] == "user"]
+            requests = [message["content"] for message in chat.messages if message["role"] == "user"]
+            digest = _digest(requests[0])
             if chat.source != "documents" and any(
                     self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests):
                 chat.dropped = "excluded"
-            elif (known := _digest(requests[0])) in self.seen:
+            elif digest in self.seen:
                 chat.dropped = "repeated"
             else:
-                self.seen.add(known)
+                self.seen.add(digest)
         self.counts[chat.dropped or "kept"] += 1
         self.counts["tokens"] += 0 if chat.dropped else chat.tokens
 
     def _resume(self, out: Path) -> None:
-        """Restores the state of an interrupted run; text that was written after the saved state is cut off."""
+        """Restores the state of an interrupted run; text that was written after the saved state is cut
+        off."""
         if not out.exists():
             return
         try:
             state = parse_json(_progress(out).read_text(encoding="utf-8"), str(_progress(out)))
-            size, self.counts = int(state["bytes"]), Counter(state["counts"])
+            size = int(state["bytes"])
+            self.counts = Counter(state["counts"])
             self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
             changed = list(differences(state.get("made_with", self.made_with), self.made_with))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another --out, or "
-                             "delete the file to begin again.") from error
+            raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another "
+                             "--out, or delete the file to begin again.") from error
         if changed:
-            raise ValueError(f"{out} was sampled with other settings: {'; '.join(changed)}.\nGive another --out, or "
-                             "the old settings.")
+            raise ValueError(f"{out} was sampled with other settings: {'; '.join(changed)}.\nGive another "
+                             "--out, or the old settings.")
         with open(out, "r+b") as file:
             file.truncate(size)
-        self.seen = {_digest(document.turns[0]["content"]) for document in read_documents([out]) if document.turns}
+        for document in read_documents([out]):
+            if document.turns:
+                self.seen.add(_digest(document.turns[0]["content"]))
 
 
-def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: Sources, excluded: Sequence[Path] = ()
+def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: PromptSources,
+               excluded: Sequence[Path] = ()
                ) -> Counter[str]:
     """Samples a model's own answers and continuations into `out`, JSONL with messages or text.
 

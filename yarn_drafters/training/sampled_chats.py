@@ -1,4 +1,5 @@
-"""Chats and continuations that a model is to write: where their requests come from, and the rows that they become."""
+"""Chats and continuations that a model is to write: where their requests come from, and the rows that they
+become."""
 
 from __future__ import annotations
 
@@ -18,9 +19,13 @@ from longgraft.yarn_drafters.training.documents import Document, read_documents
 class ChatSampling:
     """Settings of the sampling of chats.
 
-    tokens: answer tokens in total; batch: rows sampled at once; most: maximum number of tokens of a turn; temperatures:
-    one is drawn for each chat; follow_up: share of chats for which the model invents a second request; longest: longest
-    excerpt of a document or of a text to continue, in characters
+    Attributes:
+        tokens: Answer tokens in total.
+        batch: Rows sampled at once.
+        most: Maximum number of tokens of a turn.
+        temperatures: One is drawn for each chat.
+        follow_up: Share of chats for which the model invents a second request.
+        longest: Longest excerpt of a document or of a text to continue, in characters.
     """
 
     tokens: int = 1_000_000
@@ -33,11 +38,14 @@ class ChatSampling:
 
 
 @dataclass(frozen=True)
-class Sources:
+class PromptSources:
     """The requests that the model answers, and the texts that it continues.
 
-    given: chats or texts whose user turns are answered, each once; documents: texts for `document_request`; continued:
-    texts of which excerpts are continued; magpie: True if the model invents requests (arXiv 2406.08464)
+    Attributes:
+        given: Chats or texts whose user turns are answered, each once.
+        documents: Texts for `document_request`.
+        continued: Texts of which excerpts are continued.
+        magpie: True if the model invents requests (arXiv 2406.08464).
     """
 
     given: Sequence[Document] = ()
@@ -46,16 +54,17 @@ class Sources:
     magpie: bool = False
 
     @classmethod
-    def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (), continued: Sequence[Path] = (),
-             magpie: bool = False) -> Sources:
-        """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
+    def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
+             continued: Sequence[Path] = (), magpie: bool = False) -> PromptSources:
+        """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or
+        continue."""
         def texts(paths: Sequence[Path]) -> list[Document]:
             return [document for document in read_documents(paths) if len(document.text) >= SHORTEST]
 
-        found = cls(list(read_documents(prompts)), texts(documents), texts(continued), magpie)
-        if not found.kinds:
+        sources = cls(list(read_documents(prompts)), texts(documents), texts(continued), magpie)
+        if not sources.kinds:
             raise ValueError("Nothing to answer: give --prompts, --documents, --continue or --magpie.")
-        return found
+        return sources
 
     @property
     def kinds(self) -> list[str]:
@@ -67,7 +76,9 @@ class Sources:
 class Chat:
     """A chat, or a continuation of a text, that is being sampled.
 
-    requests: the user's turns, None for one that the model invents; begun: the document whose text the model continues
+    Attributes:
+        requests: The user's turns, None for one that the model invents.
+        begun: The document whose text the model continues.
     """
 
     index: int
@@ -84,36 +95,40 @@ class Chat:
         row: dict[str, Any] = {"messages": self.messages, "type": "chat"}
         if self.begun is not None:
             row = {"text": self.begun.text + self.messages[0]["content"], "type": self.begun.type}
-        return row | {"source": self.source, "index": self.index, "temperature": self.temperature, "ended": self.ended,
-                      "tokens": self.tokens}
+        return row | {"source": self.source, "index": self.index, "temperature": self.temperature,
+                      "ended": self.ended, "tokens": self.tokens}
 
 
-def requests_of(sources: Sources, sampling: ChatSampling) -> Iterator[Chat]:
+def requests_of(sources: PromptSources, sampling: ChatSampling) -> Iterator[Chat]:
     """Yields chats to answer and texts to continue, in an order that depends only on the seed and the index.
 
     If several kinds of sources are given, they alternate.
     """
-    kinds, given = sources.kinds, sources.given
-    order = np.random.default_rng([sampling.seed, 1]).permutation(len(given))
+    kinds = sources.kinds
+    documents = sources.given
+    order = np.random.default_rng([sampling.seed, 1]).permutation(len(documents))
     taken = 0
     for index in count():
         rng = np.random.default_rng([sampling.seed, 2, index])
         kind = kinds[index % len(kinds)]
         if kind == "given":
-            if taken == len(given):
+            if taken == len(documents):
                 kinds.remove("given")
                 if not kinds:
                     return
                 continue
-            document, taken = given[order[taken]], taken + 1
-            asked: list[str | None] = [t["content"] for t in document.turns if t["role"] == "user"] or [document.text]
+            document = documents[order[taken]]
+            taken += 1
+            requests: list[str | None] = [t["content"] for t in document.turns
+                                       if t["role"] == "user"] or [document.text]
         elif kind == "continued":
             document = sources.continued[int(rng.integers(len(sources.continued)))]
             yield Chat(index, [], kind, float(rng.choice(sampling.temperatures)),
                        begun=replace(document, text=excerpt_of(document, rng, sampling.longest)))
             continue
         else:
-            asked = [document_request(sources.documents, rng, sampling.longest) if kind == "documents" else None]
+            requests = [document_request(sources.documents, rng, sampling.longest) if kind == "documents"
+                     else None]
         if rng.random() < sampling.follow_up and kind != "given":
-            asked.append(None)
-        yield Chat(index, asked, kind, float(rng.choice(sampling.temperatures)))
+            requests.append(None)
+        yield Chat(index, requests, kind, float(rng.choice(sampling.temperatures)))

@@ -13,7 +13,9 @@ def warmup_stable_decay(progress: float, warmup: float = 0.02, decay: float = 0.
     progress = min(max(progress, 0.0), 1.0)
     if progress < warmup:
         return progress / warmup
-    return min(1.0, (1.0 - progress) / decay) if decay > 0 else 1.0
+    if decay > 0:
+        return min(1.0, (1.0 - progress) / decay)
+    return 1.0
 
 
 def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:

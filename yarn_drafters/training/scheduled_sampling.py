@@ -12,7 +12,7 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Scheduled, Scheduler
 from longgraft.engine.session import Session
-from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTurn, Turn
+from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, PromptTurn, SampledTurn
 
 
 @dataclass(eq=False)
@@ -26,8 +26,8 @@ class _Sampled(Scheduled, Generic[AnyTurn]):
 def sample(session: Session, more: NextTurns[AnyTurn], batch: int) -> Iterator[tuple[AnyTurn, SampledTurn]]:
     """Yields (turn, continuation) as they end; `batch` turns run at once, and another begins when one ends.
 
-    Prompts are read in the passes that decode the other turns.  A turn's random numbers do not depend on the other
-    turns; its logits do, by rounding, where the scheduler's answers do.
+    Prompts are read in the passes that decode the other turns.  A turn's random numbers do not depend on the
+    other turns; its logits do, by rounding, where the scheduler's answers do.
 
     Args:
         session: The model and the method that decodes.
@@ -44,22 +44,30 @@ def sample(session: Session, more: NextTurns[AnyTurn], batch: int) -> Iterator[t
                 scheduler.add(_Sampled(_request(turn), turn=turn))
             if scheduler.idle:
                 return
-            for one, step, _ in scheduler.step():
+            for sampled, step, _ in scheduler.step():
                 if isinstance(step, Exception):
                     raise step
                 if step is None:
                     continue
-                one.tokens += step.tokens
-                reason = None if one.request is None else one.request.finish_reason
-                if reason is not None:
-                    ended = reason == "eos"
-                    yield one.turn, SampledTurn(one.tokens[:-1] if ended else one.tokens, ended)
+                sampled.tokens += step.tokens
+                reason = None
+                if sampled.request is not None:
+                    reason = sampled.request.finish_reason
+                if reason is None:
+                    continue
+                tokens = sampled.tokens
+                ended = reason == "eos"
+                if ended:
+                    tokens = tokens[:-1]
+                yield sampled.turn, SampledTurn(tokens, ended)
     finally:
         scheduler.close()
 
 
-def _request(turn: Turn) -> GenerationRequest:
-    sampling = Sampling(temperature=turn.temperature, seed=_seed(turn.seed)) if turn.temperature else Sampling()
+def _request(turn: PromptTurn) -> GenerationRequest:
+    sampling = Sampling()
+    if turn.temperature:
+        sampling = Sampling(temperature=turn.temperature, seed=_seed(turn.seed))
     return GenerationRequest(turn.prompt, turn.most, sampling)
 
 

@@ -1,4 +1,5 @@
-"""Orders the documents of a corpus, shuffled or grouped, and reads them as endless deterministic token streams."""
+"""Orders the documents of a corpus, shuffled or grouped, and reads them as endless deterministic token
+streams."""
 
 from __future__ import annotations
 
@@ -12,25 +13,28 @@ from longgraft.yarn_drafters.training.documents import PROSE, Document
 
 
 def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
-    """Returns a fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of other
-    text."""
+    """Returns a fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of
+    other text."""
     kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE,
              "text": lambda t: not t.startswith("code") and t not in PROSE}
     sample = {}
-    for kind, known in kinds.items():
-        chosen = [d for d, t in enumerate(corpus.types) if known(t)]
+    for kind, documents in kinds.items():
+        chosen = [d for d, t in enumerate(corpus.types) if documents(t)]
         if chosen and rows:
             def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
                 return rng.permutation(chosen)
 
-            count = rows if kind == "code" else math.ceil(rows / 2)
+            count = rows
+            if kind != "code":
+                count = math.ceil(rows / 2)
             sample[kind] = TokenStream(corpus, 0, order).rows(0, count, length)
     return sample
 
 
 def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
                     prose_share: float | None) -> np.ndarray:
-    """Returns shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: no limit)."""
+    """Returns shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: no
+    limit)."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
     lengths = corpus.lengths()[order]
@@ -48,12 +52,15 @@ def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_sha
     """
     chosen = sorted(mixed_documents(corpus, rng, prose_share), key=lambda d: corpus.sources[d])
     runs: list[list[int]] = []
-    lengths, group, size = corpus.lengths(), None, 0
+    lengths = corpus.lengths()
+    group = None
+    size = 0
     for document in chosen:
-        here = Document("", "", corpus.sources[document]).group
-        if here != group or size >= run:
+        group_of_document = Document("", "", corpus.sources[document]).group
+        if group_of_document != group or size >= run:
             runs.append([])
-            group, size = here, 0
+            group = group_of_document
+            size = 0
         runs[-1].append(document)
         size += lengths[document]
     return np.concatenate([runs[i] for i in rng.permutation(len(runs))])
@@ -64,8 +71,10 @@ class TokenStream:
 
     The tokens depend only on the position, so resuming needs only a position.
 
-    shuffled: True if the rows of a window come in random order, so that a batch is not one long document; repeated:
-    tokens of an epoch if every epoch repeats the first one; None if each epoch has its own order
+    Attributes:
+        shuffled: True if the rows of a window come in random order, so that a batch is not one long document.
+        repeated: Tokens of an epoch if every epoch repeats the first one; None if each epoch has its own
+            order.
     """
 
     window = 2 ** 20        # tokens within which rows are shuffled: some 250 files
@@ -73,8 +82,12 @@ class TokenStream:
     def __init__(self, corpus: EncodedCorpus, seed: int,
                  order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
                  shuffled: bool = False, repeated: int | None = None) -> None:
-        self._corpus, self._seed, self._order, self._shuffled = corpus, seed, order, shuffled
-        self._repeated, self.window = repeated, repeated or TokenStream.window
+        self._corpus = corpus
+        self._seed = seed
+        self._order = order
+        self._shuffled = shuffled
+        self._repeated = repeated
+        self.window = repeated or TokenStream.window
         self._bounds = [0]                  # the stream position at which each epoch begins
         self._held: dict[int, np.ndarray] = {}
 
@@ -85,11 +98,13 @@ class TokenStream:
             epoch = self._epoch_at(start)
             part = self._tokens(epoch)[start - self._bounds[epoch]:][:count]
             parts.append(part)
-            start, count = start + len(part), count - len(part)
+            start += len(part)
+            count -= len(part)
         return np.concatenate(parts).astype(np.int64)
 
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
-        """Returns [rows, length + 1] int64, coded: the rows at stream position `start`, each with the token after it.
+        """Returns [rows, length + 1] int64, coded: the rows at stream position `start`, each with the token
+        after it.
 
         Neighbouring rows share one token: in an epoch each token is an input once and a target once.
         `start` is a multiple of `length`.
@@ -102,7 +117,8 @@ class TokenStream:
 
     def size(self) -> int:
         """Returns the number of tokens of the first epoch."""
-        return int(self._corpus.lengths()[self._order(self._corpus, np.random.default_rng([self._seed, 0]))].sum())
+        return int(self._corpus.lengths()[self._order(self._corpus,
+                                                      np.random.default_rng([self._seed, 0]))].sum())
 
     def aligned(self, start: int) -> int:
         """Returns the first position from `start` on at which rows of any length may begin."""
@@ -126,9 +142,10 @@ class TokenStream:
         if epoch not in self._held:
             rng = np.random.default_rng([self._seed, epoch if self._repeated is None else 0])
             # A window may span two epochs, so two are kept.
-            kept = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
+            nearby = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
             order = self._order(self._corpus, rng)
             if not self._corpus.lengths()[order].sum():     # no number of epochs would fill a row
-                raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other text.")
-            self._held = kept | {epoch: self._corpus.gather(order)[:self._repeated]}
+                raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other "
+                                 "text.")
+            self._held = nearby | {epoch: self._corpus.gather(order)[:self._repeated]}
         return self._held[epoch]

@@ -1,7 +1,7 @@
 """Trains small Qwen3 models for code in long contexts.
 
-They learn from text alone (the embedded target) or from a larger model with the same tokenizer (the embedded draft
-model).
+They learn from text alone (the embedded target) or from a larger model with the same tokenizer (the embedded
+draft model).
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ class TargetRecipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(f"heads is {self.heads}, kv_heads {self.kv_heads}, head_dim {self.head_dim}; the first "
-                             "must be a multiple of the second, and the last even.")
+            raise ValueError(f"heads is {self.heads}, kv_heads {self.kv_heads}, head_dim {self.head_dim}; "
+                             "the first must be a multiple of the second, and the last even.")
 
 
-SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "tied", "rope_theta")
+SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "tied",
+         "rope_theta")
 
 
 def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
@@ -87,23 +88,35 @@ def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
 
 
 def next_token_logits(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
-    """Returns logits [rows * length, V] float32.  rows: [rows, length + 1] int64; positions: [rows, length]."""
-    # Without a mask mapping transformers would take positions with a jump for two packed sequences and cut attention
-    # between them.
+    """Returns logits [rows * length, V] float32.
+
+    Args:
+        rows: [rows, length + 1] int64.
+        positions: [rows, length].
+    """
+    # Without a mask mapping transformers would take positions with a jump for two packed sequences and cut
+    # attention between them.
     hidden = model.model(rows[:, :-1], position_ids=positions, use_cache=False,
                          attention_mask={"full_attention": None}).last_hidden_state
     return model.lm_head(hidden).float().flatten(0, 1)
 
 
 def next_token_loss(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) -> Tensor:
-    """Returns the loss of each token in nats, [rows * length].  rows, positions: as in `next_token_logits`."""
+    """Returns the loss of each token in nats, [rows * length].
+
+    Args:
+        rows, positions: As in `next_token_logits`.
+    """
     return F.cross_entropy(next_token_logits(model, rows, positions), rows[:, 1:].flatten(), reduction="none")
 
 
 @torch.no_grad()
 def hidden_of(teacher: Target, tokens: Tensor, positions: Tensor) -> Tensor:
-    """Returns a frozen model's hidden states [rows, length, H] after its final norm.  tokens, positions: [rows,
-    length]."""
+    """Returns a frozen model's hidden states [rows, length, H] after its final norm.
+
+    Args:
+        tokens, positions: [rows, length].
+    """
     # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
     return teacher.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
                                        attention_mask=torch.ones_like(tokens)).last_hidden_state
@@ -117,23 +130,26 @@ def teacher_logits(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
 
 @torch.no_grad()
 def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
-    """Sets the embedding to the principal components of the teacher's, at its own initial standard deviation."""
-    own: Any = model.get_input_embeddings().weight      # transformers types modules too widely
+    """Sets the embedding to the principal components of the teacher's, at its own initial standard
+    deviation."""
+    embedding: Any = model.get_input_embeddings().weight      # transformers types modules too widely
     u, s, _ = torch.linalg.svd(teacher.model.get_input_embeddings().weight.float(), full_matrices=False)
-    wide = min(own.shape[1], len(s))
-    std, own[:, :wide] = own.std(), u[:, :wide] * s[:wide]
-    own.mul_(std / own.std())
+    wide = min(embedding.shape[1], len(s))
+    std = embedding.std()
+    embedding[:, :wide] = u[:, :wide] * s[:wide]
+    embedding.mul_(std / embedding.std())
 
 
 class TargetTrainer(Trainer):
-    """Trains next-token prediction; every checkpoint also writes the model in transformers' format.
+    """A trainer of next-token prediction; every checkpoint also writes the model in transformers' format.
 
-    teacher: a frozen model whose distributions are learnt instead of the text's tokens (Hinton et al., arXiv
-    1503.02531; for drafting, DistillSpec, arXiv 2310.08461).
+    Attributes:
+        teacher: A frozen model whose distributions are learnt instead of the text's tokens (Hinton et al.,
+            arXiv 1503.02531; for drafting, DistillSpec, arXiv 2310.08461).
     """
 
-    def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus, out: Path,
-                 unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS,
+    def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus,
+                 out: Path, unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS,
                  teacher: Target | None = None) -> None:
         model: Any = build_model(recipe, tokenizer.eos_token_id)     # transformers types `to` too narrowly
         self.model: Qwen3ForCausalLM = model.to(world.device)
@@ -142,12 +158,18 @@ class TargetTrainer(Trainer):
             begin_as(self.model, teacher)
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         norms = [p for p in self.model.parameters() if p.ndim == 1]
-        embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
-        super().__init__(recipe, self.model, muon_and_adam(matrices, [
-            {"params": embeddings, "lr": recipe.embedding_lr}, {"params": norms, "lr": recipe.norm_lr}], recipe),
-            corpus, out, {name: getattr(recipe, name) for name in SHAPE} | {"teacher": teacher and teacher.name}, world)
+        embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name
+                      or "lm_head" in name]
+        groups = [{"params": embeddings, "lr": recipe.embedding_lr}, {"params": norms, "lr": recipe.norm_lr}]
+        identity = {name: getattr(recipe, name) for name in SHAPE}
+        identity["teacher"] = teacher and teacher.name
+        super().__init__(recipe, self.model, muon_and_adam(matrices, groups, recipe), corpus, out, identity,
+                         world)
         self.tokenizer = tokenizer
-        self.unseen = {} if unseen is None else held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
+        if unseen is None:
+            self.unseen = {}
+        else:
+            self.unseen = held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         learnt = rows[:, 1:].flatten() >= 0
@@ -157,7 +179,8 @@ class TargetTrainer(Trainer):
         return loss, {"loss": loss.item()}
 
     def _nats(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Returns the cross-entropy [rows * length] against the text, or against the teacher's distributions."""
+        """Returns the cross-entropy [rows * length] against the text, or against the teacher's
+        distributions."""
         if self.teacher is None:
             return next_token_loss(self.model, rows, positions)
         wanted = teacher_logits(self.teacher, rows, positions).softmax(-1)
@@ -167,8 +190,8 @@ class TargetTrainer(Trainer):
     def measure(self) -> dict[str, Any]:
         """Returns nats per token and bits per byte, per kind of unseen text.
 
-        With a teacher also the share of first choices that agree, and the mean overlap of the distributions, which is
-        the probability that a sampled draft is accepted.
+        With a teacher also the share of first choices that agree, and the mean overlap of the distributions,
+        which is the probability that a sampled draft is accepted.
         """
         figures: dict[str, float] = {}
         widths = torch.from_numpy(token_bytes(self.tokenizer))
@@ -176,20 +199,25 @@ class TargetTrainer(Trainer):
             rows = torch.from_numpy(split_coded(coded)[0])
             positions = torch.arange(rows.shape[1] - 1, device=self.device).expand(1, -1)
             with self.recipe.autocast(self.device):
-                nats = torch.cat([next_token_loss(self.model, row[None].to(self.device), positions) for row in rows])
+                nats = torch.cat([next_token_loss(self.model, row[None].to(self.device), positions)
+                                  for row in rows])
                 if self.teacher is not None:
-                    figures |= {f"{kind}_{name}": value for name, value in self._agreement(rows, positions).items()}
+                    agreement = self._agreement(rows, positions)
+                    figures |= {f"{kind}_{name}": value for name, value in agreement.items()}
             figures[f"{kind}_nats"] = nats.mean().item()
-            figures[f"{kind}_bits_per_byte"] = nats.sum().item() / math.log(2) / widths[rows[:, 1:]].sum().item()
+            bits = nats.sum().item() / math.log(2)
+            figures[f"{kind}_bits_per_byte"] = bits / widths[rows[:, 1:]].sum().item()
         return figures
 
     def _agreement(self, rows: Tensor, positions: Tensor) -> dict[str, float]:
-        same, overlap = [], []
+        same = []
+        overlap = []
         for row in rows.to(self.device):
-            ours = next_token_logits(self.model, row[None], positions)
-            theirs = teacher_logits(self.teacher, row[None], positions)       # type: ignore[arg-type]
-            same.append((ours.argmax(-1) == theirs.argmax(-1)).float().mean().item())
-            overlap.append(torch.minimum(ours.softmax(-1), theirs.softmax(-1)).sum(-1).mean().item())
+            logits = next_token_logits(self.model, row[None], positions)
+            logits_of_teacher = teacher_logits(self.teacher, row[None], positions)       # type: ignore[arg-type]
+            same.append((logits.argmax(-1) == logits_of_teacher.argmax(-1)).float().mean().item())
+            overlap.append(torch.minimum(logits.softmax(-1),
+                                         logits_of_teacher.softmax(-1)).sum(-1).mean().item())
         return {"agreement": sum(same) / len(same), "overlap": sum(overlap) / len(overlap)}
 
     def save(self) -> None:
@@ -225,49 +253,59 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
         recipe: Settings.
         data, valid: Training and validation text; see `read_documents`.
         out: Folder of the run.
-        tokenizer: Model whose tokenizer is taken, a name for `place_of`; None: the teacher's, or one trained on `data`.
+        tokenizer: Model whose tokenizer is taken, a name for `place_of`; None: the teacher's, or one trained
+            on `data`.
         teacher: Model whose distributions are learnt, a name for `place_of`; None: the text is learnt.
 
     Returns:
         The final model's folder.
     """
-    world, out = World.join(recipe.device), Path(out)
+    world = World.join(recipe.device)
+    out = Path(out)
     if recipe.threads:
         torch.set_num_threads(recipe.threads)
     with sole_trainer(out, world):
         with world.first_in_turn():
             words = _tokenizer(recipe, data, out, tokenizer or teacher)
             corpus = encode_corpus(data, words, out / "corpus.npz")
-            unseen = encode_corpus(valid, words, out / "valid.npz") if valid else None
+            unseen = None
+            if valid:
+                unseen = encode_corpus(valid, words, out / "valid.npz")
         trainer = TargetTrainer(recipe, words, corpus, out, unseen, world,
                                 None if teacher is None else _teacher(teacher, recipe, world))
-        trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters(), teacher=teacher)
+        trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters(),
+                    teacher=teacher)
     return (out / "hf").resolve()
 
 
-def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, given: str | None) -> PreTrainedTokenizerFast:
-    """Returns the folder's tokenizer; the first call copies the given one, or trains one on the training files."""
+def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path,
+               name: str | None) -> PreTrainedTokenizerFast:
+    """Returns the folder's tokenizer; the first call copies the given one, or trains one on the training
+    files."""
     from transformers import AutoTokenizer
 
     folder = out / "tokenizer"
     if not folder.exists():
-        made = (train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size) if given is None else
-                read_tokenizer(place_of(given).path, given))
-        made.save_pretrained(out / "tokenizer.partial")
+        if name is None:
+            tokenizer = train_tokenizer((d.text for d in read_documents(data)), recipe.vocab_size)
+        else:
+            tokenizer = read_tokenizer(place_of(name).path, name)
+        tokenizer.save_pretrained(out / "tokenizer.partial")
         (out / "tokenizer.partial").rename(folder)
     loaded: Any = AutoTokenizer.from_pretrained(folder)
-    if given is not None:
-        _same_tokenizer(loaded, folder, given)
-    if (most := max(loaded.get_vocab().values()) + 1) > recipe.vocab_size:
-        raise ValueError(f"The tokenizer has ids up to {most - 1:,}, and vocab_size is {recipe.vocab_size:,}. Set "
-                         "vocab_size in the recipe to what its model has.")
+    if name is not None:
+        _same_tokenizer(loaded, folder, name)
+    most = max(loaded.get_vocab().values()) + 1
+    if most > recipe.vocab_size:
+        raise ValueError(f"The tokenizer has ids up to {most - 1:,}, and vocab_size is "
+                         f"{recipe.vocab_size:,}. Set vocab_size in the recipe to what its model has.")
     return loaded
 
 
-def _same_tokenizer(loaded: Any, folder: Path, given: str) -> None:
+def _same_tokenizer(loaded: Any, folder: Path, name: str) -> None:
     """Raises ValueError if a resumed folder was started with another tokenizer."""
-    if loaded.get_vocab() != read_tokenizer(place_of(given).path, given).get_vocab():
-        raise ValueError(f"{folder} holds another tokenizer than {given}. Give --out another folder.")
+    if loaded.get_vocab() != read_tokenizer(place_of(name).path, name).get_vocab():
+        raise ValueError(f"{folder} holds another tokenizer than {name}. Give --out another folder.")
 
 
 def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
@@ -276,6 +314,6 @@ def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
     teacher = Target(loaded.to(world.device), name)
     if teacher.vocab_size != recipe.vocab_size:
         raise ValueError(f"{name} has a vocabulary of {teacher.vocab_size:,}, and vocab_size is "
-                         f"{recipe.vocab_size:,}: its distributions cannot be learnt. Set vocab_size in the recipe to "
-                         "the teacher's.")
+                         f"{recipe.vocab_size:,}: its distributions cannot be learnt. Set vocab_size in the "
+                         "recipe to the teacher's.")
     return teacher

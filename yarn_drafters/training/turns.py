@@ -8,7 +8,7 @@ from typing import TypeVar
 
 
 @dataclass(frozen=True, eq=False)
-class Turn:
+class PromptTurn:
     """A prompt to continue.
 
     Attributes:
@@ -37,6 +37,6 @@ class SampledTurn:
     ended: bool
 
 
-AnyTurn = TypeVar("AnyTurn", bound=Turn)
+AnyTurn = TypeVar("AnyTurn", bound=PromptTurn)
 NextTurns = Callable[[int], Iterable[AnyTurn]]
 """Returns about as many next turns as asked for; none if there are none until another turn ends."""

@@ -1,7 +1,8 @@
-"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is edited.
+"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is
+edited.
 
-The layout uses the model's fill-in-the-middle tokens, or is left to right as in RepoBench-P (arXiv 2306.03091): each
-snippet under its file's path, then the file up to the cursor.
+The layout uses the model's fill-in-the-middle tokens, or is left to right as in RepoBench-P (arXiv
+2306.03091): each snippet under its file's path, then the file up to the cursor.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from itertools import chain
 from typing import Any, Literal
 
 from longgraft.completion.prompt.encoding import BLOCK, PartEncoder, blocks
-from longgraft.completion.prompt.fim import Family, Fim, fim_of
+from longgraft.completion.prompt.fim import Fim, FimFamily, fim_of
 from longgraft.completion.prompt.stable_order import USUAL, Habit, arrange
 from longgraft.completion.snippets import Cursor, Snippet
 
 Form = Literal["fim", "left-to-right", "next-edit"]
 Ids = tuple[int, ...]
-LEFT_TO_RIGHT = Family("left to right", "", "", order="before", among="snippets path before")
+LEFT_TO_RIGHT = FimFamily("left to right", "", "", order="before", among="snippets path before")
 SUFFIX = 512        # most tokens after the cursor: if they follow the prefix, each edit has them read again
 SUFFIX_SHARE = 16   # the suffix has at most 1 / 16 of the budget
-ALONE = 4           # the same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4
+# The same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4.
+ALONE = 4
 ROOMS = 8           # the snippets' room is a multiple of 1 / 8 of the budget, at most a half
 PER_LINE = 128      # budget tokens per line of the steps in which the text before the cursor is cut
 
@@ -39,7 +41,8 @@ class CompletionPrompt:
         before: Number of the prompt's tokens before the cursor, from the cursor's file.
         after: Number of the prompt's tokens after the cursor.
         ends: Ids that end a completion, besides the request's.
-        held: Blanks before the cursor that are left out of the prompt; the model decodes them in its first tokens.
+        held: Blanks before the cursor that are left out of the prompt; the model decodes them in its first
+            tokens.
         prediction: Ids of texts that are not in the prompt, the most useful last, for retrievers.
     """
 
@@ -56,23 +59,31 @@ class CompletionPrompt:
 
 
 class PromptLayout:
-    """Lays out prompts for one tokenizer.
+    """A layout of prompts for one tokenizer.
 
-    form:  fim, left-to-right, or auto: fim if the tokenizer has a family's tokens
-    habit: how the order of snippets is kept
+    Attributes:
+        form: fim, left-to-right, or auto: fim if the tokenizer has a family's tokens.
+        habit: How the order of snippets is kept.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
-        found = fim_of(tokenizer, vocab_size)
+        fim = fim_of(tokenizer, vocab_size)
         if tokenizer is None:
-            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one with it.")
-        if form == "fim" and found is None:
-            raise ValueError("The tokenizer has no fill-in-the-middle tokens of a known family. Leave the layout to "
-                             "auto, or load a model that was trained to fill in.")
-        self.form: Form = "fim" if found and form != "left-to-right" else "left-to-right"
+            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one "
+                             "with it.")
+        if form == "fim" and fim is None:
+            raise ValueError("The tokenizer has no fill-in-the-middle tokens of a known family. Leave the "
+                             "layout to auto, or load a model that was trained to fill in.")
+        if fim and form != "left-to-right":
+            self.form: Form = "fim"
+        else:
+            self.form = "left-to-right"
         self.habit = habit
-        self.fim = found if found and self.form == "fim" else Fim(LEFT_TO_RIGHT, {}, found.ends if found else ())
-        self.coder = PartEncoder(tokenizer, found.family.spellings if found else ())
+        if fim and self.form == "fim":
+            self.fim = fim
+        else:
+            self.fim = Fim(LEFT_TO_RIGHT, {}, fim.ends if fim else ())
+        self.coder = PartEncoder(tokenizer, fim.family.spellings if fim else ())
 
     def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
                 before: Sequence[Snippet] = ()) -> CompletionPrompt:
@@ -89,29 +100,37 @@ class PromptLayout:
             ValueError: the tokens leave no room for the file, or there is nothing to complete.
         """
         family = self.fim.family
-        # Blanks at a prompt's end mislead: tokenizers join the last one to the word that follows.  Text that belongs to
-        # no file is continued exactly as it stands.
-        held = _blanks(cursor.before) if cursor.path else ""
+        # Blanks at a prompt's end mislead: tokenizers join the last one to the word that follows.  Text that
+        # belongs to no file is continued exactly as it stands.
+        held = ""
+        if cursor.path:
+            held = _blanks(cursor.before)
         text = cursor.before[:len(cursor.before) - len(held)]
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
-        after = self.coder.encode(cursor.after[:16 * most])[:most] if self.form == "fim" else ()
-        marks = len(self.coder.begin) + len(self.fim.ids) + len(self._headed(cursor.path)) + len(self._named(name))
+        after: Ids = ()
+        if self.form == "fim":
+            after = self.coder.encode(cursor.after[:16 * most])[:most]
+        marks = len(self.coder.begin) + len(self.fim.ids)
+        marks += len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
             raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
         shown, dropped = self._tail(text, left - self._room(snippets, tokens), tokens)
         used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
-        texts = {"before": shown, "after": after, "path": self._headed(cursor.path), "name": self._named(name),
-                 "snippets": _concatenated(map(self._snippet, used))}
+        texts = {"before": shown, "after": after, "path": self._headed(cursor.path),
+                 "name": self._named(name), "snippets": _concatenated(map(self._snippet, used))}
         # Repository tokens are left out without snippets: around nothing they mislead models that know them.
-        order = family.among if used or not (text or after) else family.order
+        order = family.order
+        if used or not (text or after):
+            order = family.among
         ids = self.coder.begin + self._spelled(order, texts)
         if not ids:
             raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
         unused = tuple(snippet for snippet in snippets if snippet not in used)
         rest = self.coder.encode(cursor.after[:8 * tokens])[len(after):][:tokens // 2]
         return CompletionPrompt(ids, self.form, tuple(used), tuple(map(self._cost, used)), unused, len(shown),
-                                len(after), self.fim.ends, held, self._prediction(unused, dropped, rest, tokens))
+                                len(after), self.fim.ends, held,
+                                self._prediction(unused, dropped, rest, tokens))
 
     def _cost(self, snippet: Snippet) -> int:
         return len(self._snippet(snippet))
@@ -125,22 +144,25 @@ class PromptLayout:
             parts = blocks(text, lines)
             first = self._since(parts, tokens)
             if first < len(parts) or not parts:
+                kept_ids = _concatenated(map(self.coder.ids, parts[first:]))
                 dropped = parts[self._since(parts[:first], tokens):first]
-                return _concatenated(map(self.coder.ids, parts[first:])), _concatenated(map(self.coder.ids, dropped))
+                return kept_ids, _concatenated(map(self.coder.ids, dropped))
         line = self.coder.ids(parts[-1])
         start = -(-(len(line) - tokens) // BLOCK) * BLOCK
         return line[start:], line[:start]
 
     def _since(self, parts: Sequence[str], tokens: int) -> int:
         """Returns the index of the first part from which on all parts fit."""
-        first, total = len(parts), 0
-        while first and (total := total + len(self.coder.ids(parts[first - 1]))) <= tokens:
-            first -= 1
-        return first
+        total = 0
+        for first in range(len(parts), 0, -1):
+            total += len(self.coder.ids(parts[first - 1]))
+            if total > tokens:
+                return first
+        return 0
 
     def _room(self, snippets: Sequence[Snippet], tokens: int) -> int:
-        """Returns the tokens for snippets, in whole parts of the budget, so that they and the file's cut rarely
-        change."""
+        """Returns the tokens for snippets, in whole parts of the budget, so that they and the file's cut
+        rarely change."""
         part = max(1, tokens // ROOMS)
         needed = 0
         for snippet in snippets:
@@ -150,33 +172,45 @@ class PromptLayout:
         return min(-(-round(needed / self.habit.filled) // part), ROOMS // 2) * part
 
     def _snippet(self, snippet: Snippet) -> Ids:
-        ended = snippet.text if snippet.text.endswith("\n") else snippet.text + "\n"
+        ended = snippet.text
+        if not snippet.text.endswith("\n"):
+            ended = snippet.text + "\n"
         return self._spelled(self.fim.family.snippet, {
             "path": self._headed(snippet.path), "text": _concatenated(map(self.coder.ids, blocks(ended)))})
 
     def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
         """Returns the ids of an order's tokens and texts."""
         ids = self.fim.ids
-        return _concatenated((ids[word],) if word in ids else texts[word] for word in self.fim.words(order))
+        spelled = list[int]()
+        for word in self.fim.words(order):
+            if word in ids:
+                spelled.append(ids[word])
+            else:
+                spelled.extend(texts[word])
+        return tuple(spelled)
 
     def _headed(self, path: str) -> Ids:
-        return self.coder.ids(self.fim.family.headed.format(path)) if path else ()
+        if path:
+            return self.coder.ids(self.fim.family.headed.format(path))
+        return ()
 
     def _named(self, name: str) -> Ids:
-        return self.coder.ids(self.fim.family.named.format(name)) if name else ()
+        if name:
+            return self.coder.ids(self.fim.family.named.format(name))
+        return ()
 
     def _prediction(self, unused: Sequence[Snippet], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
-        """Returns unused snippets, the best last, then the text cut off before the prompt, then that after the
-        cursor."""
-        found = [rest, dropped[-tokens // 4:]]
-        left = tokens - sum(map(len, found))
+        """Returns unused snippets, the best last, then the text cut off before the prompt, then that after
+        the cursor."""
+        texts = [rest, dropped[-tokens // 4:]]
+        left = tokens - sum(map(len, texts))
         for snippet in unused:
             ids = self._snippet(snippet)
             if len(ids) > left:
                 break
             left -= len(ids)
-            found.append(ids)
-        return tuple(filter(None, reversed(found)))
+            texts.append(ids)
+        return tuple(filter(None, reversed(texts)))
 
 
 def _concatenated(parts: Iterable[Ids]) -> Ids:

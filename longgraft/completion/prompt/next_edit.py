@@ -1,8 +1,8 @@
 """Lays out the prompt of a next edit, and finds the current window in a prompt of this layout.
 
-The layout is that of Sweep's Next-Edit models of 0.5B and 1.5B, which Qwen2.5-Coder follows untrained: after each
-separator token a path and a text, namely other files, recent changes, the window before the last change, the window
-now, and the beginning of the rewritten window, which is the answer:
+The layout is that of Sweep's Next-Edit models of 0.5B and 1.5B, which Qwen2.5-Coder follows untrained: after
+each separator token a path and a text, namely other files, recent changes, the window before the last change,
+the window now, and the beginning of the rewritten window, which is the answer:
 
     <|file_sep|>utils.py
     ...
@@ -19,8 +19,8 @@ now, and the beginning of the rewritten window, which is the answer:
 
 Sources: `run_model.py` in the hub's repository sweepai/sweep-next-edit-1.5B; "Our Format" in
 blog.sweep.dev/posts/oss-next-edit (the window of 21 lines); Zed's crates/edit_prediction/src/sweep_prompt.rs
-(zed-industries/zed#51139: three changes of 40 lines); sweepai/vscode-nes, src/local/completions.ts.  The last three end
-the prompt with a line end, as is done here; `run_model.py` leaves it to the model.
+(zed-industries/zed#51139: three changes of 40 lines); sweepai/vscode-nes, src/local/completions.ts.  The last
+three end the prompt with a line end, as is done here; `run_model.py` leaves it to the model.
 """
 
 from __future__ import annotations
@@ -40,28 +40,36 @@ from longgraft.completion.window import Window
 
 SEPARATOR = "<|file_sep|>"
 CURSOR = "<|cursor|>"       # marks the cursor in the current window of Sweep's 7B
-CURRENT, UPDATED = "current/", "updated/"
+CURRENT = "current/"
+UPDATED = "updated/"
 CHANGES = 3                 # most recent changes of a prompt
 CHANGE_LINES = 40           # most lines of each side of a change; the middle of more is left out
 
 
 class NextEditLayout:
-    """Lays out prompts for one tokenizer.  habit: how the order of snippets is kept"""
+    """A layout of next-edit prompts for one tokenizer.
+
+    Attributes:
+        habit: How the order of snippets is kept.
+    """
 
     def __init__(self, tokenizer: Any, vocab_size: int, habit: Habit = USUAL) -> None:
         added = {} if tokenizer is None else tokenizer.get_added_vocab()
         separator = added.get(SEPARATOR, vocab_size)
         if separator >= vocab_size:
-            raise ValueError(f"The model has no {SEPARATOR}, which separates the parts of a next edit's prompt. Load "
-                             "one of Sweep's or Qwen2.5-Coder, such as --model sweep-next-edit-1.5b.")
+            raise ValueError(f"The model has no {SEPARATOR}, which separates the parts of a next edit's "
+                             "prompt. Load one of Sweep's or Qwen2.5-Coder, such as --model "
+                             "sweep-next-edit-1.5b.")
         fim = fim_of(tokenizer, vocab_size)
-        self.habit, self.separator = habit, separator
+        self.habit = habit
+        self.separator = separator
         self.ends: Ids = tuple(sorted({separator, *(fim.ends if fim else ())}))
         self.coder = PartEncoder(tokenizer, (SEPARATOR, *(fim.family.spellings if fim else ())))
 
     def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
                 before: Sequence[Snippet] = ()) -> CompletionPrompt:
-        """Lays out a prompt; the arguments are those of `PromptLayout.lay_out`, and the repository's name is not used.
+        """Lays out a prompt; the arguments are those of `PromptLayout.lay_out`, and the repository's name is
+        not used.
 
         Raises:
             ValueError: the tokens leave no room for the window.
@@ -73,8 +81,8 @@ class NextEditLayout:
                    *self._block(f"{UPDATED}{window.path}", ""))
         left = tokens - len(self.coder.begin) - len(windows)
         if left < 0:
-            raise ValueError(f"The lines around the cursor take {len(windows):,} tokens, and the prompt may have "
-                             f"{tokens:,}. Give more, such as 8192.")
+            raise ValueError(f"The lines around the cursor take {len(windows):,} tokens, and the prompt may "
+                             f"have {tokens:,}. Give more, such as 8192.")
         changes = self._changes(cursor.changes, left)
         used = arrange(snippets, self._cost, left - len(changes), before, self.habit)
         ids = (*self.coder.begin, *chain.from_iterable(map(self._snippet, used)), *changes, *windows)
@@ -85,15 +93,15 @@ class NextEditLayout:
 
     def _changes(self, changes: Sequence[Change], room: int) -> Ids:
         """Returns the ids of the last changes that fit."""
-        found = list[Ids]()
+        blocks = list[Ids]()
         for change in changes[:-CHANGES - 1:-1]:
             body = f"original:\n{_shortened(change.before)}\nupdated:\n{_shortened(change.after)}"
             block = self._block(f"{change.path}.diff", body)
             room -= len(block)
             if room < 0:
                 break
-            found.append(block)
-        return tuple(chain.from_iterable(reversed(found)))
+            blocks.append(block)
+        return tuple(chain.from_iterable(reversed(blocks)))
 
     def _snippet(self, snippet: Snippet) -> Ids:
         return self._block(snippet.path, snippet.text)
@@ -108,11 +116,11 @@ class NextEditLayout:
 
 
 def current_window(prompt: str) -> str | None:
-    """Returns what the answer to a next edit's prompt is likely to repeat: the current window, without the beginning
-    that the prompt already rewrites.  Returns None for another prompt.
+    """Returns what the answer to a next edit's prompt is likely to repeat: the current window, without the
+    beginning that the prompt already rewrites.  Returns None for another prompt.
 
-    Editors send such prompts as text (Zed, cursortab.nvim, vscode-nes).  Sweep's 7B has lines after the paths, a mark
-    at the cursor, and the answer's beginning at the end.
+    Editors send such prompts as text (Zed, cursortab.nvim, vscode-nes).  Sweep's 7B has lines after the
+    paths, a mark at the cursor, and the answer's beginning at the end.
     """
     parts = prompt.rsplit(SEPARATOR, 2)
     if len(parts) < 3:

@@ -17,8 +17,9 @@ Cost = Callable[[Snippet], int]
 class Habit:
     """Limits on what a prompt gives up in order to begin like the last one.
 
-    filled: share of the snippets' room that a new layout fills; later snippets are appended in the rest
-    missed: share of the useful tokens that may be missing before the snippets change
+    Attributes:
+        filled: Share of the snippets' room that a new layout fills; later snippets are appended in the rest.
+        missed: Share of the useful tokens that may be missing before the snippets change.
     """
 
     filled: float = 0.8
@@ -30,13 +31,14 @@ ANEW = Habit(1.0)           # for sessions that reuse no prefix
 STEADY = Habit(0.8, 0.5)    # for sessions that do: docs/choices.md, "A prompt that stays"
 
 
-def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence[Snippet] = (), habit: Habit = ANEW
+def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence[Snippet] = (),
+            habit: Habit = ANEW
             ) -> list[Snippet]:
     """Returns the snippets of a prompt in order.
 
-    Snippets of the last prompt stay, up to the first that is not in `snippets`.  If too many useful tokens are missing,
-    their snippets are appended, the best last.  If too few of them fit, the layout starts anew, the best nearest to the
-    cursor.
+    Snippets of the last prompt stay, up to the first that is not in `snippets`.  If too many useful tokens
+    are missing, their snippets are appended, the best last.  If too few of them fit, the layout starts anew,
+    the best nearest to the cursor.
 
     Args:
         snippets: Best first.
@@ -49,7 +51,8 @@ def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence
     stay = [now[at] for at in takewhile(now.__contains__, map(place, before))]
     useful = _fitting(snippets, cost, habit.filled * room)
     new = [snippet for snippet in useful if snippet not in stay and not _covered(snippet, stay)]
-    most, left = habit.missed * _sum(useful, cost), room - _sum(stay, cost)
+    most = habit.missed * _sum(useful, cost)
+    left = room - _sum(stay, cost)
     added = _fitting(new, cost, left) if _sum(new, cost) > most else []
     if left < 0 or _sum(new, cost) - _sum(added, cost) > most:
         return useful[::-1]
@@ -63,17 +66,17 @@ def place(snippet: Snippet) -> tuple[str, int, str]:
 
 def _fitting(snippets: Iterable[Snippet], cost: Cost, room: float) -> list[Snippet]:
     """Returns snippets that fit together, chosen greedily."""
-    found = []
+    fitting = []
     for snippet in snippets:
         if cost(snippet) <= room:
-            found.append(snippet)
+            fitting.append(snippet)
             room -= cost(snippet)
-    return found
+    return fitting
 
 
-def _covered(snippet: Snippet, others: Iterable[Snippet]) -> bool:
+def _covered(snippet: Snippet, rivals: Iterable[Snippet]) -> bool:
     """True if enough of its lines are shown by other snippets of its file."""
-    shown = {line for other in others if other.path == snippet.path for line in other.text.split("\n")}
+    shown = {line for rival in rivals if rival.path == snippet.path for line in rival.text.split("\n")}
     lines = [line for line in snippet.text.split("\n") if line.strip()]
     return bool(shown) and sum(line in shown for line in lines) >= COVERED * len(lines)
 

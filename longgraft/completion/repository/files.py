@@ -28,7 +28,12 @@ MOST = 20_000           # most files visited, those nearest to the cursor first
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files that were left out.  counts: files and folders by reason; secrets: paths of files and folders."""
+    """Files that were left out.
+
+    Attributes:
+        counts: Files and folders by reason.
+        secrets: Paths of files and folders.
+    """
 
     counts: dict[str, int]
     secrets: tuple[str, ...]
@@ -41,20 +46,26 @@ class Repository:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root, self.lock = root, Lock()
+        self.root = root
+        self.lock = Lock()
         self._index = Index(root)
         self._sources: dict[str, Known] = self._index.load()
-        self._unsaved, self._deleted = set[str](), set[str]()       # paths
+        # Paths of files whose rows must be written or removed.
+        self._unsaved = set[str]()
+        self._deleted = set[str]()
         self._above = files_above(root)
         self._specs: dict[Path, tuple[Identity | None, GitIgnoreSpec | None]] = {}
         self._ignored: dict[str, bool] = {}     # by path; cleared when a pattern changes
 
     def sources(self, near: str) -> tuple[dict[str, Source], LeftOut]:
-        """Returns (path -> file for all files of the languages of `near`, ordered by path; what was left out)."""
+        """Returns (path -> file for all files of the languages of `near`, ordered by path; what was left
+        out)."""
         out: Counter[str] = Counter()
         secrets: list[str] = []
-        found: dict[str, Source] = {}
-        wanted, met, visited = family(near), set[str](), 0
+        shown: dict[str, Source] = {}
+        wanted = family(near)
+        met = set[str]()
+        visited = 0
         for path, identity in self._walk(near, out, secrets):
             if visited == MOST:
                 out[f"beyond the first {MOST:,} files"] += 1
@@ -64,20 +75,20 @@ class Repository:
                 out["in other languages"] += 1
                 continue
             met.add(path)
-            known = self._sources.get(path)
-            if known is None or known[0] != identity:
-                known = self._sources[path] = (identity, read_source(self.root, path, identity[1]))
+            indexed = self._sources.get(path)
+            if indexed is None or indexed[0] != identity:
+                indexed = self._sources[path] = (identity, read_source(self.root, path, identity[1]))
                 self._unsaved.add(path)
-            if isinstance(known[1], Source):
-                found[path] = known[1]
-            elif known[1] == SECRET:
+            if isinstance(indexed[1], Source):
+                shown[path] = indexed[1]
+            elif indexed[1] == SECRET:
                 secrets.append(path)
             else:
-                out[known[1]] += 1
+                out[indexed[1]] += 1
         for deleted in [path for path in self._sources if path not in met and family(path) == wanted]:
             del self._sources[deleted]
             self._deleted.add(deleted)
-        return dict(sorted(found.items())), LeftOut(dict(sorted(out.items())), tuple(sorted(secrets)))
+        return dict(sorted(shown.items())), LeftOut(dict(sorted(out.items())), tuple(sorted(secrets)))
 
     def text(self, path: str) -> str:
         """Returns the text of a file from `sources`; "" if it was deleted since, or now holds a secret."""
@@ -85,12 +96,14 @@ class Repository:
             text = (self.root / path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError):
             return ""
-        return "" if secret_text(text) else text
+        if secret_text(text):
+            return ""
+        return text
 
     def shows(self, path: str) -> bool:
         """True if the last call of `sources` for the file's languages returned this file."""
-        known = self._sources.get(path)
-        return known is not None and isinstance(known[1], Source)
+        indexed = self._sources.get(path)
+        return indexed is not None and isinstance(indexed[1], Source)
 
     def outline(self, source: Source) -> Outline:
         if source.outlined is None:
@@ -106,16 +119,23 @@ class Repository:
         if self._unsaved or self._deleted:
             changed = {path: self._sources[path] for path in self._unsaved if path in self._sources}
             self._index.save(changed, self._deleted - changed.keys())
-            self._unsaved, self._deleted = set(), set()
+            self._unsaved = set()
+            self._deleted = set()
 
     def _walk(self, near: str, out: Counter[str], secrets: list[str]) -> Iterator[tuple[str, Identity]]:
         """Yields (path, identity) of files that no name excludes, nearest folders first."""
-        above = [("", before, spec) for file, before in self._above if (spec := self._spec(file)) is not None]
+        above = []
+        for file, before in self._above:
+            spec = self._spec(file)
+            if spec is not None:
+                above.append(("", before, spec))
         pending = [("", Rules(tuple(above)), self._entries(""))]
         while pending:
             folder, rules, entries = pending.pop()
-            names, inner = {entry.name for entry in entries}, []
-            if (spec := self._spec(self.root / folder / ".gitignore", ".gitignore" in names)) is not None:
+            names = {entry.name for entry in entries}
+            inner = []
+            spec = self._spec(self.root / folder / ".gitignore", ".gitignore" in names)
+            if spec is not None:
                 rules = rules.deeper(folder, spec)
             for entry in entries:
                 path = folder + entry.name
@@ -123,11 +143,11 @@ class Repository:
                     out["links"] += 1
                 elif not entry.name.isprintable():      # an undecodable byte, or a line break
                     out["names that cannot be printed"] += 1
-                elif (secret_folder if entry.is_dir() else secret_name)(entry.name):
+                elif _holds_secret(entry):
                     secrets.append(path)
                 elif entry.is_dir():
                     within = self._entries(path)
-                    if vendored(entry.name, names, {one.name for one in within}):
+                    if vendored(entry.name, names, {item.name for item in within}):
                         out["vendored or built"] += 1
                     elif self._ignores(rules, path + "/"):
                         out["ignored by git"] += 1
@@ -135,9 +155,11 @@ class Repository:
                         inner.append((path + "/", rules, within))
                 elif self._ignores(rules, path):
                     out["ignored by git"] += 1
-                elif entry.is_file() and (identity := identity_of(Path(entry.path))) is not None:     # else deleted
-                    yield path, identity
-            pending += sorted(inner, key=lambda one: (near.startswith(one[0]), one[0]))
+                elif entry.is_file():
+                    identity = identity_of(Path(entry.path))
+                    if identity is not None:        # else deleted
+                        yield path, identity
+            pending += sorted(inner, key=lambda item: (near.startswith(item[0]), item[0]))
 
     def _entries(self, folder: str) -> list[os.DirEntry[str]]:
         try:
@@ -146,18 +168,32 @@ class Repository:
             return []
 
     def _spec(self, file: Path, exists: bool = True) -> GitIgnoreSpec | None:
-        """Returns the patterns of an ignore file, parsed once; if the file changes, cached decisions are cleared."""
-        identity = identity_of(file) if exists else None
-        known = self._specs.get(file)
-        if known is None or known[0] != identity:
-            self._ignored.clear()
-            known = self._specs[file] = (identity, None if identity is None else spec_of(file))
-        return known[1]
+        """Returns the patterns of an ignore file, parsed once; if the file changes, cached decisions are
+        cleared."""
+        identity = None
+        if exists:
+            identity = identity_of(file)
+        cached = self._specs.get(file)
+        if cached is not None and cached[0] == identity:
+            return cached[1]
+        self._ignored.clear()
+        spec = None
+        if identity is not None:
+            spec = spec_of(file)
+        self._specs[file] = (identity, spec)
+        return spec
 
     def _ignores(self, rules: Rules, path: str) -> bool:
         if path not in self._ignored:
             self._ignored[path] = rules.ignore(path)
         return self._ignored[path]
+
+
+def _holds_secret(entry: os.DirEntry[str]) -> bool:
+    """True if a file or folder is taken to hold secrets by its name."""
+    if entry.is_dir():
+        return secret_folder(entry.name)
+    return secret_name(entry.name)
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,5 @@
-"""Files that git ignores, by the .gitignore of every folder (pathspec), and folders of third-party or built code.
+"""Files that git ignores, by the .gitignore of every folder (pathspec), and folders of third-party or built
+code.
 
 A user's global ignore file is not read.
 """
@@ -16,15 +17,15 @@ from pathspec import GitIgnoreSpec
 
 # Folders of third-party code and of the output of tools, at any depth.
 VENDORED = frozenset((
-    ".git", ".hg", ".svn", ".jj", "node_modules", "bower_components", "jspm_packages", "vendor", "vendored", "_vendor",
-    "third_party", "third-party", "thirdparty", "site-packages", "__pycache__", "__pypackages__", ".venv", "venv",
-    ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints",
-    ".cache", ".idea", ".vs", ".gradle", ".terraform", ".next", ".nuxt", ".svelte-kit", ".parcel-cache", ".turbo",
-    ".yarn", ".dart_tool", "htmlcov", "Pods", "Carthage", "DerivedData"))
+    ".git", ".hg", ".svn", ".jj", "node_modules", "bower_components", "jspm_packages", "vendor", "vendored",
+    "_vendor", "third_party", "third-party", "thirdparty", "site-packages", "__pycache__", "__pypackages__",
+    ".venv", "venv", ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis",
+    ".ipynb_checkpoints", ".cache", ".idea", ".vs", ".gradle", ".terraform", ".next", ".nuxt", ".svelte-kit",
+    ".parcel-cache", ".turbo", ".yarn", ".dart_tool", "htmlcov", "Pods", "Carthage", "DerivedData"))
 # Folders of build output, if a project's manifest lies beside the folder and the folder is no Python package.
 BUILT = frozenset(("build", "dist", "out", "target", "bin", "obj"))
-MANIFESTS = frozenset(("package.json", "pyproject.toml", "setup.py", "setup.cfg", "Cargo.toml", "pom.xml", "build.sbt",
-                       "build.gradle", "build.gradle.kts", "CMakeLists.txt", "Makefile"))
+MANIFESTS = frozenset(("package.json", "pyproject.toml", "setup.py", "setup.cfg", "Cargo.toml", "pom.xml",
+                       "build.sbt", "build.gradle", "build.gradle.kts", "CMakeLists.txt", "Makefile"))
 # A folder that contains one of these is a virtual environment, a cache, or another repository.
 MARKS = frozenset(("pyvenv.cfg", "CACHEDIR.TAG", ".git"))
 
@@ -39,8 +40,9 @@ def vendored(name: str, siblings: set[str], children: set[str]) -> bool:
 class Rules:
     """The ignore patterns of one folder.
 
-    specs: (folder of the ignore file, ending in a slash; prefix of paths; patterns), the deepest last; the last match
-    decides
+    Attributes:
+        specs: (folder of the ignore file, ending in a slash; prefix of paths; patterns), the deepest last;
+            the last match decides.
     """
 
     specs: tuple[tuple[str, str, GitIgnoreSpec], ...] = ()
@@ -50,7 +52,8 @@ class Rules:
         return Rules((*self.specs, (folder, "", spec)))
 
     def ignore(self, path: str) -> bool:
-        """True if git ignores the path, which is relative to the repository's root; a folder's path ends in a slash."""
+        """True if git ignores the path, which is relative to the repository's root; a folder's path ends in a
+        slash."""
         for folder, before, spec in reversed(self.specs):
             ignored = spec.check_file(before + path[len(folder):]).include
             if ignored is not None:
@@ -79,12 +82,13 @@ def _patterns(lines: Iterable[str]) -> Iterator[Any]:
 def files_above(root: Path) -> list[tuple[Path, str]]:
     """Returns (ignore file, prefix of paths) for all ignore files outside a root that git reads.
 
-    If the root lies within a repository, these are the repository's exclude file, then the .gitignore files above the
-    root, the topmost first.
+    If the root lies within a repository, these are the repository's exclude file, then the .gitignore files
+    above the root, the topmost first.
     """
     inner = [root, *root.parents]
     top = next((folder for folder in inner if (folder / ".git").exists()), root)
     above = inner[1:inner.index(top) + 1]
     excluded = (top / ".git" / "info" / "exclude", top)
     places = [excluded, *((folder / ".gitignore", folder) for folder in reversed(above))]
-    return [(file, f"{root.relative_to(folder)}/".removeprefix("./").replace("\\", "/")) for file, folder in places]
+    return [(file, f"{root.relative_to(folder)}/".removeprefix("./").replace("\\", "/"))
+            for file, folder in places]

@@ -1,4 +1,5 @@
-"""Keeps what was read of a repository's files on disk, so that a new process reads only files that changed."""
+"""Keeps what was read of a repository's files on disk, so that a new process reads only files that
+changed."""
 
 from __future__ import annotations
 
@@ -16,16 +17,16 @@ from longgraft.config.cache import cache_folder
 
 FORMAT = 1      # raise it when files are read in another way, so that older indexes are not used
 WAIT = 0.5      # seconds to wait for another process that writes the index
-TABLE = ("CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, modified INTEGER, size INTEGER, left_out TEXT, "
-         "names TEXT, heads TEXT, lines INTEGER, outline TEXT)")
+TABLE = ("CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, modified INTEGER, size INTEGER, left_out "
+         "TEXT, names TEXT, heads TEXT, lines INTEGER, outline TEXT)")
 Known = tuple[Identity, Source | str]
 
 
 class Index:
     """The index of one repository, a SQLite file in the cache folder.
 
-    It holds names and line numbers, and no text.  It only saves time: one that cannot be read is built again, and one
-    that cannot be written is left as it is.
+    It holds names and line numbers, and no text.  It only saves time: one that cannot be read is built again,
+    and one that cannot be written is left as it is.
     """
 
     def __init__(self, root: Path) -> None:
@@ -55,7 +56,7 @@ class Index:
                 database.execute(TABLE)
                 database.executemany("DELETE FROM files WHERE path = ?", ((path,) for path in deleted))
                 database.executemany("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                                     (_row(path, *known) for path, known in changed.items()))
+                                     (_row(path, *read) for path, read in changed.items()))
                 database.commit()
         except (sqlite3.Error, OSError):
             pass        # a full disk, or a folder that is read-only
@@ -69,7 +70,9 @@ class Index:
 def _row(path: str, identity: Identity, read: Source | str) -> tuple[object, ...]:
     if isinstance(read, str):
         return path, *identity, read, "", "", 0, ""
-    outline = json.dumps(astuple(read.outlined)) if read.outlined is not None else read.stored_outline
+    outline = read.stored_outline
+    if read.outlined is not None:
+        outline = json.dumps(astuple(read.outlined))
     return path, *identity, "", " ".join(read.names), " ".join(read.heads), read.lines, outline
 
 
@@ -85,5 +88,5 @@ def outline_from(stored: str) -> Outline:
     return Outline(
         tuple(Definition(name, first, last, head, kind, owner, tuple(bases))
               for name, first, last, head, kind, owner, bases in definitions),
-        tuple(Import(module, level, tuple((name, alias) for name, alias in names), line, own)
-              for module, level, names, line, own in imports))
+        tuple(Import(module, level, tuple((name, alias) for name, alias in names), line, alias_of_module)
+              for module, level, names, line, alias_of_module in imports))

@@ -71,7 +71,8 @@ def family(path: str) -> str:
 
 
 def heads(path: str, text: str) -> Iterator[tuple[str, int]]:
-    """Yields (name, offset in the text) of what seems to be defined: faster than parsing, and sometimes wrong."""
+    """Yields (name, offset in the text) of what seems to be defined: faster than parsing, and sometimes
+    wrong."""
     for match in (_PYTHON if family(path) == "python" else _ANY).finditer(text):
         yield match[match.lastindex or 0], match.start()
 
@@ -81,10 +82,10 @@ def grammar(suffix: str) -> tuple[Language, Query] | None:
     """Returns (grammar, tags) for a suffix; None if no grammar is known or installed."""
     if suffix not in GRAMMARS:
         return None
-    package, function, others = GRAMMARS[suffix]
+    package, function, more_tags = GRAMMARS[suffix]
     try:
         import tree_sitter
-        modules = [importlib.import_module(name) for name in (package, *others)]
+        modules = [importlib.import_module(name) for name in (package, *more_tags)]
     except ImportError:
         return None
     language = tree_sitter.Language(getattr(modules[0], function)())

@@ -11,10 +11,12 @@ from longgraft.completion.repository.tree_sitter_outline import by_grammar, by_w
 
 
 def outline(path: str, text: str) -> Outline:
-    """Outlines a text, which need not parse; imports are found only for Python (`other_imports` finds the others')."""
+    """Outlines a text, which need not parse; imports are found only for Python (`other_imports` finds the
+    others')."""
     if family(path) == "python":
-        if (tree := repaired(text)) is not None:
+        tree = repaired(text)
+        if tree is not None:
             return Outline(tuple(definitions(tree.body)), tuple(imports(tree)))
         return Outline(tuple(by_words(path, text)), tuple(imports_by_statement(text)))
-    known = grammar(splitext(path)[1].lower())
-    return Outline(tuple(by_words(path, text) if known is None else by_grammar(text.encode(), *known)))
+    parser = grammar(splitext(path)[1].lower())
+    return Outline(tuple(by_words(path, text) if parser is None else by_grammar(text.encode(), *parser)))

@@ -36,8 +36,8 @@ def repaired(text: str) -> ast.Module | None:
 
 
 def _repair(lines: list[str], at: int, error: str) -> None:
-    """Gives a header without a block a block; otherwise removes the reported line, or the nearest non-blank one
-    above."""
+    """Gives a header without a block a block; otherwise removes the reported line, or the nearest non-blank
+    one above."""
     header = re.search(r"expected an indented block after .* on line (\d+)", error)
     if header:
         place = int(header[1]) - 1
@@ -58,17 +58,22 @@ def definitions(body: Sequence[ast.stmt], owner: str = "") -> Iterator[Definitio
             inner = node.body[0]
             documented = isinstance(inner, ast.Expr) and isinstance(inner.value, ast.Constant) and isinstance(
                 inner.value.value, str)
-            head = (inner.end_lineno or inner.lineno) if documented else max(inner.lineno - 1, node.lineno)
+            head = max(inner.lineno - 1, node.lineno)
+            if documented:
+                head = inner.end_lineno or inner.lineno
             last = node.end_lineno or node.lineno
             if not isinstance(node, ast.ClassDef):
                 yield Definition(node.name, first, last, min(head, last), "function", owner)
                 continue
             # The lines before the first method hold the class's fields.
-            methods = [inner for inner in node.body if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))]
+            methods = [inner for inner in node.body
+                       if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))]
             if methods:
                 head = max(head, min([methods[0].lineno, *(m.lineno for m in methods[0].decorator_list)]) - 1)
+            else:
+                head = last
             bases = tuple(ast.unparse(base).split("[")[0].split(".")[-1] for base in node.bases)
-            yield Definition(node.name, first, last, head if methods else last, "class", owner, bases)
+            yield Definition(node.name, first, last, head, "class", owner, bases)
             if not owner:
                 yield from definitions(node.body, node.name)
         elif isinstance(node, (ast.If, ast.Try, ast.With)) and not owner:
@@ -106,7 +111,8 @@ def imports(tree: ast.Module) -> Iterator[Import]:
 def imports_by_statement(text: str) -> Iterator[Import]:
     """Yields the imports of a file that cannot be repaired; each statement is parsed by itself."""
     for statement in IMPORT.findall(text):
-        if (tree := repaired(statement)) is not None:
+        tree = repaired(statement)
+        if tree is not None:
             yield from imports(tree)
 
 

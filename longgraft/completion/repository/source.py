@@ -27,8 +27,11 @@ Identity = tuple[int, int]
 class Source:
     """A file that may be shown.
 
-    names: possible identifiers in it; heads: names that it seems to define; stored_outline: its outline as the index on
-    disk has it, or ""; outlined, windows: cached results of this text
+    Attributes:
+        names: Possible identifiers in it.
+        heads: Names that it seems to define.
+        stored_outline: Its outline as the index on disk has it, or "".
+        outlined, windows: Cached results of this text.
     """
 
     path: str
@@ -72,4 +75,5 @@ def read_source(root: Path, path: str, size: int) -> Source | str:
     lines = text.split("\n")
     if max(map(len, lines), default=0) > 5000 or len(text) > 5000 + 200 * len(lines):
         return "generated"      # minified code, or data
-    return Source(path, frozenset(WORD.findall(text)), frozenset(name for name, _ in heads(path, text)), len(lines))
+    return Source(path, frozenset(WORD.findall(text)), frozenset(name for name, _ in heads(path, text)),
+                  len(lines))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-LINE_END = re.compile(r"\r\n|\r|\n")     # where editors (by the Language Server Protocol) and Python end a line
+# Where editors (by the Language Server Protocol) and Python end a line.
+LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
 class Definition:
     """Lines first..last (from 1) of a file; lines first..head are the signature and docstring.
 
-    owner: the class of a method, or ""; bases: names of a class's base classes, without modules
+    Attributes:
+        owner: The class of a method, or "".
+        bases: Names of a class's base classes, without modules.
     """
 
     name: str
@@ -28,8 +31,10 @@ class Definition:
 class Import:
     """An import.
 
-    module: dotted, "" in `from . import x`; level: number of leading dots; names: (name, alias), empty if the module
-    itself is imported, as `alias`
+    Attributes:
+        module: Dotted, "" in `from . import x`.
+        level: Number of leading dots.
+        names: (name, alias), empty if the module itself is imported, as `alias`.
     """
 
     module: str
@@ -41,12 +46,15 @@ class Import:
 
 @dataclass(frozen=True)
 class Outline:
+    """The definitions and imports of a file."""
+
     definitions: tuple[Definition, ...] = ()
     imports: tuple[Import, ...] = ()
 
     def named(self, name: str) -> list[Definition]:
         """Returns the definitions of a name at the file's top level."""
-        return [found for found in self.definitions if found.name == name and not found.owner]
+        return [definition for definition in self.definitions if definition.name == name
+                and not definition.owner]
 
     def methods(self, owner: str) -> list[Definition]:
-        return [found for found in self.definitions if found.owner == owner]
+        return [definition for definition in self.definitions if definition.owner == owner]

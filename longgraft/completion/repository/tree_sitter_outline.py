@@ -29,45 +29,61 @@ def by_grammar(text: bytes, language: Language, tags: Query) -> Iterator[Definit
     """Yields the definitions that a grammar's tags name, each with the comment above it."""
     from tree_sitter import Parser, QueryCursor
 
-    root, lines = Parser(language).parse(text).root_node, text.split(b"\n")
-    found: dict[tuple[int, int, str], Definition] = {}
+    root = Parser(language).parse(text).root_node
+    lines = text.split(b"\n")
+    definitions: dict[tuple[int, int, str], Definition] = {}
     for _, captured in QueryCursor(tags).matches(root):
         kind = next((key.split(".")[1] for key in captured if key.startswith("definition.")), "")
         if not kind or "name" not in captured:
             continue
-        name, node = captured["name"][0], captured[f"definition.{kind}"][0]
+        name = captured["name"][0]
+        node = captured[f"definition.{kind}"][0]
         while node.parent is not None and node.parent.type in _WRAPPERS:
             node = node.parent
         owner = _owner(node)
         if _within_function(node):
             continue
-        first, last = node.start_point[0] + 1, node.end_point[0] + (node.end_point[1] > 0)
+        first = node.start_point[0] + 1
+        last = node.end_point[0] + (node.end_point[1] > 0)
         body = _body(node)
-        head = min(last, max(first, body.start_point[0] + 1)) if body is not None else last
+        head = last
+        if body is not None:
+            head = min(last, max(first, body.start_point[0] + 1))
         while first > 1 and lines[first - 2].strip().decode(errors="replace").startswith(COMMENTS):
             first -= 1
-        sort = "class" if kind in _CLASSES else "function" if kind in ("function", "method", "macro") else "value"
+        if kind in _CLASSES:
+            sort = "class"
+        elif kind in ("function", "method", "macro"):
+            sort = "function"
+        else:
+            sort = "value"
         called = _text(name)
-        found.setdefault((first, last, called), Definition(called, first, last, head, sort, owner))
-    yield from sorted(found.values(), key=lambda one: (one.first, one.last, one.name))
+        definitions.setdefault((first, last, called), Definition(called, first, last, head, sort, owner))
+    for place in sorted(definitions):       # (first line, last line, name)
+        yield definitions[place]
 
 
 def _body(node: Node) -> Node | None:
     """Returns the body of a definition, also within a declarator."""
     for _ in range(4):
-        if (body := node.child_by_field_name("body")) is not None:
+        body = node.child_by_field_name("body")
+        if body is not None:
             return body
-        inner = [child for child in node.named_children if child.type in _WRAPPERS or child.child_by_field_name("body")
+        inner = [child for child in node.named_children if child.type in _WRAPPERS
+                 or child.child_by_field_name("body")
                  or child.child_by_field_name("value")]
         if not inner:
             value = node.child_by_field_name("value")
-            return None if value is None else value.child_by_field_name("body")
+            if value is None:
+                return None
+            return value.child_by_field_name("body")
         node = inner[-1]
     return None
 
 
-_OWNERS = frozenset(("class_declaration", "class", "abstract_class_declaration", "interface_declaration", "impl_item",
-                     "trait_item", "class_specifier", "struct_specifier", "enum_declaration", "record_declaration"))
+_OWNERS = frozenset(("class_declaration", "class", "abstract_class_declaration", "interface_declaration",
+                     "impl_item", "trait_item", "class_specifier", "struct_specifier", "enum_declaration",
+                     "record_declaration"))
 _BLOCKS = frozenset(("statement_block", "block", "compound_statement"))
 
 
@@ -76,7 +92,9 @@ def _owner(node: Node) -> str:
     while (node := node.parent) is not None:    # type: ignore[assignment]
         if node.type in _OWNERS:
             name = node.child_by_field_name("name") or node.child_by_field_name("type")
-            return "" if name is None else _text(name)
+            if name is None:
+                return ""
+            return _text(name)
     return ""
 
 
@@ -94,22 +112,28 @@ def _within_function(node: Node) -> bool:
 
 
 def by_words(path: str, text: str) -> Iterator[Definition]:
-    """Yields definitions found by keywords; each ends before a line that is not indented more, or at its closing
-    bracket.
+    """Yields definitions found by keywords; each ends before a line that is not indented more, or at its
+    closing bracket.
     """
     lines = text.split("\n")
     for name, start in heads(path, text):
         first = text.count("\n", 0, start) + 1
         if first > len(lines):
             continue
-        indent, last = _indent(lines[first - 1]), first
+        indent = _indent(lines[first - 1])
+        last = first
         for number in range(first, min(len(lines), first + 200)):
             line = lines[number]
             if line.strip() and _indent(line) <= indent:
-                last = number + 1 if re.match(r"\s*(?:[\])}]|end\b)", line) else last
+                if re.match(r"\s*(?:[\])}]|end\b)", line):
+                    last = number + 1
                 break
-            last = number + 1 if line.strip() else last
-        yield Definition(name, first, last, first, "class" if last - first > 40 else "function")
+            if line.strip():
+                last = number + 1
+        kind = "function"
+        if last - first > 40:
+            kind = "class"
+        yield Definition(name, first, last, first, kind)
 
 
 def _indent(line: str) -> int:

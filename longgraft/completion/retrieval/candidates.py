@@ -1,9 +1,9 @@
 """Finds candidate snippets of a repository for a cursor.
 
-Candidates are imported definitions, definitions of names near the cursor, callers of the enclosing definitions, the
-file's tests, and text similar to the lines before the cursor.  Each finder yields lines of a file with their worth,
-0..1, and a reason for people.  The worths were set by hand on cursors in real packages and with
-`benchmarks/completion.py`; nothing was trained.
+Candidates are imported definitions, definitions of names near the cursor, callers of the enclosing
+definitions, the file's tests, and text similar to the lines before the cursor.  Each finder yields lines of a
+file with their worth, 0..1, and a reason for people.  The worths were set by hand on cursors in real packages
+and with `benchmarks/completion.py`; nothing was trained.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SEARCHED = 24           # names near the cursor whose definitions are searched f
 MEANINGS = 6            # most files that define a name; a name with more definitions is ambiguous
 CALLERS = 6             # most files that use an enclosing definition
 ALIKE = 60              # most similar windows
-LEAST_LIKE = 0.05       # likeness below which windows are chance: less than 1 in 100 helps with held-out lines
+# Likeness below which windows are chance: less than 1 in 100 helps with held-out lines.
+LEAST_LIKE = 0.05
 LIKE = "like the lines before the cursor"
 
 
@@ -54,11 +55,15 @@ class CursorContext:
     sources: Mapping[str, Source]       # without the cursor's own file
 
     def shown(self, path: str, what: Definition, worth: float, why: str) -> Iterator[Candidate]:
-        """Yields a definition: a short one whole; of a long class its fields, and its methods by their use."""
+        """Yields a definition: a short one whole; of a long class its fields, and its methods by their
+        use."""
         if what.last - what.first < WHOLE:
             yield Candidate(path, what.first, what.last, worth, why)
             return
-        head = min(what.head, what.first + (WHOLE if what.kind == "class" else HEAD_LINES) - 1)
+        head_lines = HEAD_LINES
+        if what.kind == "class":
+            head_lines = WHOLE
+        head = min(what.head, what.first + head_lines - 1)
         yield Candidate(path, what.first, head, worth, why)
         if what.kind != "class":
             yield Candidate(path, head + 1, min(what.last, head + WHOLE), 0.5 * worth, f"{why}, its body")
@@ -67,28 +72,40 @@ class CursorContext:
             named = method.name in self.names.weights
             if method.name.startswith("_") and method.name != "__init__" and not named:
                 continue
-            share = 0.95 if named else 0.85 if method.name in ("__init__", "constructor", "new") else 0.5
-            last = method.last if method.last - method.first < WHOLE else min(method.last, method.head)
+            if named:
+                share = 0.95
+            elif method.name in ("__init__", "constructor", "new"):
+                share = 0.85
+            else:
+                share = 0.5
+            last = method.last
+            if method.last - method.first >= WHOLE:
+                last = min(method.last, method.head)
             if share < 0.6 and last - method.first >= HEAD_LINES:
                 last = min(method.head, method.first + HEAD_LINES - 1)
-            yield Candidate(path, method.first, max(last, method.first), share * worth, f"{why}, {method.name}")
+            last = max(last, method.first)
+            yield Candidate(path, method.first, last, share * worth, f"{why}, {method.name}")
 
 
 def imported(place: CursorContext) -> Iterator[Candidate]:
-    """Yields definitions that the file imports; they are worth most if used near the cursor, or not used yet."""
-    names, path = place.names, place.cursor.path
+    """Yields definitions that the file imports; they are worth most if used near the cursor, or not used
+    yet."""
+    names = place.names
+    path = place.cursor.path
     text = place.cursor.before + "\n" + place.cursor.after
     if path.endswith((".py", ".pyi", ".pyx")):
-        resolver = Resolver(place.repository, dict(place.sources) | {path: Source(path, names.seen, names.own, 0)})
+        source = Source(path, names.in_file, names.defined, 0)
+        resolver = Resolver(place.repository, dict(place.sources) | {path: source})
         counts = Counter(WORD.findall(text))
-        for one, name, file, found in resolver.imported(path, outline(path, text)):
+        for statement, name, file, definition in resolver.imported(path, outline(path, text)):
             if file not in place.sources:
                 continue
-            if found is not None:
+            why = f"imported: {statement.line}"
+            if definition is not None:
                 worth = _import_worth(names, name, counts[name] < 2)
-                yield from place.shown(file, found, worth, f"imported: {one.line}")
+                yield from place.shown(file, definition, worth, why)
             else:
-                yield from _of_module(place, file, f"imported: {one.line}", one.alias or name)
+                yield from _of_module(place, file, why, statement.alias or name)
         return
     for file, wanted, line in linked(path, text, place.sources.keys() | {path}):
         if file not in place.sources:
@@ -96,24 +113,32 @@ def imported(place: CursorContext) -> Iterator[Candidate]:
         inner = place.repository.outline(place.sources[file])
         found_any = False
         for name in wanted:
-            for found in inner.named(name):
+            worth = _import_worth(names, name, False)
+            for named in inner.named(name):
                 found_any = True
-                yield from place.shown(file, found, _import_worth(names, name, False), f"imported: {line}")
+                yield from place.shown(file, named, worth, f"imported: {line}")
         if not found_any:
-            yield from _of_module(place, file, line if line.startswith(("of ", "the ")) else f"imported: {line}")
+            why = line
+            if not line.startswith(("of ", "the ")):
+                why = f"imported: {line}"
+            yield from _of_module(place, file, why)
 
 
 def _import_worth(names: CursorNames, name: str, unused: bool) -> float:
     """Returns the worth of an imported name, by the distance from the cursor to its nearest use."""
-    return max(0.1 + 0.4 * names.weights.get(name, 0.0), 0.25 if unused else 0.0)
+    worth = 0.1 + 0.4 * names.weights.get(name, 0.0)
+    if unused:
+        return max(worth, 0.25)
+    return worth
 
 
 def _of_module(place: CursorContext, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
-    """Yields the definitions that the file names from a module that is imported whole, and the module's beginning."""
-    for found in place.repository.outline(place.sources[file]).definitions:
-        if not found.owner and found.name in place.names.seen and len(found.name) > 2:
-            worth = 0.07 + 0.35 * place.names.weights.get(found.name, 0.0)
-            yield from place.shown(file, found, worth, f"{why}, {found.name}")
+    """Yields the definitions that the file names from a module that is imported whole, and the module's
+    beginning."""
+    for definition in place.repository.outline(place.sources[file]).definitions:
+        if not definition.owner and definition.name in place.names.in_file and len(definition.name) > 2:
+            worth = 0.07 + 0.35 * place.names.weights.get(definition.name, 0.0)
+            yield from place.shown(file, definition, worth, f"{why}, {definition.name}")
     called = place.names.weights.get(alias.split(".")[-1], 0.0)
     yield Candidate(file, 1, min(place.sources[file].lines, WHOLE), 0.05 + 0.1 * called, why)
 
@@ -124,9 +149,10 @@ def _distance(path: str, place: CursorContext) -> int:
 
 
 def meant(place: CursorContext) -> Iterator[Candidate]:
-    """Yields definitions, in any file, of names near the cursor that the cursor's own file does not define."""
+    """Yields definitions, in any file, of names near the cursor that the cursor's own file does not
+    define."""
     names = place.names
-    wanted = sorted((name for name in names.weights if name not in names.own or name in names.around),
+    wanted = sorted((name for name in names.weights if name not in names.defined or name in names.around),
                     key=lambda name: (-names.pull(name), name))[:SEARCHED]
     where = defaultdict(list)
     for path, source in place.sources.items():
@@ -136,20 +162,28 @@ def meant(place: CursorContext) -> Iterator[Candidate]:
         paths = sorted(where[name], key=lambda path: (_distance(path, place), is_test(path), path))
         if names.pull(name) < 0.02:
             continue
-        why = f"also defines {name}" if name in names.around else f"defines {name}, which is used near the cursor"
+        why = f"defines {name}, which is used near the cursor"
+        if name in names.around:
+            why = f"also defines {name}"
+        usual_worth = (0.13 + 0.24 * names.pull(name)) / (1 + 0.25 * (min(len(paths), MEANINGS) - 1))
         for path in paths[:MEANINGS]:
-            for found in place.repository.outline(place.sources[path]).definitions:
-                if found.name == name:
-                    worth = (0.13 + 0.24 * names.pull(name)) / (1 + 0.25 * (min(len(paths), MEANINGS) - 1))
-                    yield from place.shown(path, found, worth * (0.8 if is_test(path) else 1.0), why)
+            worth = usual_worth
+            if is_test(path):
+                worth = 0.8 * usual_worth
+            for definition in place.repository.outline(place.sources[path]).definitions:
+                if definition.name == name:
+                    yield from place.shown(path, definition, worth, why)
 
 
 def callers(place: CursorContext) -> Iterator[Candidate]:
     """Yields lines around the uses, in other files, of the definitions that enclose the cursor."""
     for name in place.names.around[:2]:
-        users = [path for path, source in place.sources.items() if name in source.names and name not in source.heads]
+        if len(name) <= 3 or place.names.rarity.get(name, 1.0) <= 0.3:
+            continue
+        users = [path for path, source in place.sources.items() if name in source.names
+                 and name not in source.heads]
         users.sort(key=lambda path: (_distance(path, place), path))
-        for path in users[:CALLERS] if len(name) > 3 and place.names.rarity.get(name, 1.0) > 0.3 else ():
+        for path in users[:CALLERS]:
             lines = place.repository.text(path).split("\n")
             at = next((number for number, line in enumerate(lines, 1)
                        if name in line and "import" not in line and name in WORD.findall(line)), None)
@@ -158,7 +192,8 @@ def callers(place: CursorContext) -> Iterator[Candidate]:
 
 
 def similar(place: CursorContext) -> Iterator[Candidate]:
-    """Yields windows similar to the lines before the cursor; those of files in the same folder are worth more."""
+    """Yields windows similar to the lines before the cursor; those of files in the same folder are worth
+    more."""
     for window in alike(place.cursor, place.repository, place.sources, ALIKE):
         worth = 2 * window.likeness + 0.08 * (dirname(window.path) == dirname(place.cursor.path))
         if window.likeness >= LEAST_LIKE:
@@ -166,16 +201,26 @@ def similar(place: CursorContext) -> Iterator[Candidate]:
 
 
 def related(place: CursorContext) -> Iterator[Candidate]:
-    """Yields the beginnings of files related by name: the file's tests, the file that it tests, its neighbours."""
-    path, own = place.cursor.path, counterpart(place.cursor.path)
-    for other, source in place.sources.items():
-        if len(own) > 2 and counterpart(other) == own:
-            tests, tested = is_test(other) and not is_test(path), is_test(path) and not is_test(other)
-            why = "its tests" if tests else "what it tests" if tested else "its namesake"
+    """Yields the beginnings of files related by name: the file's tests, the file that it tests, its
+    neighbours."""
+    path = place.cursor.path
+    stem = counterpart(place.cursor.path)
+    for candidate, source in place.sources.items():
+        if len(stem) > 2 and counterpart(candidate) == stem:
+            tests = is_test(candidate) and not is_test(path)
+            tested = is_test(path) and not is_test(candidate)
+            if tests:
+                why = "its tests"
+            elif tested:
+                why = "what it tests"
+            else:
+                why = "its namesake"
+            worth = 0.13
             for first in range(1, min(source.lines, 5 * WHOLE) + 1, WHOLE):
-                yield Candidate(other, first, min(source.lines, first + WHOLE - 1), 0.13 if first == 1 else 0.09, why)
-        elif dirname(other) == dirname(path):
-            yield Candidate(other, 1, min(source.lines, WHOLE), 0.045, "beside it")
+                yield Candidate(candidate, first, min(source.lines, first + WHOLE - 1), worth, why)
+                worth = 0.09
+        elif dirname(candidate) == dirname(path):
+            yield Candidate(candidate, 1, min(source.lines, WHOLE), 0.045, "beside it")
 
 
 Finder = Callable[[CursorContext], Iterator[Candidate]]

@@ -27,7 +27,8 @@ COMMON = frozenset(re.findall(r"\w+", """
     fmt std size_t unsigned Option Result Some Self String number extern typeof instanceof"""))
 # Strings, and comments that begin with "#" or "//".
 _STRING = (r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?')
-_QUOTED = {True: re.compile(_STRING + r"|#[^\n]*"), False: re.compile(_STRING + r"|//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")}
+_QUOTED = {True: re.compile(_STRING + r"|#[^\n]*"),
+           False: re.compile(_STRING + r"|//[^\n]*|/\*[\s\S]*?(?:\*/|\Z)")}
 _HASH = frozenset(("python", "ruby", "shell", "yaml", "perl", "elixir", ".r", ".jl", ".toml", ".nim"))
 
 
@@ -40,14 +41,18 @@ def without_strings(path: str, text: str) -> str:
 class CursorNames:
     """The names around a cursor.
 
-    weights: name -> 0..1, 1 on the cursor's own line; around: names of the definitions that enclose the cursor, the
-    innermost first; own: names that the file seems to define; seen: all its names; rarity: name -> 0..1
+    Attributes:
+        weights: Name -> 0..1, 1 on the cursor's own line.
+        around: Names of the definitions that enclose the cursor, the innermost first.
+        defined: Names that the file seems to define.
+        in_file: All its names.
+        rarity: Name -> 0..1.
     """
 
     weights: Mapping[str, float]
     around: tuple[str, ...]
-    own: frozenset[str]
-    seen: frozenset[str]
+    defined: frozenset[str]
+    in_file: frozenset[str]
     rarity: Mapping[str, float]
 
     def pull(self, name: str) -> float:
@@ -72,13 +77,16 @@ def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
             weights[name] = max(weights.get(name, 0), 0.6)
     weights = {name: weight for name, weight in weights.items() if name not in COMMON}
     text = cursor.before + "\n" + cursor.after
-    own = frozenset(name for name, _ in heads(cursor.path, text))
-    return CursorNames(weights, around, own, frozenset(WORD.findall(text)), rarity(weights, sources))
+    defined = frozenset(name for name, _ in heads(cursor.path, text))
+    return CursorNames(weights, around, defined, frozenset(WORD.findall(text)), rarity(weights, sources))
 
 
 def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
-    """Returns name -> 1 - log(1 + files with the name) / log(1 + files): 1 if no file has it, 0 if all have it."""
-    wanted, counts, files = frozenset(names), Counter[str](), 0
+    """Returns name -> 1 - log(1 + files with the name) / log(1 + files): 1 if no file has it, 0 if all have
+    it."""
+    wanted = frozenset(names)
+    counts = Counter[str]()
+    files = 0
     for source in sources:
         files += 1
         counts.update(wanted & source.names)
@@ -86,19 +94,19 @@ def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
 
 
 def _headers(cursor: Cursor) -> list[str]:
-    """Returns the headers of the blocks that enclose the cursor, innermost first; each is indented less than the
-    last."""
+    """Returns the headers of the blocks that enclose the cursor, innermost first; each is indented less than
+    the last."""
     lines = cursor.before.split("\n")
-    indent = _indent(lines[-1]) if lines[-1].strip() else _indent(next((x for x in reversed(lines) if x.strip()), ""))
+    indent = _indent(next((line for line in reversed(lines) if line.strip()), ""))
     indent += not lines[-1].strip()             # an empty line may continue the block above it
-    found = []
+    headers = []
     for line in reversed(lines[:-1]):
         if line.strip() and not re.match(r"\s*[\])}]", line) and _indent(line) < indent:
             indent = _indent(line)
-            found.append(line)
+            headers.append(line)
         if not indent:
             break
-    return found
+    return headers
 
 
 def _around(cursor: Cursor) -> tuple[str, ...]:
@@ -110,9 +118,11 @@ def _indent(line: str) -> int:
 
 
 def counterpart(path: str) -> str:
-    """Returns the name of a file without test prefix or suffix, which is the same for a file and its tests."""
+    """Returns the name of a file without test prefix or suffix, which is the same for a file and its
+    tests."""
     stem = splitext(path.rsplit("/", 1)[-1])[0]
-    return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "", stem).strip("_")
+    return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "",
+                  stem).strip("_")
 
 
 def is_test(path: str) -> bool:

@@ -13,7 +13,7 @@ from posixpath import normpath
 
 from longgraft.completion.repository.files import LeftOut, repository
 from longgraft.completion.repository.secret_files import check_open
-from longgraft.completion.retrieval.candidates import FINDERS, LIKE, CursorContext, Finder
+from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Candidate, CursorContext, Finder
 from longgraft.completion.retrieval.cursor_names import cursor_names
 from longgraft.completion.snippets import Cursor, Snippet
 
@@ -39,16 +39,17 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
     """
     path = normpath(cursor.path)
     if path.startswith(("/", "../")) or path == "..":
-        raise ValueError(f"The cursor's file {cursor.path} is not in the repository. Give its path from the root.")
+        raise ValueError(f"The cursor's file {cursor.path} is not in the repository. Give its path from the "
+                         "root.")
     cursor = replace(cursor, path=path)
     check_open(cursor.path, cursor.before + cursor.after)
-    found = repository(root)
-    with found.lock:
-        sources, left_out = found.sources(cursor.path)
+    files = repository(root)
+    with files.lock:
+        sources, left_out = files.sources(cursor.path)
         sources.pop(cursor.path, None)
-        place = CursorContext(cursor, cursor_names(cursor, sources.values()), found, sources)
+        place = CursorContext(cursor, cursor_names(cursor, sources.values()), files, sources)
         gathered = Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
-        found.save()
+        files.save()
         return gathered
 
 
@@ -57,39 +58,48 @@ def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> 
 
     Each is shown without the lines of better candidates, which take over its reasons.
     """
-    candidates = [one for finder in finders for one in finder(place)]
+    candidates = [candidate for finder in finders for candidate in finder(place)]
     texts: dict[str, list[str]] = {}
     taken: dict[tuple[str, int], int] = {}      # (file, line) -> index of its snippet
-    chosen, reasons = list[Snippet](), list[list[str]]()
-    for one in sorted(candidates, key=lambda one: (-one.worth, one.path, one.first, one.last)):
-        holders = {taken[one.path, number] for number in range(one.first, one.last + 1) if (one.path, number) in taken}
+    chosen = list[Snippet]()
+    reasons = list[list[str]]()
+    for candidate in sorted(candidates, key=_best_first):
+        path = candidate.path
+        holders = {taken[path, number] for number in range(candidate.first, candidate.last + 1)
+                   if (path, number) in taken}
         for holder in holders:
-            if one.why not in reasons[holder] and not one.why.startswith(LIKE) and len(reasons[holder]) < REASONS:
-                reasons[holder].append(one.why)
+            mentioned = candidate.why in reasons[holder] or candidate.why.startswith(LIKE)
+            if not mentioned and len(reasons[holder]) < REASONS:
+                reasons[holder].append(candidate.why)
         if characters <= 0:
             continue
-        if one.path not in texts:
-            texts[one.path] = place.repository.text(one.path).split("\n")
-        lines = texts[one.path]
-        last = min(one.last, len(lines))
-        for first, end in _free([(one.path, number) not in taken for number in range(one.first, last + 1)], one.first):
+        if path not in texts:
+            texts[path] = place.repository.text(path).split("\n")
+        lines = texts[path]
+        last = min(candidate.last, len(lines))
+        free = [(path, number) not in taken for number in range(candidate.first, last + 1)]
+        for first, end in _free(free, candidate.first):
             while first <= end and not lines[first - 1].strip():
                 first += 1
             while end >= first and not lines[end - 1].strip():
                 end -= 1
-            if end - first + 1 < min(LEAST, last - one.first + 1):
+            if end - first + 1 < min(LEAST, last - candidate.first + 1):
                 continue
             text = "\n".join(lines[first - 1:end]) + "\n"
-            taken |= dict.fromkeys(((one.path, number) for number in range(first, end + 1)), len(chosen))
+            taken |= dict.fromkeys(((path, number) for number in range(first, end + 1)), len(chosen))
             characters -= len(text)
-            chosen.append(Snippet(one.path, text, first, worth=round(one.worth, 4)))
-            reasons.append([one.why])
+            chosen.append(Snippet(path, text, first, worth=round(candidate.worth, 4)))
+            reasons.append([candidate.why])
     return [replace(snippet, why="; ".join(why)) for snippet, why in zip(chosen, reasons, strict=True)]
+
+
+def _best_first(candidate: Candidate) -> tuple[float, str, int, int]:
+    return -candidate.worth, candidate.path, candidate.first, candidate.last
 
 
 def _free(free: list[bool], first: int) -> Iterator[tuple[int, int]]:
     """Yields (first, last) of each run of free lines; free[0] is line `first`."""
-    for is_free, run in groupby(enumerate(free, first), key=lambda one: one[1]):
+    for is_free, run in groupby(enumerate(free, first), key=lambda item: item[1]):
         if is_free:
             numbers = [number for number, _ in run]
             yield numbers[0], numbers[-1]

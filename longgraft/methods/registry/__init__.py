@@ -1,7 +1,7 @@
 """The core methods, each as one expression over proposers.
 
-All other methods register as those from outside do; `longgraft.zoo` by the entry points of this package.  No code
-outside the registry refers to a method by name.
+All other methods register as those from outside do; `longgraft.zoo` by the entry points of this package.  No
+code outside the registry refers to a method by name.
 """
 
 from __future__ import annotations

@@ -23,13 +23,17 @@ GRAFT = "Draft Less, Retrieve More (arXiv 2605.20104)"
 class TailGraft:
     """The TAIL placement of the paper's Figure 2: chains below the drafted tree's best leaves.
 
-    leaves, length: 4 chains of 5 tokens; a smaller tree has shorter chains
+    Attributes:
+        leaves, length: 4 chains of 5 tokens; a smaller tree has shorter chains.
     """
 
     def __init__(self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5,
                  clock: Clock | None = None) -> None:
-        self.drafter, self.retriever, self.clock = drafter, retriever, clock or Clock()
-        self.leaves, self.length = leaves, length
+        self.drafter = drafter
+        self.retriever = retriever
+        self.clock = clock or Clock()
+        self.leaves = leaves
+        self.length = length
         self.memories = memories_of([drafter, retriever])
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -41,9 +45,9 @@ class TailGraft:
             slots = min(self.length, ask.budget - len(tree))
             if slots < 1:
                 break
-            found = on_host(self.retriever.candidates(int(tree.tokens[leaf]), slots))
+            retrieved = on_host(self.retriever.candidates(int(tree.tokens[leaf]), slots))
             with self.clock.part("merge"):
-                tree = tree.merge(found, at=leaf, budget=len(tree) + slots)
+                tree = tree.merge(retrieved, at=leaf, budget=len(tree) + slots)
         return tree
 
 
@@ -62,32 +66,39 @@ class GraftChoices(GraftBounds):
                             "leaves (tail); more drafted candidates; nothing (none)",
                             choices=("root", "tail", "drafted", "none"))
     retrieved: int | None = option(None, "Retrieved slots of 60, where drafting never stops",
-                                   unit="slots", low=1, high=58, none="what was calibrated", source="Figure 2 has 20")
+                                   unit="slots", low=1, high=58, none="what was calibrated",
+                                   source="Figure 2 has 20")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pruning != "none" and self.retrieved is not None:
-            raise ValueError(f"graft+retrieved={self.retrieved} is a share of a tree that is never pruned. Add "
-                             "+pruning=none, or leave it out: gates decide how many slots are freed.")
+            raise ValueError(f"graft+retrieved={self.retrieved} is a share of a tree that is never pruned. "
+                             "Add +pruning=none, or leave it out: gates decide how many slots are freed.")
         if self.pruning == "none" and self.retrieval in ("drafted", "none"):
-            raise ValueError(f"graft+pruning=none frees slots for retrieval, and retrieval is {self.retrieval}. Choose "
-                             "one of the two; a dense drafted tree is eagle3.")
+            raise ValueError("graft+pruning=none frees slots for retrieval, and retrieval is "
+                             f"{self.retrieval}. Choose one of the two; a dense drafted tree is eagle3.")
 
 
 def graft(p: Parts) -> Proposer:
     """A pruned draft whose freed slots are filled as chosen."""
     c: GraftChoices = p.choices
     if c.pruning == "none":
-        drafter: Proposer = p.drafter(Split(p.calibration.split if c.retrieved is None else 60 - c.retrieved))
+        split = p.calibration.split
+        if c.retrieved is not None:
+            split = 60 - c.retrieved
+        drafter: Proposer = p.drafter(Split(split))
     else:
         drafter = p.gated(Filled) if c.retrieval == "drafted" else p.gated()
     if c.retrieval == "tail":
         return TailGraft(drafter, p.retriever(chain), clock=p.clock)
-    return p.graft(drafter, p.retriever()) if c.retrieval == "root" else drafter
+    if c.retrieval == "root":
+        return p.graft(drafter, p.retriever())
+    return drafter
 
 
 def high_batch(p: Parts) -> Proposer:
-    """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests share."""
+    """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests
+    share."""
     return p.graft(p.drafter(StoredGates(Gates(p.calibration.thresholds))), p.retriever(shared=True))
 
 

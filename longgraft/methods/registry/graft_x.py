@@ -1,4 +1,5 @@
-"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays (docs/choices.md)."""
+"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays
+(docs/choices.md)."""
 
 from __future__ import annotations
 
@@ -16,14 +17,16 @@ from longgraft.memories.adjacency_memory import AdjacencyMemory
 from longgraft.methods.method import BUDGETED, Method
 from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
+from longgraft.protocol.pruning import PruningPolicy
 
 PAPER = "docs/choices.md, one ranking"
 BEAMS = (10, 6, 3)      # beam widths that a controller's draft may have
 WIDER = 1.25            # most that a wider draft level may cost, as a multiple of the narrowest
 NEAR = 1024             # prefix in tokens at which costs are compared
-# The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back the top-k
-# that the matrix needs of every row, including the prompt's.
-WIDE, WIDELY = 32, 1.5
+# The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back
+# the top-k that the matrix needs of every row, including the prompt's.
+WIDE = 32
+WIDELY = 1.5
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,17 @@ class TextChoices(Checked):
 def ranked(p: Parts) -> RankedProposer:
     """Returns a ranking that fills the budget."""
     c: GraftXChoices = p.choices
-    drafter = p.source or p.drafter(BeamMassPolicy() if c.pruning == "mass" else Dense())
-    pool = {"pool": 1} if p.source else {}
-    return RankedProposer(p.text() if c.text else None, drafter, p.rows() if c.matrix else None, p.clock, **pool)
+    text = rows = None
+    if c.text:
+        text = p.text()
+    if c.matrix:
+        rows = p.rows()
+    if p.source:
+        return RankedProposer(text, p.source, rows, p.clock, pool=1)
+    policy: PruningPolicy = Dense()
+    if c.pruning == "mass":
+        policy = BeamMassPolicy()
+    return RankedProposer(text, p.drafter(policy), rows, p.clock)
 
 
 def text_ranked(p: Parts) -> RankedProposer:
@@ -63,9 +74,12 @@ def controlled(p: Parts) -> Controller:
     """Returns a ranking with as many nodes and draft levels as pay."""
     c: GraftXChoices = p.choices
     if c.pruning == "none":
-        raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. Give it a "
-                         "budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
-    costs, text = _needed_costs(p), p.text() if c.text else None
+        raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. "
+                         "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
+    costs = _needed_costs(p)
+    text = rows = None
+    if c.text:
+        text = p.text()
     if p.source is not None:
         estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
                           lambda: AcceptanceEstimates(costs))
@@ -75,15 +89,18 @@ def controlled(p: Parts) -> Controller:
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
-    return Controller(RankedProposer(text, drafter, _rows(p, costs) if c.matrix else None, p.clock), estimates, levels,
-                      probing=c.probing, clock=p.clock, together=_together(p))
+    if c.matrix:
+        rows = _rows(p, costs)
+    return Controller(RankedProposer(text, drafter, rows, p.clock),
+                      estimates, levels, probing=c.probing, clock=p.clock, together=_together(p))
 
 
 def text_controlled(p: Parts) -> Controller:
     """Returns a ranking of the text alone with as many nodes as pay."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
+    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock,
+                      together=_together(p))
 
 
 def _together(p: Parts) -> Together:
@@ -97,7 +114,9 @@ def _needed_costs(p: Parts) -> LiveCosts:
 
 def _rows(p: Parts, costs: LiveCosts) -> AdjacencyMemory | None:
     """The matrix, if wide trees are cheap enough."""
-    return p.rows() if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR) else None
+    if costs.verify(WIDE, NEAR) <= WIDELY * costs.verify(1, NEAR):
+        return p.rows()
+    return None
 
 
 def _beam(costs: LiveCosts, top_k: int) -> int:
@@ -107,9 +126,9 @@ def _beam(costs: LiveCosts, top_k: int) -> int:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER, ranked,
-           (HEAD,), takes=BUDGETED | {"warm"}, fallback="graft-x-text", adaptive=controlled, choices=GraftXChoices(),
-           over=lambda chosen: chosen.source),
+    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER,
+           ranked, (HEAD,), takes=BUDGETED | {"warm"}, fallback="graft-x-text", adaptive=controlled,
+           choices=GraftXChoices(), over=lambda chosen: chosen.source),
     Method("graft-x-text", "graft-x without a drafter: what followed in the text", PAPER, text_ranked,
            adaptive=text_controlled, choices=TextChoices()),
 )

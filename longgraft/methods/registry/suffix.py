@@ -1,10 +1,10 @@
-"""SuffixDecoding (arXiv 2411.04975): the most frequent continuations of the text's end, in this request and in earlier
-answers.
+"""SuffixDecoding (arXiv 2411.04975): the most frequent continuations of the text's end, in this request and
+in earlier answers.
 
-The authors' suffix trees with counts are computed from the text itself: a node is the set of places where a string
-occurs, and all nodes up to the longest match are found by one comparison with the text and ever smaller gathers.
-Counts, and so drafts, are those of the authors' trees, except that no draft ends at a depth limit, and that long
-matches are distinguished at the newest COMPARED places only.
+The authors' suffix trees with counts are computed from the text itself: a node is the set of places where a
+string occurs, and all nodes up to the longest match are found by one comparison with the text and ever
+smaller gathers.  Counts, and so drafts, are those of the authors' trees, except that no draft ends at a depth
+limit, and that long matches are distinguished at the newest COMPARED places only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
 SUFFIX = "SuffixDecoding (arXiv 2411.04975)"
 AUTHORS = "ArcticInference's default"
-SIFTED = 4      # tokens of a match that are compared one by one; the rest is compared at once, at the few places left
+# Tokens of a match that are compared one by one; the rest is compared at once, at the few places left.
+SIFTED = 4
 COMPARED = 512  # newest places at which longer matches are compared; a repetitive text has thousands
 
 
@@ -41,7 +42,7 @@ class Text(Protocol):
 
 @dataclass(frozen=True)
 class Speculation(Checked):
-    """Decides how many tokens are drafted after a match."""
+    """The rule for how many tokens are drafted after a match."""
 
     depth: int = option(64, "Tokens of a match at most", unit="tokens", low=1, high=4096, source=AUTHORS)
     factor: float = option(1.0, "Drafted tokens per token of the match", low=0, high=64, source=AUTHORS)
@@ -55,8 +56,12 @@ class Speculation(Checked):
 
 @dataclass(frozen=True)
 class _Draft:
-    """match: length of the context's match; tokens, parents, probabilities: those of the nodes below the root (index
-    0)."""
+    """A draft after one match; the root has index 0.
+
+    Attributes:
+        match: Length of the context's match, in tokens.
+        tokens, parents, probabilities: Those of the nodes below the root.
+    """
 
     match: int
     tokens: list[int]
@@ -73,19 +78,24 @@ NOTHING = _Draft(0, [], [], [])
 
 
 class SuffixDecoding:
-    """Proposes the text's draft with the most expected tokens, the first of ties; scores are log shares of counts."""
+    """A proposer of the text's draft with the most expected tokens, the first of ties; scores are log shares
+    of counts."""
 
-    def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None,
+                 clock: Clock | None = None) -> None:
         self.memories: tuple[Memory, ...] = texts       # type: ignore[assignment]
-        self._texts, self.rule, self.clock = texts, rule or Speculation(), clock or Clock()
+        self._texts = texts
+        self.rule = rule or Speculation()
+        self.clock = clock or Clock()
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            best, context = NOTHING, self._texts[0].whole(ask.root)[-self.rule.depth:]
+            best = NOTHING
+            context = self._texts[0].whole(ask.root)[-self.rule.depth:]
             context = unbroken(context[::-1])[::-1]
             for text in self._texts:
-                found = drafted(text.whole(ask.root), context, self.rule, ask.budget - 1)
-                best = max(best, found, key=lambda draft: draft.score)
+                candidate = drafted(text.whole(ask.root), context, self.rule, ask.budget - 1)
+                best = max(best, candidate, key=lambda draft: draft.score)
             n = len(best.tokens)
             return ProposalTree.build([ask.root, *best.tokens], [-1, *best.parents],
                                       [0.0, *map(math.log, best.probabilities)], [ROOT] + [RETRIEVED] * n,
@@ -104,7 +114,8 @@ def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int)
         tokens = min(most, rule.tokens(match))
         if best.score >= tokens:        # no shorter match can score more
             break
-        best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least), key=lambda d: d.score)
+        best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least),
+                   key=lambda d: d.score)
     return best
 
 
@@ -114,7 +125,8 @@ def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.n
     The text's own end is included, because a node of a suffix tree counts it.
     """
     places = np.flatnonzero(text == context[-1]) + 1
-    matches, alive = np.ones(len(places), dtype=np.int64), np.arange(len(places))
+    matches = np.ones(len(places), dtype=np.int64)
+    alive = np.arange(len(places))
     for n in range(1, min(SIFTED, len(context))):
         at = places[alive] - 1 - n
         alive = alive[(text[np.maximum(at, 0)] == context[-1 - n]) & (at >= 0)]
@@ -129,9 +141,12 @@ def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: float) -> _Draft:
     """Drafts the best paths first; a path's probability is the product of the shares of its tokens."""
-    draft, entered = _Draft(match, [], [], []), 0
-    heap: list[tuple[float, int, int, int, np.ndarray]] = []       # -probability, order, parent, token, places after it
-    node, probability = 0, 1.0
+    draft = _Draft(match, [], [], [])
+    entered = 0
+    # -probability, order, parent, token, places after it.
+    heap: list[tuple[float, int, int, int, np.ndarray]] = []
+    node = 0
+    probability = 1.0
     while len(draft.tokens) < most:
         for token, share, after in _children(text, places, least / probability):
             entered += 1
@@ -142,12 +157,14 @@ def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: f
         draft.tokens.append(token)
         draft.parents.append(parent)
         draft.probabilities.append(-negative)
-        node, probability = len(draft.tokens), -negative
+        node = len(draft.tokens)
+        probability = -negative
     return draft
 
 
 def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[int, float, np.ndarray]]:
-    """Returns (token, its share of the places, the places after it) for tokens with at least the share `least`.
+    """Returns (token, its share of the places, the places after it) for tokens with at least the share
+    `least`.
 
     The most frequent token comes first, and the newest of ties.
     """
@@ -160,7 +177,8 @@ def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[
     else:
         tokens, newest, counts = np.unique(following[::-1], return_index=True, return_counts=True)
         order = np.lexsort((newest, -counts))[:np.count_nonzero(counts >= least * len(places))]
-        shares = [(int(tokens[n]), counts[n] / len(places), inside[following == tokens[n]] + 1) for n in order]
+        shares = [(int(tokens[n]), counts[n] / len(places), inside[following == tokens[n]] + 1)
+                  for n in order]
     return [child for child in shares if child[0] >= 0 and child[1] >= least]
 
 
@@ -172,7 +190,8 @@ class SuffixChoices(Checked):
     factor: float = like(Speculation, "factor")
     offset: float = like(Speculation, "offset")
     least: float = like(Speculation, "least")
-    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens", low=0,
+    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none",
+                          unit="tokens", low=0,
                           high=2 ** 26)
 
 
@@ -186,6 +205,6 @@ def suffix(p: Parts) -> SuffixDecoding:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("suffix", "what most often followed the longest matches, here and in earlier answers", SUFFIX, suffix,
-           budget=17, choices=SuffixChoices(), looks_up=True),
+    Method("suffix", "what most often followed the longest matches, here and in earlier answers", SUFFIX,
+           suffix, budget=17, choices=SuffixChoices(), looks_up=True),
 )

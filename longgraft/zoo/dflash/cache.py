@@ -20,23 +20,31 @@ from longgraft.zoo.dflash.network import BlockNetwork
 
 
 class DFlashCache(DraftCache):
-    """Row t is made from feature t at position t; a block's rows are scratch rows after the committed ones.
+    """The drafter's rows: row t is made from feature t at position t; a block's rows are scratch rows after
+    the committed ones.
 
-    window: tokens that a slot of the block sees, including itself; None: all
+    Attributes:
+        window: Tokens that a slot of the block sees, including itself; None: all.
     """
 
     name = "block drafter"
 
     def __init__(self, network: BlockNetwork, window: int | None = None, clock: Clock | None = None,
                  kernels: CpuKernels | None = None, regions: Regions = EAGER) -> None:
-        c, weight = network.config, network.fc.weight
+        c = network.config
+        weight = network.fc.weight
         super().__init__(KVCache(c.layers, 0), max(c.block, SIZES[-1]), clock)
-        self.network, self.window, self.regions = network, window, regions
+        self.network = network
+        self.window = window
+        self.regions = regions
         self.wants = Wants(layers=tuple(sorted(set(c.feature_layers))))
         self.positions = None if window else c.max_positions
         self.device = weight.device
         self.product = kernels.product if kernels else linear
-        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
+        if kernels:
+            self._backend: Backend = kernels.attention
+        else:
+            self._backend = BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
         # Inputs of regions: `cache.length` and the root.
         self._committed, self._root = torch.zeros(2, 1, dtype=torch.int64, device=weight.device)
@@ -84,7 +92,8 @@ class DFlashCache(DraftCache):
 
     @torch.inference_mode()
     def guesses(self, root: int) -> Tensor:
-        """Returns logits [block - 1, V] of the tokens after the root, one per position; valid until the next call."""
+        """Returns logits [block - 1, V] of the tokens after the root, one per position; valid until the next
+        call."""
         self.feed()
         self.clock.ran("draft")
         with self.clock.part("draft"):
@@ -106,7 +115,10 @@ class DFlashCache(DraftCache):
 
     def _block(self, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
         scale = self.network.config.head_dim ** -0.5
-        backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
+        if isinstance(layout, Layout):
+            backend: Backend = self._backend
+        else:
+            backend = self._fixed_backend
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.cache.update(k, v, layer)

@@ -1,4 +1,5 @@
-"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block: as a chain, a tree, or with a retrieved tail."""
+"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block: as a chain, a tree, or with a
+retrieved tail."""
 
 from __future__ import annotations
 
@@ -17,16 +18,23 @@ from longgraft.zoo.dflash.cache import DFlashCache
 
 
 def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:
-    """Returns a tree of the most probable paths: `budget` nodes, root included, best first; fewer if there are no more.
+    """Returns a tree of the most probable paths: `budget` nodes, root included, best first; fewer if there
+    are no more.
 
-    DDTree (arXiv 2604.12989): best-first search over rank paths, whose probabilities are products, so that after a path
-    only its next sibling and its first child are new candidates.
+    DDTree (arXiv 2604.12989): best-first search over rank paths, whose probabilities are products, so that
+    after a path only its next sibling and its first child are new candidates.
 
-    tokens: [L, K] int64, candidates at each of L positions after the root, distinct, best first; logs: [L, K] float32,
-    their log-probabilities; both on the host.  Of equally probable paths the one reached first wins.
+    Args:
+        tokens: [L, K] int64, candidates at each of L positions after the root, distinct, best first.
+        logs: [L, K] float32, their log-probabilities; both on the host.  Of equally probable paths the one
+            reached first wins.
     """
-    ids, gains = tokens.tolist(), logs.tolist()
-    built, parents, scores, depths = [root], [-1], [0.0], [0]
+    ids = tokens.tolist()
+    gains = logs.tolist()
+    built = [root]
+    parents = [-1]
+    scores = [0.0]
+    depths = [0]
     # (negative score, order of arrival, parent, rank); a node's next sibling enters when the node is taken.
     waiting: list[tuple[float, int, int, int]] = []
     arrived = 0
@@ -54,8 +62,10 @@ def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTr
 class Drawn:
     """The tokens of a block after the root, on the host.
 
-    tokens: [L] int64, drawn independently; logs: [L] float32, their log-probabilities; surest: [L] float32, the
-    log-probabilities of each position's most probable token
+    Attributes:
+        tokens: [L] int64, drawn independently.
+        logs: [L] float32, their log-probabilities.
+        surest: [L] float32, the log-probabilities of each position's most probable token.
     """
 
     tokens: Tensor
@@ -64,14 +74,17 @@ class Drawn:
 
 
 class DFlashDrafter:
-    """Proposes the block as a chain.
+    """A proposer of the block as a chain.
 
-    coupled: draw with the request's own draws instead of taking each position's most probable token
+    Attributes:
+        coupled: Draw with the request's own draws instead of taking each position's most probable token.
     """
 
     def __init__(self, memory: DFlashCache, coupled: bool = False, clock: Clock | None = None) -> None:
-        self.memories, self.memory = (memory,), memory
-        self.coupled, self.clock = coupled, clock or Clock()
+        self.memories = (memory,)
+        self.memory = memory
+        self.coupled = coupled
+        self.clock = clock or Clock()
 
     def propose(self, ask: Ask) -> ProposalTree:
         return drawn_chain(ask.root, self.drawn(ask))
@@ -84,8 +97,11 @@ class DFlashDrafter:
         logits = self.memory.guesses(ask.root)[:ask.budget - 1]
         with self.clock.part("draft"):
             positions = torch.arange(ask.position + 1, ask.position + 1 + len(logits), device=logits.device)
-            rule: DrawThenWalk = ask.draws if self.coupled else Greedy()
-            tokens, log_probs = rule.draw(logits, positions), logits.float().log_softmax(-1)
+            rule: DrawThenWalk = ask.draws
+            if not self.coupled:
+                rule = Greedy()
+            tokens = rule.draw(logits, positions)
+            log_probs = logits.float().log_softmax(-1)
             # One copy to the host: float64 holds ids and float32 numbers exactly.
             record = torch.stack([tokens.double(), log_probs.gather(1, tokens[:, None])[:, 0].double(),
                                   log_probs.amax(-1).double()]).cpu()
@@ -93,10 +109,13 @@ class DFlashDrafter:
 
 
 class DFlashTreeDrafter:
-    """Proposes the most probable paths of the block's positions, as if these were independent (DDTree, 2604.12989)."""
+    """A proposer of the most probable paths of the block's positions, as if these were independent (DDTree,
+    2604.12989)."""
 
     def __init__(self, memory: DFlashCache, clock: Clock | None = None) -> None:
-        self.memories, self.memory, self.clock = (memory,), memory, clock or Clock()
+        self.memories = (memory,)
+        self.memory = memory
+        self.clock = clock or Clock()
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
@@ -111,38 +130,47 @@ class DFlashTreeDrafter:
 
 
 class GraftedDFlashDrafter:
-    """Proposes the block up to its first unsure token, then a retrieved chain, then the block's own tokens again.
+    """A proposer of the block up to its first unsure token, then a retrieved chain, then the block's own
+    tokens again.
 
     Source: Graft (arXiv 2605.20104), App. F.
 
-    threshold: a position is unsure if its most probable token is less probable than this
-    both:      keep the whole block, and make the retrieved chain a branch where the block would have been cut
+    Attributes:
+        threshold: A position is unsure if its most probable token is less probable than this.
+        both: Keep the whole block, and make the retrieved chain a branch where the block would have been cut.
     """
 
-    def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
-        self.drafter, self.retriever = drafter, retriever
-        self.threshold, self.both = threshold, both
-        self.memories, self.clock = memories_of([drafter, retriever]), drafter.clock
+    def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float,
+                 both: bool = False) -> None:
+        self.drafter = drafter
+        self.retriever = retriever
+        self.threshold = threshold
+        self.both = both
+        self.memories = memories_of([drafter, retriever])
+        self.clock = drafter.clock
 
     def propose(self, ask: Ask) -> ProposalTree:
         drawn = self.drafter.drawn(ask)
         chain = drawn_chain(ask.root, drawn)
-        kept = sure(drawn.surest, self.threshold)
-        slots = ask.budget - (len(chain) if self.both else 1 + kept)
-        found = on_host(self.retriever.candidates(int(chain.tokens[kept]), slots))
-        if len(found) == 1:
+        sure_nodes = sure(drawn.surest, self.threshold)
+        slots = ask.budget - (len(chain) if self.both else 1 + sure_nodes)
+        retrieved = on_host(self.retriever.candidates(int(chain.tokens[sure_nodes]), slots))
+        if len(retrieved) == 1:
             return chain
         with self.clock.part("merge"):
             if self.both:
-                return chain.merge(found, at=kept, budget=ask.budget)
-            cut = chain.select(list(range(1 + kept))).merge(found, at=kept, budget=ask.budget)
+                return chain.merge(retrieved, at=sure_nodes, budget=ask.budget)
+            cut = chain.select(list(range(1 + sure_nodes))).merge(retrieved, at=sure_nodes, budget=ask.budget)
             return followed(cut, chain.tokens[len(cut):])
 
 
 def sure(surest: Tensor, threshold: float) -> int:
-    """Returns how many log-probabilities [L] come before the first whose probability is below the threshold."""
+    """Returns how many log-probabilities [L] come before the first whose probability is below the
+    threshold."""
     unsure = (surest.exp() < threshold).nonzero()
-    return int(unsure[0]) if len(unsure) else len(surest)
+    if len(unsure):
+        return int(unsure[0])
+    return len(surest)
 
 
 def drawn_chain(root: int, drawn: Drawn) -> ProposalTree:

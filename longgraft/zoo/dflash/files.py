@@ -29,56 +29,71 @@ WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.
 
 def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None = torch.float32,
                 device: torch.device | str = "cpu") -> BlockNetwork:
-    """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output layer.
+    """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output
+    layer.
 
-    dtype: number type of the weights; None keeps the file's.  Raises ValueError if the files are incomplete, damaged or
-    contradictory.
+    Args:
+        path: Folder or hub id.
+        target: Sizes of the target.
+        dtype: Number type of the weights; None keeps the file's.
+        device: Device of the weights.
+
+    Raises:
+        ValueError: the files are incomplete, damaged or contradictory.
     """
     folder = folder_of(path)
-    config, tensors = read_config(folder), read_tensors(folder)
+    config = read_config(folder)
+    tensors = read_tensors(folder)
     try:
         shape = block_config(config, tensors, target)
         with torch.device("meta"):
             network = BlockNetwork(shape)
         check_tensors(network, tensors, KIND)
-        kept = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
-        check_finite(tensors, kept)
+        cast_tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
+        check_finite(tensors, cast_tensors)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
-    network.load_state_dict(kept, strict=True, assign=True)
+    network.load_state_dict(cast_tensors, strict=True, assign=True)
     return network.to(device).eval().requires_grad_(False)
 
 
-def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: TargetShape) -> BlockConfig:
-    """Returns the drafter's shape; raises ValueError if the files contradict each other or are of another kind or
-    target.
+def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor],
+                 target: TargetShape) -> BlockConfig:
+    """Returns the drafter's shape; raises ValueError if the files contradict each other or are of another
+    kind or target.
     """
     _refuse_others(config, tensors)
     nested = checked(config.get("dflash_config"), dict | None, "dflash_config") or {}
     hidden, wide = tensors["fc.weight"].shape
     if hidden != target.hidden or wide % hidden:
-        raise ValueError(f"fc makes {hidden:,} numbers of {wide:,}, and the target's hidden size is {target.hidden:,}: "
-                         "this drafter belongs to another target.")
+        raise ValueError(f"fc makes {hidden:,} numbers of {wide:,}, and the target's hidden size is "
+                         f"{target.hidden:,}: this drafter belongs to another target.")
     q, k, gate = (tensors[name].shape[0] for name in WEIGHTS[1:])
     heads, head_dim, kv_heads = attention_heads(config, q, k)
-    layers = 1 + max(int(found[1]) for name in tensors if (found := re.match(r"layers\.(\d{1,4})\.", name)))
+    matches = [re.match(r"layers\.(\d{1,4})\.", name) for name in tensors]
+    layers = 1 + max(int(match[1]) for match in matches if match)
     refuse_other_sizes(config, {
-        "hidden_size": hidden, "intermediate_size": gate, "num_hidden_layers": layers, "num_key_value_heads": kv_heads,
-        "vocab_size": target.vocab, "num_target_layers": target.layers})
+        "hidden_size": hidden, "intermediate_size": gate, "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads, "vocab_size": target.vocab, "num_target_layers": target.layers})
     outputs = checked(nested.get("target_layer_ids"), Layers | None, "target_layer_ids")
     inputs = usual_layers(target.layers, wide // hidden) if outputs is None else tuple(i + 1 for i in outputs)
     if len(inputs) != wide // hidden or len(set(inputs)) < len(inputs) or max(inputs) >= target.layers:
-        raise ValueError(f"fc joins {wide // hidden} features, and config.json has target_layer_ids {outputs} of a "
-                         f"target of {target.layers} layers, whose last one's output is not available. {FIX_CONFIG}")
+        raise ValueError(f"fc joins {wide // hidden} features, and config.json has target_layer_ids "
+                         f"{outputs} of a target of {target.layers} layers, whose last one's output is not "
+                         f"available. {FIX_CONFIG}")
     mask = checked(nested.get("mask_token_id"), int, "dflash_config.mask_token_id")
     if not 0 <= mask < target.vocab:
-        raise ValueError(f"mask_token_id is {mask:,} and the target has {target.vocab:,} tokens: this drafter belongs "
-                         "to another target.")
-    stated = nested.get("block_size") if nested.get("block_size") is not None else config.get("block_size")
+        raise ValueError(f"mask_token_id is {mask:,} and the target has {target.vocab:,} tokens: this "
+                         "drafter belongs to another target.")
+    stated = nested.get("block_size")
+    if stated is None:
+        stated = config.get("block_size")
     block = checked(stated, Count | None, "block_size") or BLOCK
     if block < 2:
-        raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. {FIX_CONFIG}")
-    positions = checked(config.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 32768
+        raise ValueError(f"block_size is {block}, which leaves nothing to predict; 2 or more is needed. "
+                         f"{FIX_CONFIG}")
+    positions = checked(config.get("max_position_embeddings"), Count | None,
+                        "max_position_embeddings") or 32768
     rope = rope_of(config, "dflash")
     return BlockConfig(
         hidden, gate, heads, kv_heads, head_dim, layers, target.vocab, inputs, mask, block=block,
@@ -87,28 +102,31 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor], targe
 
 
 def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
-    """Returns config.json in z-lab's layout; raises ValueError if that layout cannot describe this drafter."""
+    """Returns config.json in z-lab's layout; raises ValueError if that layout cannot describe this
+    drafter."""
     c = network.config
     if c.rope.kind != "default":
-        raise ValueError(f"A drafter with {c.rope.kind} rotary embedding has no DFlash form. Train it with the plain "
-                         "one.")
+        raise ValueError(f"A drafter with {c.rope.kind} rotary embedding has no DFlash form. Train it with "
+                         "the plain one.")
     return {
         "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "block_size": c.block,
-        "dflash_config": {"mask_token_id": c.mask_token, "target_layer_ids": [i - 1 for i in c.feature_layers]},
+        "dflash_config": {"mask_token_id": c.mask_token,
+                          "target_layer_ids": [i - 1 for i in c.feature_layers]},
         "num_target_layers": target.layers, "vocab_size": c.vocab_size, "hidden_size": c.hidden_size,
-        "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers, "num_attention_heads": c.heads,
-        "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "max_position_embeddings": c.max_positions,
-        "layer_types": ["full_attention"] * c.layers, "use_sliding_window": False, "sliding_window": None,
-        "rms_norm_eps": c.rms_eps, "hidden_act": "silu", "rope_theta": c.rope.base, "rope_scaling": None,
-        "attention_bias": False, "tie_word_embeddings": False,
-        "torch_dtype": str(network.fc.weight.dtype).removeprefix("torch.")}
+        "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim,
+        "max_position_embeddings": c.max_positions, "layer_types": ["full_attention"] * c.layers,
+        "use_sliding_window": False, "sliding_window": None, "rms_norm_eps": c.rms_eps, "hidden_act": "silu",
+        "rope_theta": c.rope.base, "rope_scaling": None, "attention_bias": False,
+        "tie_word_embeddings": False, "torch_dtype": str(network.fc.weight.dtype).removeprefix("torch.")}
 
 
 def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) -> None:
     """Writes config.json and model.safetensors in the weights' own dtype."""
     from safetensors.torch import save_file
 
-    folder, config = Path(folder), dflash_config(network, target)
+    folder = Path(folder)
+    config = dflash_config(network, target)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
@@ -116,21 +134,25 @@ def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) 
 
 
 def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for drafters of another kind, and for settings that this network would silently ignore."""
+    """Raises ValueError for drafters of another kind, and for settings that this network would silently
+    ignore."""
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     if config.get("speculators_model_type"):
         raise ValueError("This is a drafter in speculators' layout; one in z-lab's is needed.")
     if "DFlash" not in architectures and not config.get("dflash_config"):
-        raise ValueError(f"This is not a DFlash drafter ({architectures or 'no architectures'} in config.json).")
+        raise ValueError(f"This is not a DFlash drafter ({architectures or 'no architectures'} in "
+                         "config.json).")
     for name in WEIGHTS:
         if name not in tensors or tensors[name].ndim != 2 or not tensors[name].numel():
-            found = tuple(tensors[name].shape) if name in tensors else "missing"
-            raise ValueError(f"{name} is {found}; a matrix is needed. The file is cut or of another kind: download it "
-                             "again.")
+            size = "missing"
+            if name in tensors:
+                size = str(tuple(tensors[name].shape))
+            raise ValueError(f"{name} is {size}; a matrix is needed. The file is cut or of another kind: "
+                             "download it again.")
     kinds = set(checked(config.get("layer_types") or ["full_attention"], Words, "layer_types"))
     if kinds != {"full_attention"}:
-        raise ValueError(f"The drafter's layers are {', '.join(sorted(kinds))}; only full_attention is supported. "
-                         "Use another drafter.")
+        raise ValueError(f"The drafter's layers are {', '.join(sorted(kinds))}; only full_attention is "
+                         "supported. Use another drafter.")
     if config.get("hidden_act") not in ("silu", None):
-        raise ValueError(f"The drafter's hidden_act is {config['hidden_act']!r}; only 'silu' is supported. Use another "
-                         "drafter.")
+        raise ValueError(f"The drafter's hidden_act is {config['hidden_act']!r}; only 'silu' is supported. "
+                         "Use another drafter.")

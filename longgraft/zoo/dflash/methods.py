@@ -39,9 +39,10 @@ class DFlashChoices(DFlashTreeChoices):
 class GraftedDFlashChoices(DFlashChoices):
     """Choices of `graft-dflash`."""
 
-    threshold: float = option(0.35, "probability of a drafted token below which the block is cut", low=0.0, high=1.0)
-    both: bool = option(False, "keep the whole block, with the matrix's chain as a branch where it is unsure: use a "
-                               "budget of 24")
+    threshold: float = option(0.35, "probability of a drafted token below which the block is cut",
+                              low=0.0, high=1.0)
+    both: bool = option(False, "keep the whole block, with the matrix's chain as a branch where it is "
+                               "unsure: use a budget of 24")
 
 
 def _load(sources: Sources) -> BlockNetwork:

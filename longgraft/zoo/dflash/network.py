@@ -25,8 +25,9 @@ BLOCK = 16      # tokens of a block, the newest committed token included: DFlash
 class BlockConfig:
     """Shape of a block drafter.  Embedding and output layer are the target's, and so are H and V.
 
-    feature_layers: indices into transformers' hidden_states: k is the input of layer k
-    mask_token:     token id at the positions to predict
+    Attributes:
+        feature_layers: Indices into transformers' hidden_states: k is the input of layer k.
+        mask_token: Token id at the positions to predict.
     """
 
     hidden_size: int
@@ -49,13 +50,15 @@ class BlockConfig:
 class BlockNetwork(nn.Module):
     """The DFlash network.
 
-    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its own
-    position.  For tokens before the block a layer sees only the target's features, projected to keys and values.
+    Slot 0 of a block is the newest committed token, the others are masks; slot i predicts the token at its
+    own position.  For tokens before the block a layer sees only the target's features, projected to keys and
+    values.
     """
 
     def __init__(self, config: BlockConfig) -> None:
         super().__init__()
-        self.config, h = config, config.hidden_size
+        self.config = config
+        h = config.hidden_size
         self.fc = nn.Linear(len(config.feature_layers) * h, h, bias=False)
         self.hidden_norm = RMSNorm(h, config.rms_eps)
         self.layers = nn.ModuleList(PlainLayer(config, index) for index in range(config.layers))
@@ -69,16 +72,20 @@ class BlockNetwork(nn.Module):
         """Target features [B, n, A * H] -> [B, n, H], from which every layer projects keys and values."""
         return self.hidden_norm(self.fc(features))
 
-    def injected(self, fused: Tensor, positions: Tensor, product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B, n]."""
-        cos_sin, layers = self._angles(positions), cast("Iterable[PlainLayer]", self.layers)
+    def injected(self, fused: Tensor, positions: Tensor,
+                 product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B,
+        n]."""
+        cos_sin = self._angles(positions)
+        layers = cast("Iterable[PlainLayer]", self.layers)
         for layer in layers:
             yield layer.self_attn.keys_values(fused, cos_sin, product)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, product: Product = linear) -> Tensor:
         """tokens, positions [B, n] -> normed states [B, n, H], which `logits` reads."""
         embedding, _ = self.__dict__["_shared"]
-        hidden, cos_sin = embedding(tokens).to(self.fc.weight.dtype), self._angles(positions)
+        hidden = embedding(tokens).to(self.fc.weight.dtype)
+        cos_sin = self._angles(positions)
         for layer in self.layers:
             hidden = layer(hidden, cos_sin, attend, product)
         return self.norm(hidden)
@@ -90,7 +97,8 @@ class BlockNetwork(nn.Module):
 
     def blocks(self, anchors: Tensor) -> Tensor:
         """Returns blocks: token ids [...] -> [..., block], each token followed by masks."""
-        masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token, device=anchors.device)
+        masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token,
+                           device=anchors.device)
         return torch.cat([anchors[..., None], masks], dim=-1)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +107,8 @@ class BlockNetwork(nn.Module):
 
 
 def usual_layers(target_layers: int, count: int) -> tuple[int, ...]:
-    """Returns DFlash's choice of feature layers: the outputs of `count` layers, spaced evenly from 1 to n - 3.
+    """Returns DFlash's choice of feature layers: the outputs of `count` layers, spaced evenly from 1 to n -
+    3.
 
     An output is given as the input of the layer after it.
     """

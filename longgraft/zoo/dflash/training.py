@@ -1,7 +1,8 @@
-"""Trains block drafters on blocks of masks at random anchors of a text, with all blocks of a row in one forward.
+"""Trains block drafters on blocks of masks at random anchors of a text, with all blocks of a row in one
+forward.
 
-Source: DFlash (arXiv 2602.06036): random anchors, larger weights of earlier slots, the target's embedding and output
-layer.
+Source: DFlash (arXiv 2602.06036): random anchors, larger weights of earlier slots, the target's embedding and
+output layer.
 
 Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block.
 """
@@ -39,12 +40,14 @@ LOGGED = (1, 2, 3, 5, 8, 15)    # slots whose agreement is logged
 class BlockRecipe(DistilledRecipe):
     """Settings of a block drafter's training.
 
-    None stands for the target's own shape, DFlash's feature layers, and the rarest token of the corpus as mask.
+    None stands for the target's own shape, DFlash's feature layers, and the rarest token of the corpus as
+    mask.
     """
 
     layers: Annotated[int, Option(low=1, high=1000)] = 5          # DFlash's; so is the block
     block: Annotated[int, Option(low=2, high=1024)] = BLOCK
-    feature_layers: Layers | None = None                # indices into transformers' hidden_states: layer inputs
+    # Indices into transformers' hidden_states: layer inputs.
+    feature_layers: Layers | None = None
     intermediate: Size | None = None
     mask_token: Whole | None = None
     rope: Rope = Rope(1e6)
@@ -62,32 +65,35 @@ class BlockRecipe(DistilledRecipe):
 
 
 class BlockTrainer(DistillingTrainer):
-    """Trains blocks at random anchors to predict the frozen target's distributions."""
+    """A trainer of blocks at random anchors that predict the frozen target's distributions."""
 
-    recipes, folder = BlockRecipe, "dflash"
+    recipes = BlockRecipe
+    folder = "dflash"
     first_learnt = 2        # an anchor has a token before it
 
     def __init__(self, recipe: BlockRecipe, target: Target, network: BlockNetwork, *more: Any) -> None:
         network.share(target.model.get_input_embeddings(), target.head)
-        dflash_config(network, TargetShape.of(target.model.config))  # raises before training if it cannot be written
+        # Raises before training if it cannot be written.
+        dflash_config(network, TargetShape.of(target.model.config))
         super().__init__(recipe, target, network, *more)
         check_logits(target)
 
     @staticmethod
     def fresh(recipe: BlockRecipe, target: Target, corpus: EncodedCorpus) -> BlockNetwork:
         """Returns a float32 drafter of the target's width whose last norm is the target's."""
-        c, n = target.config, target.config.num_hidden_layers
+        c = target.config
+        n = target.config.num_hidden_layers
         layers = feature_layers(recipe.feature_layers or usual_layers(n, recipe.layers), target)
         counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=target.vocab_size)
         mask = int(counts.argmin()) if recipe.mask_token is None else recipe.mask_token
         if mask >= target.vocab_size:
-            raise ValueError(f"mask_token is {mask:,} and {target.name} has {target.vocab_size:,} tokens. Set one of "
-                             "them.")
+            raise ValueError(f"mask_token is {mask:,} and {target.name} has {target.vocab_size:,} tokens. "
+                             "Set one of them.")
         heads = c.num_attention_heads
         torch.manual_seed(recipe.seed)
         network = BlockNetwork(BlockConfig(
-            hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size, heads=heads,
-            kv_heads=getattr(c, "num_key_value_heads", None) or heads,
+            hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size,
+            heads=heads, kv_heads=getattr(c, "num_key_value_heads", None) or heads,
             head_dim=getattr(c, "head_dim", None) or c.hidden_size // heads, layers=recipe.layers,
             vocab_size=target.vocab_size, feature_layers=layers, mask_token=mask,
             max_positions=recipe.max_positions, block=recipe.block, rope=recipe.rope))
@@ -109,21 +115,24 @@ class BlockTrainer(DistillingTrainer):
         rng = np.random.default_rng([self.recipe.seed, 3, self.state.step])     # keyed by step: resumes
         last = rows.shape[1] - self.recipe.block
         count = max(1, last // self.recipe.stride)
-        found = [rng.choice(last, count, replace=False) + 1 for _ in rows]
-        return self._loss(rows, positions, torch.from_numpy(np.sort(found)).to(rows.device))
+        anchors = [rng.choice(last, count, replace=False) + 1 for _ in rows]
+        return self._loss(rows, positions, torch.from_numpy(np.sort(anchors)).to(rows.device))
 
     def figures_of(self, coded: np.ndarray) -> Figures:
         """Returns the mean figures of blocks drafted as chains, at every anchor of the stride."""
         rows = torch.from_numpy(coded).to(self.device)
         positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
-        anchors = torch.arange(1, 1 + rows.shape[1] - self.recipe.block, self.recipe.stride, device=self.device)
+        anchors = torch.arange(1, 1 + rows.shape[1] - self.recipe.block, self.recipe.stride,
+                               device=self.device)
         return mean([self._loss(row[None], positions, anchors[None])[1] for row in rows])
 
     def _loss(self, rows: Tensor, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Figures]:
         """Returns loss and figures.  anchors: [B, M] int64, indices into the rows [B, S + 1]."""
-        tokens, block = torch.where(rows < 0, ~rows, rows), self.recipe.block
+        tokens = torch.where(rows < 0, ~rows, rows)
+        block = self.recipe.block
         with self.recipe.autocast(self.device):
-            features, hidden = observed(self.target, self.network.config.feature_layers, tokens[:, :-1], positions)
+            features, hidden = observed(self.target, self.network.config.feature_layers, tokens[:, :-1],
+                                        positions)
             states = block_states(self.network, features, tokens, positions, anchors)       # [B, M, K, H]
             places = anchors[..., None] + torch.arange(1, block, device=self.device)        # [B, M, K - 1]
             row = torch.arange(len(rows), device=self.device)[:, None, None]
@@ -131,8 +140,10 @@ class BlockTrainer(DistillingTrainer):
             nats, agreed = compared(states[:, :, 1:], hidden[row, places - 1], self.network, self.target)
         learnt = rows[row, places] >= 0
         weights = torch.exp(-torch.arange(block - 1, device=self.device) / self.recipe.falloff) * learnt
-        right, count = agreed & learnt, learnt.sum((0, 1)).clamp(min=1)
+        right = agreed & learnt
+        count = learnt.sum((0, 1)).clamp(min=1)
         shares = (right.sum((0, 1)) / count).tolist()
         chain = (right.cumprod(-1).sum() / (anchors.numel() or 1)).item()
         loss = (nats * weights).sum() / weights.sum().clamp(min=1e-9)
-        return loss, {"loss": loss.item(), "chain": chain, "agreements": [shares[k - 1] for k in LOGGED if k < block]}
+        return loss, {"loss": loss.item(), "chain": chain,
+                      "agreements": [shares[k - 1] for k in LOGGED if k < block]}

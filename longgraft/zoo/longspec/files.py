@@ -1,8 +1,9 @@
-"""Reads LongSpec checkpoints strictly: those of this library, and those of the paper's authors (sail/longspec-*).
+"""Reads LongSpec checkpoints strictly: those of this library, and those of the paper's authors
+(sail/longspec-*).
 
-Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not determine; official
-tensor names.  Official: config.json is the target's, the cross-attention has unused key and value projections (ignored
-here), and there is no norm before the output layer.
+Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not
+determine; official tensor names.  Official: config.json is the target's, the cross-attention has unused key
+and value projections (ignored here), and there is no norm before the output layer.
 """
 
 from __future__ import annotations
@@ -28,23 +29,25 @@ KIND = "longspec"
 def load_longspec(path: str | Path, target: Target) -> LongSpecNetwork:
     """Loads a LongSpec drafter from a folder or hub id, in the target's precision and on its device.
 
-    Raises ValueError if the files are incomplete, damaged or contradictory.
+    Raises:
+        ValueError: the files are incomplete, damaged or contradictory.
     """
     folder = folder_of(path)
-    config, found = read_config(folder), read_tensors(folder)
+    config = read_config(folder)
+    loaded = read_tensors(folder)
     try:
-        tensors = {name.removeprefix("glide."): tensor for name, tensor in found.items()}
+        tensors = {name.removeprefix("glide."): tensor for name, tensor in loaded.items()}
         tensors = {name: tensor for name, tensor in tensors.items() if name not in UNREAD}
         shape = _shape(config, tensors, target)
         with torch.device("meta"):
             network = LongSpecNetwork(shape)
         check_tensors(network, tensors, "a LongSpec drafter")
-        kept = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
-        check_finite(tensors, kept)
+        cast_tensors = {name: tensor.to(target.dtype) for name, tensor in tensors.items()}
+        check_finite(tensors, cast_tensors)
         SharedParts(target)
     except ValueError as error:
         raise ValueError(f"Drafter {path}: {error}") from error
-    network.load_state_dict(kept, strict=True, assign=True)
+    network.load_state_dict(cast_tensors, strict=True, assign=True)
     return network.to(target.device).eval().requires_grad_(False)
 
 
@@ -52,11 +55,13 @@ def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
     """Writes config.json and model.safetensors in the weights' own dtype."""
     from safetensors.torch import save_file
 
-    folder, c = Path(folder), network.config
+    folder = Path(folder)
+    c = network.config
     folder.mkdir(parents=True, exist_ok=True)
     config = {"model_type": KIND, "hidden_size": c.hidden_size, "num_attention_heads": c.heads,
-              "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim, "intermediate_size": c.intermediate_size,
-              "rms_norm_eps": c.rms_eps, "window": c.window, "hidden_act": "silu"}
+              "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim,
+              "intermediate_size": c.intermediate_size, "rms_norm_eps": c.rms_eps, "window": c.window,
+              "hidden_act": "silu"}
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
               folder / "model.safetensors", {"format": "pt"})
@@ -65,23 +70,28 @@ def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
 def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> LongSpecConfig:
     """Returns sizes and flags read from the tensors; raises ValueError if they do not fit the target."""
     wanted = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
-    if missing := [name for name in wanted if name not in tensors or tensors[name].ndim != 2]:
+    missing = [name for name in wanted if name not in tensors or tensors[name].ndim != 2]
+    if missing:
         raise ValueError(f"{missing[0]} is missing, so this is not a LongSpec drafter. Give a folder made by "
                          "`longgraft train longspec`, or an official one.")
-    (queries, hidden), keys, inner = tensors[wanted[0]].shape, len(tensors[wanted[1]]), len(tensors[wanted[2]])
+    queries, hidden = tensors[wanted[0]].shape
+    keys = len(tensors[wanted[1]])
+    inner = len(tensors[wanted[2]])
     act = config.get("hidden_act")
     if act not in ("silu", None):
         raise ValueError(f"its config.json says hidden_act {act!r}; silu is needed. It is of another kind.")
     size = head_dim(target)
-    heads, theirs = queries // size, kv_heads(target)
-    if hidden != target.config.hidden_size or queries % size or keys % size or not keys or heads % theirs \
+    heads = queries // size
+    target_heads = kv_heads(target)
+    if hidden != target.config.hidden_size or queries % size or keys % size or not keys or heads % target_heads \
             or heads % (keys // size):
-        raise ValueError(f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} dimensions; the "
-                         f"target's is {target.config.hidden_size}, with {theirs} key-value heads of {size}. It "
-                         "belongs to another target.")
+        raise ValueError(f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} "
+                         f"dimensions; the target's is {target.config.hidden_size}, with {target_heads} "
+                         f"key-value heads of {size}. It belongs to another target.")
     sizes = {"hidden_size": hidden, "head_dim": size}
     if config.get("model_type") == KIND:
-        sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys // size, "intermediate_size": inner}
+        sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys // size,
+                  "intermediate_size": inner}
     elif config.get("head_dim") is None:
         sizes |= {"num_attention_heads": target.config.num_attention_heads}
     refuse_other_sizes(config, sizes)

@@ -1,7 +1,8 @@
 """The LongSpec drafter network (arXiv 2502.17421).
 
-Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's last layer.
-Embedding, rotary angles and output layer are the target's, so that nothing of the target is learnt twice.
+Self-attention covers a window of recent tokens; cross-attention reads the keys and values of the target's
+last layer.  Embedding, rotary angles and output layer are the target's, so that nothing of the target is
+learnt twice.
 
 Letters: B batch, n tokens, H hidden.
 """
@@ -32,9 +33,11 @@ Angles = tuple[Tensor, Tensor]
 class LongSpecConfig:
     """Shape of a LongSpec drafter.
 
-    window:     number of earlier tokens that self-attention sees (flash-attn's window_size, as in the official code)
-    qk_norm:    RMSNorm of queries and keys, as in Qwen3
-    final_norm: RMSNorm before the target's output layer; official drafters have none
+    Attributes:
+        window: Number of earlier tokens that self-attention sees (flash-attn's window_size, as in the
+            official code).
+        qk_norm: RMSNorm of queries and keys, as in Qwen3.
+        final_norm: RMSNorm before the target's output layer; official drafters have none.
     """
 
     hidden_size: int
@@ -54,10 +57,14 @@ class CrossAttention(nn.Module):
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
-        self.head_dim, wide = config.head_dim, config.heads * config.head_dim
+        self.head_dim = config.head_dim
+        wide = config.heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, wide, bias=config.attention_bias)
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_eps) if config.qk_norm else nn.Identity()
+        if config.qk_norm:
+            self.q_norm: nn.Module = RMSNorm(config.head_dim, config.rms_eps)
+        else:
+            self.q_norm = nn.Identity()
 
     def forward(self, x: Tensor, angles: Angles, attend: CrossAttend, product: Product) -> Tensor:
         q = through(self.q_proj, x, product).view(*x.shape[:2], -1, self.head_dim)
@@ -70,7 +77,9 @@ class LongSpecNetwork(nn.Module):
 
     def __init__(self, config: LongSpecConfig) -> None:
         super().__init__()
-        self.config, h, eps = config, config.hidden_size, config.rms_eps
+        self.config = config
+        h = config.hidden_size
+        eps = config.rms_eps
         self.input_layernorm = RMSNorm(h, eps)
         self.self_attn = Attention(config, h)
         self.post_self_attention_layernorm = RMSNorm(h, eps)
@@ -79,12 +88,13 @@ class LongSpecNetwork(nn.Module):
         self.mlp = MLP(config)
         self.norm = RMSNorm(h, eps) if config.final_norm else nn.Identity()
 
-    def forward(self, embedded: Tensor, angles: Angles, own: SelfAttend, theirs: CrossAttend,
+    def forward(self, embedded: Tensor, angles: Angles, attend_self: SelfAttend, attend_target: CrossAttend,
                 product: Product = linear) -> Tensor:
         """embedded [B, n, H] -> [B, n, H], the input of the target's output layer."""
         x = self.input_layernorm(embedded)
-        hidden = embedded + self.self_attn(x, angles, 0, lambda _, q, k, v: own(q, k, v), product)
-        hidden = hidden + self.cross_attn(self.post_self_attention_layernorm(hidden), angles, theirs, product)
+        hidden = embedded + self.self_attn(x, angles, 0, lambda _, q, k, v: attend_self(q, k, v), product)
+        hidden = hidden + self.cross_attn(self.post_self_attention_layernorm(hidden), angles, attend_target,
+                                          product)
         return self.norm(hidden + self.mlp(self.post_cross_attention_layernorm(hidden), product))
 
     def rows(self, embedded: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
@@ -92,7 +102,8 @@ class LongSpecNetwork(nn.Module):
 
         In a single layer they depend on the tokens alone, so nothing else is computed for committed tokens.
         """
-        x, layer = self.input_layernorm(embedded), self.self_attn
+        x = self.input_layernorm(embedded)
+        layer = self.self_attn
         shape = (*x.shape[:2], -1, self.config.head_dim)
         return (rotate(layer.k_norm(layer.k_proj(x).view(shape)).transpose(1, 2), *angles),
                 layer.v_proj(x).view(shape).transpose(1, 2))
@@ -100,8 +111,8 @@ class LongSpecNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class SharedParts:
-    """The parts of the target that a drafter uses; raises ValueError unless its rotary embedding rotates whole
-    heads."""
+    """The parts of the target that a drafter uses; raises ValueError unless its rotary embedding rotates
+    whole heads."""
 
     target: Target
 
@@ -118,11 +129,11 @@ class SharedParts:
         try:
             cos, sin = rotary(torch.empty(0, device=positions.device), positions)       # type: ignore[misc]
         except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{self.target.name} has no rotary embedding that all of its layers share, which a "
-                             "LongSpec drafter needs. Use another method.") from error
+            raise ValueError(f"{self.target.name} has no rotary embedding that all of its layers share, "
+                             "which a LongSpec drafter needs. Use another method.") from error
         if cos.shape[-1] != size:
-            raise ValueError(f"{self.target.name} rotates {cos.shape[-1]} of its heads' {size} dimensions; a LongSpec "
-                             "drafter needs all rotated. Use another method.")
+            raise ValueError(f"{self.target.name} rotates {cos.shape[-1]} of its heads' {size} dimensions; a "
+                             "LongSpec drafter needs all rotated. Use another method.")
         return cos[:, None].float(), sin[:, None].float()
 
 

@@ -1,4 +1,5 @@
-"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses."""
+"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the
+guesses."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from longgraft.zoo.medusa.heads import MedusaHeads
 
 
 class LastHidden(Memory):
-    """The target's hidden state, after its final norm, at the token before the root: the root was drawn from it."""
+    """The target's hidden state, after its final norm, at the token before the root: the root was drawn from
+    it."""
 
     name = "last hidden state"
     wants = Wants(final=True)
@@ -41,8 +43,8 @@ class LastHidden(Memory):
 
 # The authors' tree of 63 nodes, ranks as digits, in their order: by acceptance on their calibration text.
 OFFICIAL = (
-    "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 005 0000 "
-    "011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070")
+    "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 "
+    "005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070")
 
 
 @cache
@@ -53,15 +55,19 @@ def official(nodes: int, depth: int) -> Template:
 
 
 class Medusa:
-    """Proposes a tree of the heads' best tokens; a token does not depend on those above it.
+    """A proposer of a tree of the heads' best tokens; a token does not depend on those above it.
 
-    read_out: the target's output layer, from states [.., H] to logits [.., V]
+    Attributes:
+        read_out: The target's output layer, from states [.., H] to logits [.., V].
     """
 
     def __init__(self, hidden: LastHidden, heads: MedusaHeads, read_out: Callable[[Tensor], Tensor],
                  clock: Clock | None = None) -> None:
         self.memories = (hidden,)
-        self.hidden, self.heads, self.read_out, self.clock = hidden, heads, read_out, clock or Clock()
+        self.hidden = hidden
+        self.heads = heads
+        self.read_out = read_out
+        self.clock = clock or Clock()
 
     @torch.inference_mode()
     def propose(self, ask: Ask) -> ProposalTree:
@@ -70,9 +76,11 @@ class Medusa:
         with self.clock.part("draft"):
             template = official(ask.budget - 1, self.heads.config.heads)
             gains, ids = self._guesses(1 + max(template.ranks))
-            tokens, scores = [ask.root], [0.0]
+            tokens = [ask.root]
+            scores = [0.0]
             for path, parent in zip(template.paths, template.parents[1:], strict=True):
-                head, rank = len(path) - 1, path[-1]
+                head = len(path) - 1
+                rank = path[-1]
                 tokens.append(ids[head][rank])
                 scores.append(scores[parent] + gains[head][rank])
             return ProposalTree.build(tokens, template.parents, scores, [ROOT] + [DRAFT] * len(template))

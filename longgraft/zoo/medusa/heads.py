@@ -1,4 +1,5 @@
-"""Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden state alone.
+"""Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden
+state alone.
 
 Letters: K heads, H hidden size, V vocabulary.
 """
@@ -28,8 +29,12 @@ NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 @dataclass(frozen=True)
 class MedusaConfig(Checked):
-    """Shape of Medusa heads.  blocks: residual blocks per head; tied: True if they share the target's output
-    embedding."""
+    """Shape of Medusa heads.
+
+    Attributes:
+        blocks: Residual blocks per head.
+        tied: True if they share the target's output embedding.
+    """
 
     hidden_size: Count
     vocab_size: Count
@@ -38,7 +43,7 @@ class MedusaConfig(Checked):
     tied: bool = True
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Residual block x + SiLU(Wx + b), initialised to the identity."""
 
     def __init__(self, size: int) -> None:
@@ -60,19 +65,29 @@ class MedusaHeads(nn.Module):
         size = config.hidden_size
 
         def last() -> list[nn.Module]:
-            return [] if config.tied else [nn.Linear(size, config.vocab_size, bias=False)]
+            if config.tied:
+                return []
+            return [nn.Linear(size, config.vocab_size, bias=False)]
 
         # Typed Any: a head is sliced for its blocks, and its last module is the output layer.
-        self.heads: Any = nn.ModuleList(nn.Sequential(*(Block(size) for _ in range(config.blocks)), *last())
+        self.heads: Any = nn.ModuleList(nn.Sequential(*(ResidualBlock(size) for _ in range(config.blocks)),
+                                                      *last())
                                         for _ in range(config.heads))
 
     def states(self, hidden: Tensor) -> list[Tensor]:
-        """Returns for each head the input [.., H] of its output layer.  hidden: [.., H], the target's after its final
-        norm."""
+        """Returns for each head the input [.., H] of its output layer.
+
+        Args:
+            hidden: [.., H], the target's after its final norm.
+        """
         return [head[:self.config.blocks](hidden) for head in self.heads]
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
-        """hidden [n, H] -> [n, K, V].  read_out: the target's output layer, states [.., H] -> logits [.., V]."""
+        """hidden [n, H] -> [n, K, V].
+
+        Args:
+            read_out: The target's output layer, states [.., H] -> logits [.., V].
+        """
         states = self.states(hidden)
         if self.config.tied:
             return read_out(torch.stack(states, 1))
@@ -83,24 +98,28 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
                 device: torch.device | str = "cpu") -> MedusaHeads:
     """Loads the heads of a folder or hub id for a target of these sizes.
 
-    Raises ValueError if a tensor is missing, unknown or of another shape.
+    Raises:
+        ValueError: a tensor is missing, unknown or of another shape.
     """
     folder = folder_of(path)
-    config, found = read_config(folder), read_tensors(folder, WEIGHTS)
+    config = read_config(folder)
+    loaded = read_tensors(folder, WEIGHTS)
     try:
-        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in found.items() if name.startswith(PREFIX)}
-        tensors = tensors or found
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()
+                   if name.startswith(PREFIX)}
+        tensors = tensors or loaded
         shape = _shape(tensors, config.get(TIED, False), hidden, vocab)
         with torch.device("meta"):
             heads = MedusaHeads(shape)
         _check_tensors(heads, tensors)
     except ValueError as error:
         raise ValueError(f"Medusa heads {path}: {error}") from error
-    kept = {f"heads.{name}": tensor.to(dtype) for name, tensor in tensors.items()}
-    if broken := [name for name, tensor in kept.items() if not bool(tensor.isfinite().all())]:
+    cast_tensors = {f"heads.{name}": tensor.to(dtype) for name, tensor in tensors.items()}
+    broken = [name for name, tensor in cast_tensors.items() if not bool(tensor.isfinite().all())]
+    if broken:
         raise ValueError(f"Medusa heads {path}: NaN or infinite weights in {', '.join(broken[:3])}, read as "
                          f"{str(dtype)[6:]}. The file is damaged, or too large for that: use another.")
-    heads.load_state_dict(kept, strict=True, assign=True)
+    heads.load_state_dict(cast_tensors, strict=True, assign=True)
     return heads.to(device).eval().requires_grad_(False)
 
 
@@ -108,23 +127,28 @@ def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
     """Writes config.json and model.safetensors with FasterDecoding's names, in the weights' own dtype."""
     from safetensors.torch import save_file
 
-    config, folder = heads.config, Path(folder)
+    config = heads.config
+    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({
-        "medusa_num_heads": config.heads, "medusa_num_layers": config.blocks, "base_model_name_or_path": target,
-        "hidden_size": config.hidden_size, "vocab_size": config.vocab_size, TIED: config.tied}, indent=1) + "\n",
-        encoding="utf-8")
-    save_file({name.removeprefix("heads."): tensor.contiguous() for name, tensor in heads.state_dict().items()},
-              folder / "model.safetensors", {"format": "pt"})
+        "medusa_num_heads": config.heads, "medusa_num_layers": config.blocks,
+        "base_model_name_or_path": target, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size,
+        TIED: config.tied}, indent=1) + "\n", encoding="utf-8")
+    tensors = {name.removeprefix("heads."): tensor.contiguous() for name,
+               tensor in heads.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int) -> MedusaConfig:
-    """Counts heads and blocks by tensor names: published configurations give other numbers than their files hold."""
-    parts = [match.groups() for name in tensors if (match := NAME.fullmatch(name))]
+    """Counts heads and blocks by tensor names: published configurations give other numbers than their files
+    hold."""
+    matches = map(NAME.fullmatch, tensors)
+    parts = [match.groups() for match in matches if match]
     if not parts:
-        raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder with "
-                         f"{WEIGHTS}, or with safetensors of its names.")
-    tied = False if tied is None else tied
+        raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder "
+                         f"with {WEIGHTS}, or with safetensors of its names.")
+    if tied is None:
+        tied = False
     if not isinstance(tied, bool):
         raise ValueError(f"{TIED} is {tied!r} in config.json; true or false is needed.")
     blocks = 1 + max((int(place) for _, place, kind in parts if kind == "linear.weight"), default=0)
@@ -134,13 +158,14 @@ def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int)
 def _check_tensors(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
     """Raises ValueError unless names and shapes are exactly the heads'."""
     wanted = {name.removeprefix("heads."): tensor.shape for name, tensor in heads.state_dict().items()}
-    missing, unknown = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    missing = sorted(set(wanted) - set(tensors))
+    unknown = sorted(set(tensors) - set(wanted))
     if missing or unknown:
         raise ValueError(f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing "
-                         f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. Without an "
-                         f"output layer of their own, heads need {TIED}: true in config.json; else the file is cut, "
-                         "or of another kind: download it again.")
+                         f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. "
+                         f"Without an output layer of their own, heads need {TIED}: true in config.json; "
+                         "else the file is cut, or of another kind: download it again.")
     for name, shape in wanted.items():
         if tensors[name].shape != shape or not tensors[name].is_floating_point():
-            raise ValueError(f"{name} is {str(tensors[name].dtype)[6:]} {tuple(tensors[name].shape)}; numbers of shape "
-                             f"{tuple(shape)} are needed. These heads are another target's.")
+            raise ValueError(f"{name} is {str(tensors[name].dtype)[6:]} {tuple(tensors[name].shape)}; "
+                             f"numbers of shape {tuple(shape)} are needed. These heads are another target's.")

@@ -1,5 +1,5 @@
-"""Trains Medusa heads: from a frozen target's last hidden states, each head learns the distribution of a later
-token."""
+"""Trains Medusa heads: from a frozen target's last hidden states, each head learns the distribution of a
+later token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ LOGIT_TOKENS = 1024     # tokens whose [tokens, V] logits exist at once
 
 @dataclass(frozen=True)
 class MedusaRecipe(DistilledRecipe):
-    """Settings of the heads' training.  tied: True if they share the target's output embedding."""
+    """Settings of the heads' training.
+
+    Attributes:
+        tied: True if they share the target's output embedding.
+    """
 
     heads: Annotated[int, Option(low=1, high=64)] = 4
     blocks: Count = 1
@@ -43,16 +47,18 @@ class MedusaRecipe(DistilledRecipe):
 
 
 class MedusaTrainer(DistillingTrainer):
-    """Trains each head to predict the frozen target's distribution of a later token."""
+    """A trainer of heads, each of which learns to predict the frozen target's distribution of a later
+    token."""
 
-    recipes, folder = MedusaRecipe, FOLDER
+    recipes = MedusaRecipe
+    folder = FOLDER
     first_learnt = 2
 
     @staticmethod
     def fresh(recipe: MedusaRecipe, target: Target, corpus: EncodedCorpus) -> MedusaHeads:
         """Returns heads that each start as the target's own prediction of the next token."""
-        heads = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, recipe.heads, recipe.blocks,
-                                         recipe.tied))
+        heads = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, recipe.heads,
+                                         recipe.blocks, recipe.tied))
         if not recipe.tied:
             with torch.no_grad():
                 for head in heads.heads:
@@ -70,37 +76,46 @@ class MedusaTrainer(DistillingTrainer):
         return "linear.weight" in name      # the matrices of the residual blocks
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
-        tokens, learnt = torch.where(rows < 0, ~rows, rows), rows[:, 1:] >= 0
+        tokens = torch.where(rows < 0, ~rows, rows)
+        learnt = rows[:, 1:] >= 0
         with self.recipe.autocast(self.device):
             hidden = hidden_of(self.target, tokens[:, :-1], positions)
             with torch.no_grad():
-                wanted = torch.cat([self.target.logits(block).float().softmax(-1)
-                                  for block in hidden.flatten(0, 1).split(LOGIT_TOKENS)]).view(*learnt.shape, -1)
+                blocks = hidden.flatten(0, 1).split(LOGIT_TOKENS)
+                wanted = torch.cat([self.target.logits(block).float().softmax(-1) for block in blocks])
+                wanted = wanted.view(*learnt.shape, -1)
             states = self.network.states(hidden.to(next(self.network.parameters()).dtype))
-            total, losses, agreements = torch.zeros((), device=self.device), [], []
+            total = torch.zeros((), device=self.device)
+            losses = []
+            agreements = []
             for i, state in enumerate(states):
                 shift = i + 1       # hidden state t predicts token t + 1, and head i token t + 2 + i
-                loss, agreement = self._loss(i, state[:, :-shift].flatten(0, 1), wanted[:, shift:].flatten(0, 1),
-                                             learnt[:, shift:].flatten())
+                loss, agreement = self._loss(i, state[:, :-shift].flatten(0, 1),
+                                             wanted[:, shift:].flatten(0, 1), learnt[:, shift:].flatten())
                 total = total + DECAY ** i * loss
                 losses.append(loss.item())
                 agreements.append(agreement)
         return total, {"losses": losses, "agreements": agreements}
 
     def _loss(self, head: int, states: Tensor, wanted: Tensor, learnt: Tensor) -> tuple[Tensor, float]:
-        """Returns (mean loss in nats, share of first choices that agree with the target) over the learnt tokens."""
-        total, hits = torch.zeros((), device=self.device), 0
+        """Returns (mean loss in nats, share of first choices that agree with the target) over the learnt
+        tokens."""
+        total = torch.zeros((), device=self.device)
+        hits = 0
         blocks = (part.split(LOGIT_TOKENS) for part in (states, wanted, learnt))
-        for ours, theirs, counts in zip(*blocks, strict=True):
+        for block, targets, counts in zip(*blocks, strict=True):
             # The block's logits are computed again in the backward pass.
-            nats, guess = checkpoint(self._nats, head, ours, theirs, use_reentrant=False, preserve_rng_state=False)
+            nats, guess = checkpoint(self._nats, head, block, targets, use_reentrant=False,
+                                     preserve_rng_state=False)
             total = total + nats[counts].sum()
-            hits += int(((guess == theirs.argmax(-1)) & counts).sum())
+            hits += int(((guess == targets.argmax(-1)) & counts).sum())
         count = max(1, int(learnt.sum()))
         return total / count, hits / count
 
     def _nats(self, head: int, states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.target.logits(states.to(self.target.dtype)) if self.network.config.tied else \
-            self.network.heads[head][-1](states)
+        if self.network.config.tied:
+            logits = self.target.logits(states.to(self.target.dtype))
+        else:
+            logits = self.network.heads[head][-1](states)
         logits = logits.float()
         return F.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1)

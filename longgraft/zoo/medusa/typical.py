@@ -1,4 +1,5 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): accepts tokens above a probability.  Lossy."""
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): accepts tokens above a probability.
+Lossy."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from longgraft.trees.tree import ProposalTree
 
 @dataclass(frozen=True)
 class Typical:
-    """Accepts a node together with its parent if p(token) > min(epsilon, alpha * exp(-H(p))).
+    """A rule that accepts a node together with its parent if p(token) > min(epsilon, alpha * exp(-H(p))).
 
-    The accepted path ends at the deepest accepted node; among equally deep ones the most probable path wins.  The token
-    after it is the target's own draw.
+    The accepted path ends at the deepest accepted node; among equally deep ones the most probable path wins.
+    The token after it is the target's own draw.
     """
 
     sampled: Sampled
@@ -47,8 +48,9 @@ class Typical:
     def _best(tree: ProposalTree, passed: list[float], logs: list[float]) -> int:
         """Returns the last node of the longest accepted path.
 
-        passed, logs: for each node but the root, if its token's probability is above the threshold, and its
-        log-probability.
+        Args:
+            passed, logs: For each node but the root, if its token's probability is above the threshold, and
+                its log-probability.
         """
         reached = {0: (0, 0.0)}         # depth and log-probability of the accepted nodes
         for node, parent in enumerate(tree.parents.tolist()[1:], 1):
@@ -60,4 +62,6 @@ class Typical:
 
 def typical(rule: AcceptanceRule, epsilon: float, alpha: float) -> AcceptanceRule:
     """Returns typical acceptance for sampled requests; greedy and replayed requests keep their exact rule."""
-    return Typical(rule, epsilon, alpha) if isinstance(rule, Sampled) else rule
+    if isinstance(rule, Sampled):
+        return Typical(rule, epsilon, alpha)
+    return rule
