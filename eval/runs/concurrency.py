@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import product
 
-from longgraft.config.settings import Settings
+from longgraft.config.settings import Budget, Settings
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.scheduler import Event, Scheduled, Scheduler
 from longgraft.engine.session import Session
@@ -62,7 +62,7 @@ def _session(config: SweepConfig, bench: Bench, variant: Variant) -> Session:
     """Returns a session with the budget that the variant has alone."""
     parts = replace(bench.engines.parts(variant), kept={})
     loaded = replace(bench.loaded, method=bench.engines.method(variant), parts=parts)
-    budget = variant.budget(config.budget)
+    budget: Budget = variant.budget(config.budget)
     if variant.adaptive(config.budget):
         budget = variant.wanted(config.budget)
     return loaded.session(Settings(budget=budget))
