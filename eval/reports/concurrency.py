@@ -45,7 +45,8 @@ def _line(about: tuple, repeats: Sequence[Batch], rates: dict[tuple, float]) -> 
     yield f"{rates[about]:.1f}"
     for other in ((suite, bucket, mode, method, 1), (suite, bucket, mode, PLAIN, running)):
         yield f"{rates[about] / rates[other]:.2f}" if other in rates else "-"
-    waits, speeds = [], []
+    waits: list[float] = []
+    speeds: list[float] = []
     for batch in repeats:
         waits += batch.first_token_seconds
         speeds += batch.tokens_per_second
