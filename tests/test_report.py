@@ -462,6 +462,13 @@ def test_a_folder_gets_its_tables_and_figures(folder):
         draw(Run.read(folder), suffix=".gif")
 
 
+def test_acceptance_by_position_is_drawn_from_thirty_drafts_on(folder):
+    for drafts, is_drawn in ((29, False), (30, True)):
+        (folder / "per_prompt.jsonl").write_text(as_json(row("graft", 1, (1,) * drafts)) + "\n")
+        path, = (path for path in draw(Run.read(folder)) if path.stem == "acceptance_by_position")
+        assert ("<!-- graft -->" in path.read_text()) == is_drawn
+
+
 def test_steps_hold_the_time_to_the_first_token_memory_and_the_accepted_tokens_of_one_repeat(folder):
     for device, memory in (("CPU", ""), ("NVIDIA H100", "1024")):
         (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"device": device}))

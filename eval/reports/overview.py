@@ -153,7 +153,7 @@ def _beside_fastest(places: Mapping[Place, Mapping[str, TableCell]], default: st
             continue
         count += 1
         if best.speedup.value > mine.speedup.value:
-            loss = f"{mine.speedup.value / best.speedup.value - 1:+.0%}".replace("+0%", "-0%")
+            loss = f"{mine.speedup.value / best.speedup.value - 1:.0%}"
             behind.append(f"{suite_name(suite)} {length_name(bucket)} ({best.method} {best.speedup.value:.2f}, {loss})")
     if not count:
         return

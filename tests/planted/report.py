@@ -21,6 +21,7 @@ MUTATIONS = (
     Mutation("a step without waste verifies no root", "without_waste", "accepted + 1", "accepted", "test_report.py::test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain"),
     Mutation("the last pass without mistakes is free", "_without_mistake", "if rest:", "if not rest:", "test_report.py::test_the_oracles_choose_methods_in_hindsight_and_verify_nothing_in_vain"),
     Mutation("oracles do not read the file of costs", "oracle:_prices", "if file and Path(file).exists()", "if file and not Path(file).exists()", "test_report.py::test_the_oracles_take_prices_from_the_file_of_costs_that_a_run_was_given"),
+    Mutation("shares of few drafts are drawn", "_by_position", "< FEWEST", "< 1", "test_report.py::test_acceptance_by_position_is_drawn_from_thirty_drafts_on"),
     Mutation("lossy methods are oracles", "oracle_tables", " and row.promise != LOSSY", "", "test_report.py::test_the_oracles_say_why_prices_are_missing_and_leave_lossy_methods_out"),
     Mutation("a method that is not installed hides the costs", "_variants", "if not name.startswith(method)", "if not name", "test_report.py::test_the_costs_of_a_sweep_are_those_of_its_steps"),
     Mutation("methods that promise the distribution may differ when greedy", "Check.held", 'may_differ(promise, mode != "greedy" and self.margin is None)', "may_differ(promise, True)", "test_report.py::test_a_method_that_promises_the_distribution_must_give_the_same_greedy_tokens"),
