@@ -439,7 +439,7 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(tmp_path, monkeypatc
 def test_a_processor_loads_the_best_library_of_a_wheel_that_it_can_run_and_else_one_built_here(tmp_path, monkeypatch):
     source, levels = tmp_path / "cpu_kernels.cpp", {"good": "ab", "fair": "a", "any": ""}
     monkeypatch.setitem(build.LEVELS, platform.machine(),
-                        tuple(build.Level(name, (), frozenset(needs)) for name, needs in levels.items()))
+                        tuple(build.ProcessorLevel(name, (), frozenset(needs)) for name, needs in levels.items()))
     (tmp_path / "prebuilt").mkdir()
     for name in levels:
         (tmp_path / f"prebuilt/cpu_kernels-{name}.so").touch()

@@ -123,7 +123,9 @@ class Constraint:
         if forced:
             return [list(forced)]
         if ahead.is_stopped():
-            return [self._ends] if len(self._ends) == 1 and not ahead.is_error() else []
+            if len(self._ends) == 1 and not ahead.is_error():
+                return [self._ends]
+            return []
         allowed = _ids(ahead.compute_bitmask()) if tokens else self._next_ids()
         if len(allowed) > MOST_READ:
             return []
@@ -147,7 +149,9 @@ class Constraint:
     @staticmethod
     def _forced(matcher: Any, token: int) -> list[int]:
         behind = matcher.deep_copy()
-        return list(behind.compute_ff_tokens()) if behind.consume_token(token) else []
+        if behind.consume_token(token):
+            return list(behind.compute_ff_tokens())
+        return []
 
     def _check(self) -> None:
         if not self._matcher.is_error():

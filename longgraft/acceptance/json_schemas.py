@@ -185,7 +185,9 @@ class _Examination:
             if part is self._whole:     # what follows may refer to it
                 self._whole = part = {**part, key: inner[key]}
         part = {key: inner[key] for key in part}
-        return part if self._alone(part) is None else self._without_problems(part, place)
+        if self._alone(part) is None:
+            return part
+        return self._without_problems(part, place)
 
     def _resolves(self, reference: Any) -> bool:
         """Returns True for a reference to a place of this schema that is there."""
@@ -246,7 +248,9 @@ def _lenient(schema: Any) -> Any:
 def _without_references(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_references(part) for key, part in value.items() if key != "$ref"}
-    return [_without_references(part) for part in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_without_references(part) for part in value]
+    return value
 
 
 def _moved(value: Any) -> Any:

@@ -67,7 +67,9 @@ class SamplingDefaults:
     @property
     def temperature(self) -> float:
         """The temperature of an answer that names none, where such answers follow the file; 0 is greedy."""
-        return Sampling(**self.values).temperature if "temperature" in self.values else 0.0
+        if "temperature" in self.values:
+            return Sampling(**self.values).temperature
+        return 0.0
 
     @property
     def described(self) -> str:

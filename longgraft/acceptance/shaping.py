@@ -217,7 +217,9 @@ def _without_forbidden(tree: ProposalTree, constraint: Constraint, deadline: flo
     for leaf in _leaves(tree):
         nodes = _nodes(tree, leaf)
         allowed.update(nodes[:constraint.accepted(tree.tokens[nodes].tolist(), deadline)])
-    return tree if len(allowed) == len(tree) else tree.select(sorted(allowed))
+    if len(allowed) == len(tree):
+        return tree
+    return tree.select(sorted(allowed))
 
 
 def _leaves(tree: ProposalTree) -> list[int]:

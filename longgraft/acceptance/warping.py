@@ -45,4 +45,6 @@ def _largest_dropped_mass(top_p: float) -> int:
     bits, = unpack("i", pack("f", 1 - top_p))
     share, above = unpack("2f", pack("2i", bits, bits + 1))
     middle = (share + above) / 2 * _ONE         # rounds to the neighbour with even bits
-    return math.ceil(middle) - 1 if bits % 2 else math.floor(middle)
+    if bits % 2:
+        return math.ceil(middle) - 1
+    return math.floor(middle)

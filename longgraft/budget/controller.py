@@ -167,7 +167,9 @@ class Controller:
     def _expansions(self, drafted: ProposalTree) -> int:
         if self.levels is None:
             return 0
-        return self.levels.most - 1 if drafted.stage in (None, UNPRUNED) else drafted.stage
+        if drafted.stage in (None, UNPRUNED):
+            return self.levels.most - 1
+        return drafted.stage
 
 
 def _probabilities(tree: ProposalTree) -> list[float]:

@@ -304,7 +304,9 @@ class LiveCosts:
     def proposal(self) -> float:
         """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen,
         `host`."""
-        return self.costs.host if self._proposal is None else self._proposal
+        if self._proposal is None:
+            return self.costs.host
+        return self._proposal
 
     def proposed(self, seconds: float) -> None:
         """Learns that such a proposal took this long."""

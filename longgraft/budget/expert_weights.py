@@ -99,4 +99,6 @@ class ExpertWeights(Memory):
 
 
 def _place(predictions: NodePredictions) -> int:
-    return ORDERS.index(predictions.longest) + 1 if predictions.longest else 0
+    if predictions.longest:
+        return ORDERS.index(predictions.longest) + 1
+    return 0

@@ -121,7 +121,9 @@ class PricedPass:
 
     def share_of(self, nodes: int) -> float:
         """Returns the seconds of so many of the verified nodes."""
-        return self.prices.of(self.nodes) * nodes / self.nodes if nodes else 0.0
+        if nodes:
+            return self.prices.of(self.nodes) * nodes / self.nodes
+        return 0.0
 
     def timed(self, rows: int | None, seconds: float) -> None:
         """Learns how long the shared pass took, when all requests of the plan have told their rows in it.

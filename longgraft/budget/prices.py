@@ -73,7 +73,9 @@ class Prices:
 
     def level(self, sharing: int = 1) -> float:
         """Returns the seconds of a further draft level of `sharing` requests."""
-        return self._costs.level(sharing * self._beam, self._prefix) if self._beam else 0.0
+        if self._beam:
+            return self._costs.level(sharing * self._beam, self._prefix)
+        return 0.0
 
     def best(self, probabilities: Sequence[Sequence[float]], rate: float, credit: float) -> list[int]:
         """Returns how many of its nodes each request verifies, so that all together gain most beyond their

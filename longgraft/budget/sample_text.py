@@ -22,4 +22,6 @@ def mean_of(values: list[float], first: int = 0) -> float:
 
 def sample_tokens(tokenizer: Any) -> list[int]:
     """Returns the tokens of the text; none without a tokenizer."""
-    return [] if tokenizer is None else continuation(tokenizer, SAMPLE)
+    if tokenizer is None:
+        return []
+    return continuation(tokenizer, SAMPLE)

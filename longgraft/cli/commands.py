@@ -77,7 +77,9 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
 
 
 def _filed(path: Path | None, known: Mapping[str, Option]) -> Values:
-    return {} if path is None else named(known, read_table(path), str(path))
+    if path is None:
+        return {}
+    return named(known, read_table(path), str(path))
 
 
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:

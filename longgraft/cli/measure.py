@@ -61,7 +61,9 @@ def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the options of the run to resume."""
     from longgraft.eval.runs.resume import resume_config
 
-    return vars(resume_config(Path(flags["resume"]))) if "resume" in flags else {}
+    if "resume" in flags:
+        return vars(resume_config(Path(flags["resume"])))
+    return {}
 
 
 @command(measuring, "sweep", "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "

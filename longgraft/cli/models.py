@@ -37,7 +37,9 @@ def list_models(context: typer.Context) -> None:
 
 def _gigabytes(entry: Entry, context: int) -> str:
     """Returns the memory that a model takes at a context length; "-" if it has fewer positions."""
-    return f"{entry.gigabytes(context):.1f}" if context <= entry.positions else "-"
+    if context <= entry.positions:
+        return f"{entry.gigabytes(context):.1f}"
+    return "-"
 
 
 @models.command("get", epilog="Example: longgraft models get qwen2.5-coder-0.5b")

@@ -105,7 +105,9 @@ class PromptOptions(Checked):
 
     def predicted(self) -> str | None:
         """Returns the text that the answers may repeat."""
-        return None if self.prediction is None else read_source(self.prediction)
+        if self.prediction is None:
+            return None
+        return read_source(self.prediction)
 
     def _single(self) -> Any:
         """Returns the only prompt: text, messages or token ids."""

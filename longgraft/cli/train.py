@@ -220,7 +220,9 @@ def _number(text: str | None) -> int | None:
 
 def _until(minutes: float | None) -> float | None:
     """Returns the time, as in `time.monotonic`, at which so many minutes have passed."""
-    return None if minutes is None else time.monotonic() + 60 * minutes
+    if minutes is None:
+        return None
+    return time.monotonic() + 60 * minutes
 
 
 def _rates(rate: float | None) -> dict[str, Any]:

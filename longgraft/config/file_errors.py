@@ -35,4 +35,6 @@ def reason(error: BaseException) -> str:
         return "it is damaged, or of another format"
     if isinstance(error, (OSError, ValueError)):
         return getattr(error, "strerror", None) or text
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if text:
+        return f"{type(error).__name__}: {text}"
+    return type(error).__name__

@@ -35,4 +35,6 @@ def _toml(value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False)

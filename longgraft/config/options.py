@@ -99,7 +99,9 @@ class Option:
         if self.note:
             about += f"; {self.note}"
         shown = value not in ("", {}) and not isinstance(value, bool) and "off" not in about
-        return f"{about}; default: {value}." if shown else f"{about}."
+        if shown:
+            return f"{about}; default: {value}."
+        return f"{about}."
 
     @property
     def bounds(self) -> str:
@@ -107,7 +109,9 @@ class Option:
         if self.low is None and self.high is None:
             return ""
         if self.high is None:
-            return f" above {self.low:,}" if self.above else f", {self.low:,} or more"
+            if self.above:
+                return f" above {self.low:,}"
+            return f", {self.low:,} or more"
         if self.above:
             return f" above {self.low:,}, at most {self.high:,}"
         if self.low is None:
@@ -167,7 +171,9 @@ class Option:
             return ",".join(f"{name}={self.text(part)}" for name, part in value.items())
         if value is None:
             return "none"
-        return str(value).lower() if isinstance(value, bool) else str(value)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return str(value)
 
     def _refuse(self, value: Any, name: str = "") -> Any:
         shown = "missing" if value is None else shortened(value)
@@ -239,7 +245,9 @@ def as_number(value: Any) -> Any:
     """Returns a number of another library, such as NumPy's, as Python's own, and any other value as it is."""
     if isinstance(value, (int, float)) or not isinstance(value, Real):
         return value
-    return int(value) if isinstance(value, Integral) else float(value)
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value)
 
 
 def checked(value: Any, kind: Any, name: str) -> Any:
@@ -372,7 +380,9 @@ def _parsed(text: str, kind: Any) -> Any:
             raise ValueError(text)
         return {name.strip(): _parsed(value.strip(), inner[1]) for name, _, value in pairs}
     if kind is int:
-        return -size(text[1:]) if text.startswith("-") else size(text)
+        if text.startswith("-"):
+            return -size(text[1:])
+        return size(text)
     return float(text) if kind is float else text
 
 
@@ -390,7 +400,9 @@ def in_words(kind: Any) -> str:
     if origin in (tuple, list):
         return f"a list, each {in_words(inner[0])}"
     if origin is dict:
-        return "NAME=VALUE" if inner[1] is str else f"a table, each {in_words(inner[1])}"
+        if inner[1] is str:
+            return "NAME=VALUE"
+        return f"a table, each {in_words(inner[1])}"
     if origin is Mapping:
         return "a mapping"
     if is_dataclass(kind):

@@ -155,7 +155,9 @@ class Settings(Checked):
 
 def _file(value: Any) -> Any:
     """Returns a path as text."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value
 
 
 FROM_MODEL = "generation_config.json's if the answer is sampled"

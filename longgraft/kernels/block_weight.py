@@ -1,7 +1,7 @@
 """Weights that exist only as blocks of integers, in the place of a linear or embedding module's own weight.
 
-torch's functions find such a weight by `__torch_function__`, as they find torchao's tensor subclasses. The module stays
-what it is, and keeps no floats.
+torch's functions find such a weight by `__torch_function__`, as they find torchao's tensor subclasses. The
+module stays what it is, and keeps no floats.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from torch import Tensor, nn
 class NeedsFloats(AttributeError, ValueError):
     """Something asked a weight in blocks for what only a weight in floats has."""
 
-    def __init__(self, asked: str) -> None:
-        super().__init__(f"The weights are blocks of integers, and {asked} needs them as floats. Load the model with "
-                         "--weights float.")
+    def __init__(self, what: str) -> None:
+        super().__init__(f"The weights are blocks of integers, and {what} needs them as floats. Load the "
+                         "model with --weights float.")
 
 
 class BlockWeight(ABC):
     """A matrix [rows, inputs] in blocks.  Indexing gives rows as floats, of `dtype`, as it does for a tensor.
 
     Args:
-        shape: rows and inputs.
-        dtype: of the model's activations.
+        shape: Rows and inputs.
+        dtype: Dtype of the model's activations.
     """
 
-    device, ndim = torch.device("cpu"), 2
+    device = torch.device("cpu")
+    ndim = 2
 
     def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self.shape, self.dtype = torch.Size(shape), dtype
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
-        """The rows of these ids [n] as float32 [n, inputs]."""
+        """Returns the rows of these ids [n] as float32 [n, inputs]."""
 
     @abstractmethod
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """F.linear with this weight."""
+        """Computes F.linear with this weight."""
 
     @property
     @abstractmethod
@@ -61,22 +63,22 @@ class BlockWeight(ABC):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
+        arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | (kwargs or {})
         if function is F.linear:
-            return given["weight"].product(given["input"], given.get("bias"))
+            return arguments["weight"].product(arguments["input"], arguments.get("bias"))
         if function is F.embedding:
-            return given["weight"][given["input"]]
+            return arguments["weight"][arguments["input"]]
         raise NeedsFloats(f"torch's {getattr(function, '__name__', function)}")
 
 
 def put_weight(module: nn.Module, weight: BlockWeight) -> None:
-    """Replace a linear or embedding module's weight."""
+    """Replaces a linear or embedding module's weight."""
     module._parameters.pop("weight", None)
     module.__dict__["weight"] = weight
 
 
 def block_weights(model: nn.Module) -> Iterator[tuple[str, BlockWeight]]:
-    """(name, weight) of each weight in blocks, named as its parameter was."""
+    """Yields (name, weight) of each weight in blocks, named as its parameter was."""
     for name, module in model.named_modules():
         for attribute, value in module.__dict__.items():
             if isinstance(value, BlockWeight):

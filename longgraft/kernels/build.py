@@ -1,8 +1,8 @@
 """Finds the compiled C++ for this machine: in the wheel, or compiled once here, as a cached shared library.
 
-Its functions are plain C called through ctypes, without headers of Python or torch, so that a build takes seconds and
-outlives their upgrades.  `python -m longgraft.kernels.build FOLDER` compiles them for each level of processors, which
-is how they get into a wheel (`wheel.py`).
+Its functions are plain C called through ctypes, without headers of Python or torch, so that a build takes
+seconds and outlives their upgrades.  `python -m longgraft.kernels.build FOLDER` compiles them for each
+level of processors, which is how they get into a wheel (`wheel.py`).
 """
 
 from __future__ import annotations
@@ -24,16 +24,21 @@ from longgraft.config.cache import cache_folder
 
 KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
 SOURCES = (KERNELS, KERNELS.parents[1] / "memories" / "continuations.cpp")
-FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")     # any loop rounds alike
+# Any loop rounds alike.
+FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")
 BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())     # a compiler may lack either
-TIMEOUT = 180       # seconds, for a busy machine; ten times that for a level, for which nobody waits at a prompt
+# Seconds, for a busy machine; ten times that for a level, for which nobody waits at a prompt.
+TIMEOUT = 180
 
 
 @dataclass(frozen=True)
-class Level:
+class ProcessorLevel:
     """Processors that a wheel has a library for: all those with these features.
 
-    flags: of the compiler; needs: features as /proc/cpuinfo calls them
+    Attributes:
+        name: Name of the level.
+        flags: Flags of the compiler.
+        needs: Features as /proc/cpuinfo calls them.
     """
 
     name: str
@@ -43,18 +48,22 @@ class Level:
 
 _AVX2 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a local build's.
+# By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a
+# local build's.
 LEVELS = {
-    "x86_64": (Level("amx", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8",
-                             "-mamx-bf16"),
-                     _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}),
-               Level("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
-                     _AVX512 | {"avx512_vnni", "avx512_bf16"}),
-               Level("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
-               Level("avx512", ("-march=x86-64-v4",), _AVX512),
-               Level("avx_vnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
-               Level("avx2", ("-march=x86-64-v3",), _AVX2), Level("baseline", ("-march=x86-64",))),
-    "aarch64": (Level("baseline", ("-march=armv8-a",)),),
+    "x86_64": (
+        ProcessorLevel("amx", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8",
+                               "-mamx-bf16"),
+                       _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}),
+        ProcessorLevel("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+                       _AVX512 | {"avx512_vnni", "avx512_bf16"}),
+        ProcessorLevel("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
+        ProcessorLevel("avx512", ("-march=x86-64-v4",), _AVX512),
+        ProcessorLevel("avx_vnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
+        ProcessorLevel("avx2", ("-march=x86-64-v3",), _AVX2),
+        ProcessorLevel("baseline", ("-march=x86-64",)),
+    ),
+    "aarch64": (ProcessorLevel("baseline", ("-march=armv8-a",)),),
 }
 
 
@@ -91,8 +100,11 @@ def prebuilt(source: Path) -> Iterator[Path]:
 
 
 def prebuild(package: Path) -> None:
-    """Compiles all sources for each level, into the folder of a package that is built as a wheel; NotBuilt if the
-    compiler cannot."""
+    """Compiles all sources for each level, into the folder of a package that is built as a wheel.
+
+    Raises:
+        NotBuilt: the compiler cannot.
+    """
     for source in SOURCES:
         for level in LEVELS.get(platform.machine(), ()):
             path = _in_wheel(package / source.parent.relative_to(KERNELS.parents[1]), source, level)
@@ -100,29 +112,36 @@ def prebuild(package: Path) -> None:
             shutil.copyfile(library(source, level), path)
 
 
-def _in_wheel(folder: Path, source: Path, level: Level) -> Path:
+def _in_wheel(folder: Path, source: Path, level: ProcessorLevel) -> Path:
     return folder / "prebuilt" / f"{source.stem}-{level.name}.so"
 
 
-def with_memory(found: Any, function: Any, given: Any) -> Any:
+def with_memory(result: Any, function: Any, arguments: Any) -> Any:
     """Returns what a compiled function returned; MemoryError for its -1 or null.  For ctypes' `errcheck`."""
-    if found is None or found == -1:
-        raise MemoryError("The system has no memory left for what the compiled code keeps. Use a shorter prompt or a "
-                          "smaller model.")
-    return found
+    if result is None or result == -1:
+        raise MemoryError("The system has no memory left for what the compiled code keeps. Use a shorter "
+                          "prompt or a smaller model.")
+    return result
 
 
-def library(source: Path = KERNELS, level: Level | None = None) -> Path:
-    """The library's path; builds it if it does not exist, for this processor or a level.  NotBuilt if it cannot be
-    built here."""
+def library(source: Path = KERNELS, level: ProcessorLevel | None = None) -> Path:
+    """Returns the library's path; builds it if it does not exist, for this processor or a level.
+
+    Raises:
+        NotBuilt: it cannot be built here.
+    """
     compiler = _compiler()
     headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
-    key = hashlib.sha256(b"\0".join([source.read_bytes(), *headers, compiler.encode(), _machine().encode(),
-                                     repr((FLAGS, level)).encode()]))
+    depends_on = [source.read_bytes(), *headers, compiler.encode(), _machine().encode(),
+                  repr((FLAGS, level)).encode()]
+    key = hashlib.sha256(b"\0".join(depends_on))
     path = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}.so"
-    if not path.exists():
-        choices, seconds = (BEST_FIRST, TIMEOUT) if level is None else (((*level.flags, "-pthread"),), 10 * TIMEOUT)
-        _compile([compiler, *FLAGS], source, path, choices, seconds)
+    if path.exists():
+        return path
+    if level is None:
+        _compile([compiler, *FLAGS], source, path, BEST_FIRST, TIMEOUT)
+    else:
+        _compile([compiler, *FLAGS], source, path, ((*level.flags, "-pthread"),), 10 * TIMEOUT)
     return path
 
 
@@ -156,16 +175,23 @@ def _machine() -> str:
 
 def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]],
              seconds: float) -> None:
-    """Compile to a temporary file and rename it, so that processes that build at once never see half a library.
+    """Compiles to a temporary file and renames it, so that processes that build at once never see half a
+    library.
 
-    choices: further flags, of which the first that the compiler takes are used; seconds: most for each
+    Args:
+        command: Compiler and flags.
+        source: The source file.
+        path: The library.
+        choices: Further flags, of which the first that the compiler takes are used.
+        seconds: Most seconds for each of them.
     """
     part = path.with_name(f"{path.name}.{os.getpid()}.partial")
     reason = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for flags in choices:
-            done = subprocess.run([*command, *flags, str(source), "-o", str(part)], capture_output=True, text=True,
+            done = subprocess.run([*command, *flags, str(source), "-o", str(part)], capture_output=True,
+                                  text=True,
                                   timeout=seconds)
             if done.returncode == 0:
                 part.replace(path)

@@ -20,7 +20,10 @@ GATES = ("silu", "tanh", "clamped")     # forms of gates, in the order of their 
 class Gate(NamedTuple):
     """The way in which an expert's gate and the number beside it become one.
 
-    form: of GATES; slope, limit: of a clamped gate (gpt-oss)
+    Attributes:
+        form: One of GATES.
+        slope: Slope of a clamped gate (gpt-oss).
+        limit: Its limit.
     """
 
     form: str
@@ -50,14 +53,19 @@ class StackedWeight(BlockWeight):
         self.on_disk = zeros is not torch.zeros
         self._padded = -(-rows // kernels.lanes) * kernels.lanes
         self.packed = PackedWeight.empty(kernels, of, (experts * self._padded, inputs), dtype, zeros)
-        self.shape, self.dtype, self.kind = torch.Size(shape), dtype, self.packed.kind
+        self.shape = torch.Size(shape)
+        self.dtype = dtype
+        self.kind = self.packed.kind
 
     def first_row(self, expert: int) -> int:
-        """The packed matrix's row at which an expert begins."""
+        """Returns the packed matrix's row at which an expert begins."""
         return expert * self._padded
 
     def described(self, biases: Tensor | None) -> ctypes.Array[LinearWeight]:
-        """The experts' weights for the compiled code, with their biases [experts, rows], which must be kept."""
+        """Returns the experts' weights for the compiled code, with their biases [experts, rows].
+
+        The biases must outlive it.
+        """
         experts, rows, _ = self.shape
         parts = [self.packed.from_row(self.first_row(expert)) for expert in range(experts)]
         for expert, part in enumerate(parts):

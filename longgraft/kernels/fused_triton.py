@@ -19,11 +19,16 @@ TILE = 1024             # elements per program, or one row where that is more
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
-    """x [.., size] over its root mean square, times weight [size], of one dtype -> [.., size] with x's strides.
+    """Returns x [.., size] over its root mean square, times weight [size], of one dtype, with x's strides.
 
-    x is contiguous up to a permutation of its leading dimensions.  form: one of `target_model.module_forms.NORMS`.
+    Args:
+        x: Contiguous up to a permutation of its leading dimensions.
+        weight: The norm's weight.
+        epsilon: The norm's epsilon.
+        form: One of `target_model.module_forms.NORMS`.
     """
-    size, out = x.shape[-1], torch.empty_like(x)
+    size = x.shape[-1]
+    out = torch.empty_like(x)
     width = triton.next_power_of_2(size)
     together = max(1, TILE // width)
     rows = x.numel() // size
@@ -34,10 +39,13 @@ def norm(x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
 
 
 def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """activation(gate) * up of [.., size], each row contiguous -> [.., size]; activation: one of
-    `target_model.module_forms.ACTIVATIONS`."""
+    """Returns activation(gate) * up of [.., size], each row contiguous.
+
+    The activation is one of `target_model.module_forms.ACTIVATIONS`.
+    """
     size = gate.shape[-1]
-    gates, ups = gate.reshape(-1, size), up.reshape(-1, size)
+    gates = gate.reshape(-1, size)
+    ups = up.reshape(-1, size)
     out = gate.new_empty(gate.shape)
     with torch.cuda.device_of(gate):
         _gated[(len(gates), triton.cdiv(size, TILE))](gates, ups, out, gates.stride(0), ups.stride(0), size, activation,
@@ -46,10 +54,13 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate q [1, H, n, D] and k [1, Hkv, n, D] by halves; cos and sin [1, n, D] of their dtype or float32; each row
-    contiguous."""
+    """Rotates q [1, H, n, D] and k [1, Hkv, n, D] by halves, each row contiguous.
+
+    Cos and sin are [1, n, D], of their dtype or float32.
+    """
     heads, rows, size = q.shape[1:]
-    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
+    q_out = torch.empty_like(q)
+    k_out = torch.empty_like(k)
     strides = [stride for each in (q, k, q_out, k_out) for stride in each.stride()[1:3]]
     with torch.cuda.device_of(q):
         _rotary[(rows, heads + k.shape[1])](q, k, q_out, k_out, cos, sin, heads, *strides, cos.stride(1), sin.stride(1),
@@ -58,7 +69,7 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 
 def write(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> None:
-    """Write k, v [1, Hkv, n, D] to `rows` [n] int64 of keys, values [1, Hkv, capacity, D]; each row contiguous.
+    """Writes k, v [1, Hkv, n, D] to `rows` [n] int64 of keys, values [1, Hkv, capacity, D]; each row contiguous.
 
     Rows outside the buffers, which would be our mistake, are not written.
     """

@@ -27,12 +27,12 @@ class IntegerWeight:
     scales: Tensor
 
     def floats(self) -> Tensor:
-        """The weight [out, in], float32."""
+        """Returns the weight [out, in], float32."""
         return self.scales.repeat_interleave(GROUP, 1)[:, :self.codes.shape[1]] * (self.codes.float() - ZERO)
 
 
 def rounded(weight: Tensor) -> IntegerWeight:
-    """The nearest bytes, GROUP by GROUP; weight [out, in] of any float dtype."""
+    """Returns the nearest bytes, GROUP by GROUP, of a weight [out, in] of any float dtype."""
     out, size = weight.shape
     groups = F.pad(weight.detach().float(), (0, -size % GROUP)).view(out, -1, GROUP)
     scales = groups.abs().amax(-1) / LARGEST
@@ -41,7 +41,8 @@ def rounded(weight: Tensor) -> IntegerWeight:
 
 
 def linear_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """(name, weight) of each plain linear module; a weight that several share comes once, by its first name."""
+    """Yields (name, weight) of each plain linear module; a weight that several share comes once, by its
+    first name."""
     linear = {id(module.weight) for module in model.modules()
               if type(module) is nn.Linear and type(module.weight) is nn.Parameter}
     return ((name, weight) for name, weight in model.named_parameters() if id(weight) in linear)

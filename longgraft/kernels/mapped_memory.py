@@ -29,7 +29,8 @@ class MappedMemory:
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
         """Returns a tensor of zeros in the file, as `torch.zeros` does in memory."""
-        first, size = self.size, prod(shape) * dtype.itemsize
+        first = self.size
+        size = prod(shape) * dtype.itemsize
         self.size += -(-size // PAGE) * PAGE
         self._file.truncate(self.size)
         mapped = np.memmap(self._file, np.uint8, "r+", first, (size,))      # type: ignore[call-overload]

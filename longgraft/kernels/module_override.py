@@ -15,33 +15,43 @@ Forward = Callable[..., Any]
 class ModuleOverride:
     """Equivalent forwards of a model's modules, active inside a `with` block of this object.
 
-    replacement: module -> a function that equals its forward; None keeps its own
+    Args:
+        model: The model.
+        replacement: Module -> a function that equals its forward; None keeps its own.
     """
 
     def __init__(self, model: nn.Module, replacement: Callable[[nn.Module], Forward | None]) -> None:
         self._thread = 0
-        self._ours = [(module.__dict__, self._in_thread(found, module)) for module in model.modules()
-                      if (found := replacement(module)) is not None]
+        self._forwards = []     # (a module's attributes, its forward)
+        for module in model.modules():
+            equivalent = replacement(module)
+            if equivalent is not None:
+                self._forwards.append((module.__dict__, self._in_thread(equivalent, module)))
 
-    def _in_thread(self, found: Forward, module: nn.Module) -> Forward:
-        """`found` in the thread of the pass, and the module's own forward in any other."""
+    def _in_thread(self, equivalent: Forward, module: nn.Module) -> Forward:
+        """Returns `equivalent` for the thread of the pass, and the module's own forward for any other."""
         ordinary = type(module).forward
-        return lambda *args, **named: (found(*args, **named) if threading.get_ident() == self._thread
-                                       else ordinary(module, *args, **named))
+
+        def forward(*args: Any, **named: Any) -> Any:
+            if threading.get_ident() == self._thread:
+                return equivalent(*args, **named)
+            return ordinary(module, *args, **named)
+        return forward
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Active until the block ends, in this thread only; one block at a time.
+        """Puts the forwards in place until the block ends, in this thread only; one block at a time.
 
-        A call of a module looks up `forward` on the instance before the class.  An instance that has one keeps it.
+        A call of a module looks up `forward` on the instance before the class.  An instance that has one
+        keeps it.
         """
         self._thread = threading.get_ident()
-        placed = [own for own, _ in self._ours if "forward" not in own]
+        placed = [attributes for attributes, _ in self._forwards if "forward" not in attributes]
         try:
-            for own, forward in self._ours:
-                own.setdefault("forward", forward)
+            for attributes, forward in self._forwards:
+                attributes.setdefault("forward", forward)
             yield
         finally:
             self._thread = 0
-            for own in placed:
-                del own["forward"]
+            for attributes in placed:
+                del attributes["forward"]

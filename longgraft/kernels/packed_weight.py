@@ -23,13 +23,13 @@ SPAN = 32               # inputs that the kernels take at once: a matrix is padd
 class BlockType(NamedTuple):
     """A type of blocks.
 
-    Args:
-        number: ggml's number of the type, by which the kernels know it.
-        inputs: inputs of a block.
-        group: inputs that share a scale.
-        bits: bits of a code, as it is kept.
-        lows: whether groups have a low: weight = scale * (code - zero) - low.
-        scales: dtype of a block's scale, as it is kept.
+    Attributes:
+        number: Ggml's number of the type, by which the kernels know it.
+        inputs: Inputs of a block.
+        group: Inputs that share a scale.
+        bits: Bits of a code, as it is kept.
+        lows: True if groups have a low: weight = scale * (code - zero) - low.
+        scales: Dtype of a block's scale, as it is kept.
     """
 
     number: int
@@ -45,7 +45,7 @@ class BlockType(NamedTuple):
         return 2 if self.lows else 1
 
     def packed_bytes(self, numbers: int) -> int:
-        """Memory of that many packed weights."""
+        """Returns the memory of that many packed weights, in bytes."""
         shares = numbers // self.group if self.group < self.inputs else 0
         return numbers * self.bits // 8 + (numbers // self.inputs * 2 + shares) * self.kinds
 
@@ -77,46 +77,63 @@ class PackedWeight(BlockWeight):
     """A matrix in blocks of integers.
 
     Args:
-        kernels: what multiplies with it.
-        of: its type.
-        shape: rows and inputs.
-        dtype: of the model's activations.
-        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: codes of 8 bits as they are, four a step; of 2 bits
-            four steps in one; of others the lower nibbles, two steps in one, and then the upper bits of all steps.
+        kernels: What multiplies with it.
+        of: Its type.
+        shape: Rows and inputs.
+        dtype: Dtype of the model's activations.
+        codes: [tiles, groups, group * bits / 32, lanes, 4] uint8: codes of 8 bits as they are, four a step;
+            of 2 bits four steps in one; of others the lower nibbles, two steps in one, and then the upper
+            bits of all steps.
         scales: [tiles, blocks, kinds, lanes] of the type's dtype: of a block, the second for lows.
-        shares: [tiles, blocks, kinds, groups of a block, lanes] uint8: a group's scale is its share of the block's;
-            None where a block is one group.
+        shares: [tiles, blocks, kinds, groups of a block, lanes] uint8: a group's scale is its share of the
+            block's; None where a block is one group.
     """
 
     def __init__(self, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, *,
                  codes: Tensor, scales: Tensor, shares: Tensor | None) -> None:
         super().__init__(shape, dtype)
         self.kind = "int8" if of == INT8 else "gguf"
-        self.codes, self.scales, self.shares, self._kernels = codes, scales, shares, kernels
-        self.described = LinearWeight(codes.data_ptr(), scales.data_ptr(), None, None, shape[1], shape[0], of.number)
+        self.codes = codes
+        self.scales = scales
+        self.shares = shares
+        self._kernels = kernels
+        self.described = LinearWeight(codes.data_ptr(), scales.data_ptr(), None, None, shape[1], shape[0],
+                                      of.number)
         if shares is not None:
             self.described.shares = shares.data_ptr()
 
     @classmethod
     def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype,
               zeros: Zeros = torch.zeros) -> PackedWeight:
-        """Blocks of a GGUF file's type without content; inputs: a multiple of the type's block.  zeros: allocates"""
-        tiles, blocks, groups = -(-shape[0] // kernels.lanes), shape[1] // of.inputs, of.inputs // of.group
+        """Returns blocks of a GGUF file's type without content.
+
+        Args:
+            kernels: What multiplies with them.
+            of: Their type.
+            shape: Rows and inputs, which are a multiple of the type's block.
+            dtype: Dtype of the model's activations.
+            zeros: Allocates the tensors.
+        """
+        tiles = -(-shape[0] // kernels.lanes)
+        blocks = shape[1] // of.inputs
+        groups = of.inputs // of.group      # of a block
         codes = zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
         scales = zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=of.scales)
         shares = None if groups == 1 else zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)
         return cls(kernels, of, shape, dtype, codes=codes, scales=scales, shares=shares)
 
     def from_row(self, first: int) -> LinearWeight:
-        """The part that begins at this row, the first of a tile."""
+        """Returns the part that begins at this row, the first of a tile."""
         tile = first // self.codes.shape[3]
         part = LinearWeight.from_buffer_copy(self.described)
-        part.data, part.scales = self.codes[tile:].data_ptr(), self.scales[tile:].data_ptr()
+        part.data = self.codes[tile:].data_ptr()
+        part.scales = self.scales[tile:].data_ptr()
         part.shares = None if self.shares is None else self.shares[tile:].data_ptr()
         return part
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their own scale."""
+        """Computes F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their
+        own scale."""
         return self._kernels.integer_product(x, self, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -137,7 +154,9 @@ class ReorderedWeight(BlockWeight):
 
     def __init__(self, packed: PackedWeight, columns: Tensor) -> None:
         super().__init__((packed.shape[0], packed.shape[1]), packed.dtype)
-        self.packed, self.kind, self._columns = packed, packed.kind, columns
+        self.packed = packed
+        self.kind = packed.kind
+        self._columns = columns
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         return self.packed.product(x[..., self._columns], bias)
@@ -161,22 +180,24 @@ class JoinedWeight(BlockWeight):
 
     def __init__(self, first: PackedWeight, second: PackedWeight, order: Tensor | None) -> None:
         super().__init__((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
-        self.packed, self.kind, self._order = (first, second), first.kind, order
+        self.packed = first, second
+        self.kind = first.kind
+        self._order = order
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        found = torch.cat([part.product(x, None) for part in self.packed], dim=-1)
+        products = torch.cat([part.product(x, None) for part in self.packed], dim=-1)
         if self._order is not None:
-            found = found[..., self._order]
-        return found if bias is None else found + bias
+            products = products[..., self._order]
+        return products if bias is None else products + bias
 
     def rows(self, ids: Tensor) -> Tensor:
         numbers = ids if self._order is None else self._order[ids]
-        found = torch.empty(len(ids), self.shape[1])
+        rows = torch.empty(len(ids), self.shape[1])
         first, second = self.packed
         in_first = numbers < len(first)
-        found[in_first] = first.rows(numbers[in_first])
-        found[~in_first] = second.rows(numbers[~in_first] - len(first))
-        return found
+        rows[in_first] = first.rows(numbers[in_first])
+        rows[~in_first] = second.rows(numbers[~in_first] - len(first))
+        return rows
 
     @property
     def sample(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Commands of setuptools that put compiled kernels into a wheel, for users without a compiler.
 
-They do so if LONGGRAFT_PREBUILD is set, as `[tool.cibuildwheel]` does; else the wheel is pure, and its kernels are
-compiled at first use.  setuptools loads this file alone, without the package.
+They do so if LONGGRAFT_PREBUILD is set, as `[tool.cibuildwheel]` does; else the wheel is pure, and its
+kernels are compiled at first use.  setuptools loads this file alone, without the package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class BuildPy(build_py):
         super().run()
         if PREBUILD and not self.editable_mode:
             folder = Path(self.build_lib).absolute() / "longgraft"
-            subprocess.run([sys.executable, "-m", "longgraft.kernels.build", str(folder)], cwd=ROOT, check=True)
+            subprocess.run([sys.executable, "-m", "longgraft.kernels.build", str(folder)], cwd=ROOT,
+                           check=True)
 
 
 class BdistWheel(bdist_wheel):

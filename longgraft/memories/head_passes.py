@@ -126,4 +126,6 @@ class HeadPasses:
 
 def _joined(columns: Sequence[Tensor]) -> Tensor:
     """Joins columns of rows; a single one is not copied."""
-    return columns[0] if len(columns) == 1 else torch.cat(list(columns))
+    if len(columns) == 1:
+        return columns[0]
+    return torch.cat(list(columns))

@@ -19,7 +19,9 @@ MOST_CODE = 127
 
 def row_bytes(size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of a row of `size` numbers in a cache of this dtype."""
-    return packed_size(size) if dtype == BYTES else size * dtype.itemsize
+    if dtype == BYTES:
+        return packed_size(size)
+    return size * dtype.itemsize
 
 
 def packed_size(size: int) -> int:

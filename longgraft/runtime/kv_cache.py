@@ -102,7 +102,9 @@ class KVCache(Cache):
     def stored(self, rows: Tensor) -> Tensor:
         """Returns rows [.., D] as the buffers keep them; those of another cache of bytes are packed
         already."""
-        return packed(rows) if self.dtype == BYTES and rows.dtype != BYTES else rows
+        if self.dtype == BYTES and rows.dtype != BYTES:
+            return packed(rows)
+        return rows
 
     @property
     def parts(self) -> Sequence[KVCache]:

@@ -128,7 +128,9 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     if None in scalars or activation is None:
         return None
     common = CommonForm(linear, forms, activation, *scalars)
-    return common if common.fits(linear["q"].weight.dtype) else None
+    if common.fits(linear["q"].weight.dtype):
+        return common
+    return None
 
 
 def _plain_linear(module: Any) -> bool:

@@ -64,7 +64,9 @@ def gate_of_experts(experts: Any) -> Gate | None:
         return None
     clamped = gate.clamp(max=limit)
     expected = (up.clamp(-limit, limit) + 1) * clamped * torch.sigmoid(clamped * slope)
-    return Gate("clamped", slope, limit) if torch.allclose(gated, expected) else None
+    if torch.allclose(gated, expected):
+        return Gate("clamped", slope, limit)
+    return None
 
 
 def is_router(module: nn.Module) -> bool:

@@ -71,7 +71,9 @@ class FusedModules:
             forward = find(module)
             if forward is not None:
                 self.counts[kind] += 1
-                return forward if kind == "rotations" else _one_argument(forward, module)
+                if kind == "rotations":
+                    return forward
+                return _one_argument(forward, module)
         return None
 
     def _norm(self, module: nn.Module) -> Forward | None:
@@ -221,4 +223,6 @@ def fused(model: nn.Module) -> FusedModules | NotBuilt:
     """Returns the fused modules of this model on its device, or why there are none."""
     parameter = next(model.parameters())
     kernels = kernels_for(parameter.device, parameter.dtype)
-    return kernels if isinstance(kernels, NotBuilt) else FusedModules(model, kernels)
+    if isinstance(kernels, NotBuilt):
+        return kernels
+    return FusedModules(model, kernels)

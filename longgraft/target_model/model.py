@@ -204,7 +204,9 @@ class Target:
         It is one forward; inside `together`, one forward for all requests that wait for this target.
         """
         shared = SHARED.get()
-        return self.forward(segments, wants) if shared is None else shared(self, segments, wants)
+        if shared is None:
+            return self.forward(segments, wants)
+        return shared(self, segments, wants)
 
     def turn(self, wants: Wants) -> int:
         """Returns 0: passes that want different reports run in any order."""
@@ -225,10 +227,14 @@ class Target:
         rows = [layout.rows for layout in layouts]
         starts = [end - n for end, n in zip(accumulate(rows), rows, strict=True)]
         # The compiled kernels fall back to split; any other backend was requested by name.
-        backend = self.kernels.attention if self.kernels and self.attention == "split" else self._backend
+        backend = self._backend
+        if self.kernels and self.attention == "split":
+            backend = self.kernels.attention
         all_logits = all(segment.logits == "all" for segment in segments)
-        every = wants.queries and (all_logits or len(rows) > 1)
-        run = PassContext(layouts, backend, sum(rows) if every else wants.queries)
+        query_rows = wants.queries
+        if query_rows and (all_logits or len(rows) > 1):
+            query_rows = sum(rows)
+        run = PassContext(layouts, backend, query_rows)
         record = sent(torch.cat([segment.record for segment in segments], dim=1), self.device)
         # The nodes of each segment whose logits the model computes.
         wanted = [torch.arange(n)[segment.with_logits] for segment, n in zip(segments, rows, strict=True)]

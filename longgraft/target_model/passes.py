@@ -35,7 +35,9 @@ class Segment:
     @property
     def depths(self) -> Tensor:
         """[n] int64 on the host: the depths of its nodes."""
-        return torch.arange(len(self.tree)) if self.tree.is_chain else self.tree.depths
+        if self.tree.is_chain:
+            return torch.arange(len(self.tree))
+        return self.tree.depths
 
     @property
     def record(self) -> Tensor:

@@ -223,7 +223,9 @@ class SegmentStates:
         """Returns a copy of a module's committed state for this many sequences; an empty state if there is
         none."""
         state = self.segment.cache.states.get(number)
-        return ModuleState() if state is None else state.of_sequences(sequences)
+        if state is None:
+            return ModuleState()
+        return state.of_sequences(sequences)
 
     def keep(self, path: Tensor, run: Callable[[_ModuleCall, Tensor, ModuleState], Any]) -> None:
         """Commits the states after a path [a] of nodes; run: `StatefulModules.run`."""
@@ -303,7 +305,9 @@ class StatefulModules:
             self._segments = []
 
     def _replacement(self, module: nn.Module) -> Forward | None:
-        return partial(self._forward, module) if module in self._numbers else None
+        if module in self._numbers:
+            return partial(self._forward, module)
+        return None
 
     def _forward(self, module: nn.Module, *args: Any, **named: Any) -> Any:
         """Returns the module's outputs [1, n, ..] of all rows, each computed after its ancestors."""
@@ -359,4 +363,6 @@ def _alike(output: Tensor, expected: Tensor) -> bool:
 def _joined(parts: Sequence[Any]) -> Any:
     """Concatenates outputs [B, n, ..] along n; each part is a tuple of tensors of the same structure, or
     one tensor."""
-    return parts[0] if len(parts) == 1 else tree_map(lambda *some: torch.cat(some, dim=1), *parts)
+    if len(parts) == 1:
+        return parts[0]
+    return tree_map(lambda *some: torch.cat(some, dim=1), *parts)

@@ -91,7 +91,9 @@ class Verifier:
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
         """Returns the rule for a tree: drafts sampled independently of the target need rejection sampling."""
-        return Rejection(self.rule) if tree.law is not None and isinstance(self.rule, Sampled) else self.rule
+        if tree.law is not None and isinstance(self.rule, Sampled):
+            return Rejection(self.rule)
+        return self.rule
 
     def _eager(self, tree: ProposalTree, wants: Wants) -> Observation:
         with self.clock.part("verify"):

@@ -172,7 +172,9 @@ def _stem(key: str) -> str:
 
 def _named(keys: Collection[str]) -> str:
     names = ", ".join(list(keys)[:NAMED])
-    return f"{names} and {len(keys) - NAMED} more" if len(keys) > NAMED else names
+    if len(keys) > NAMED:
+        return f"{names} and {len(keys) - NAMED} more"
+    return names
 
 
 @contextmanager

@@ -273,7 +273,9 @@ Tree = ProposalTree | PaddedTree
 
 def on_host(tree: Tree) -> ProposalTree:
     """Returns the tree on the host; a padded tree loses its dead rows and costs one device sync."""
-    return tree if isinstance(tree, ProposalTree) else PaddedTree.host(tree.record().cpu(), tree.stage)
+    if isinstance(tree, ProposalTree):
+        return tree
+    return PaddedTree.host(tree.record().cpu(), tree.stage)
 
 
 def jumps_of(above: Tensor, deepest: int) -> list[Tensor]:

@@ -178,7 +178,9 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
         room = min(rest, width * (scaled[depth - 1] if depth else 1) - scaled[depth])
         scaled[depth] += room
         rest -= room
-    return scaled if deepest is not None else scaled + [1] * rest
+    if deepest is not None:
+        return scaled
+    return scaled + [1] * rest
 
 
 def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:

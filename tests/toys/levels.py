@@ -15,8 +15,8 @@ HERE = [level for level in build.LEVELS.get(platform.machine(), ()) if level.nee
 _OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
 
 
-def _stand_in(name: str, tiles: bool) -> build.Level:
-    return build.Level(name, ("-march=x86-64" if platform.machine() == "x86_64" else "-O1", "-O1",
+def _stand_in(name: str, tiles: bool) -> build.ProcessorLevel:
+    return build.ProcessorLevel(name, ("-march=x86-64" if platform.machine() == "x86_64" else "-O1", "-O1",
                               f"-DLONGGRAFT_STAND_IN={int(tiles)}"))
 
 
@@ -35,7 +35,9 @@ EVERY_LEVEL = pytest.mark.parametrize("kernels", [pytest.param(None, id="local")
 The others are slow, because each library is compiled where a cache lacks it.
 """
 
-_TILED: list[build.Level | None] = [None, STAND_IN] if {"amx_int8", "amx_bf16"} <= build.features() else [STAND_IN]
+_TILED: list[build.ProcessorLevel | None] = [STAND_IN]
+if {"amx_int8", "amx_bf16"} <= build.features():
+    _TILED.insert(0, None)
 TILED = pytest.mark.parametrize("kernels", _TILED, indirect=True,
                                 ids=[level.name if level else "local" for level in _TILED])
 """Runs a test with kernels that use tiles: the stand-in's, and a processor's own where it has them."""
