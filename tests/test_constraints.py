@@ -237,6 +237,7 @@ def test_answers_do_not_depend_on_the_time_limits(monkeypatch):
 
 def test_grammar_that_takes_too_long_to_convert_is_refused_in_time(monkeypatch):
     monkeypatch.setattr(constraints, "CONVERT_SECONDS", 1)
+    monkeypatch.setattr(constraints, "CONVERT_PATIENCE", 600)       # the machine may be busy
     rules = "".join(f'\nr{n} ::= "a" r{n + 1} | "b"' for n in range(8000))
     with pytest.raises(ValueError, match="grammar cannot be followed: it takes more than 1 s to convert") as refused:
         constraint("grammar", f'root ::= r0{rules}\nr8000 ::= "c"', TOKENIZER, 96, [END])

@@ -16,9 +16,9 @@ DEEPEST = 8         # positions of a draft in tables
 PARTS = ("draft", "retrieve", "merge", "control", "verify", "accept", "update", "observe", "host")
 ORIGINS = ("draft", "retrieved", "both")
 SHARES: Mapping[str, tuple[str, ...]] = {
-    "verification": ("verify", "accept"), "drafting": ("draft",), "retrieval": ("retrieve",)}
+    "verification": ("verify", "accept"), "drafting": ("draft",), "retrieving": ("retrieve",)}
 STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS), "verification_share", "drafting_share",
-                "retrieval_share", "rest_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
+                "retrieving_share", "rest_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
                 "acceptance_by_position", "conditional_by_position", "stages", "first_token_seconds",
                 "peak_memory_mib")
 

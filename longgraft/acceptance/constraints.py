@@ -43,6 +43,8 @@ END = "<|an answer's end|>"
 MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15, "tool_calls": 2 ** 20}
 # CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
 CONVERT_SECONDS = 2
+# Seconds after which the process is given up, on a machine that has no time for it.
+CONVERT_PATIENCE = 20
 # Runs in a process of its own, which the system ends after these seconds.
 CONVERT = """import os, resource, sys
 os.nice(10)
@@ -252,7 +254,7 @@ def _as_lark(text: str) -> str:
     try:
         done = subprocess.run([sys.executable, "-P", "-X", "utf8", "-c", CONVERT, str(CONVERT_SECONDS)],
                               input=text,
-                              capture_output=True, encoding="utf-8", timeout=10 * CONVERT_SECONDS)
+                              capture_output=True, encoding="utf-8", timeout=CONVERT_PATIENCE)
     except subprocess.TimeoutExpired as error:      # on a machine that has no time for it
         raise ValueError(slow) from error
     if done.returncode < 0:

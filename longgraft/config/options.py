@@ -373,7 +373,8 @@ def _parsed(text: str, kind: Any) -> Any:
         separator = "[,/]" if numbers else ","
         parts = [part.strip() for part in re.split(separator, text) if part.strip()]
         kinds = inner[:1] * len(parts) if inner[-1] is Ellipsis else inner
-        return tuple(_parsed(part, kinds[n]) for n, part in enumerate(parts))
+        # strict: a ValueError if a list of fixed length has another one
+        return tuple(_parsed(part, kind) for part, kind in zip(parts, kinds, strict=True))
     if origin is dict:
         pairs = [part.partition("=") for part in text.split(",")]
         if not all(name and equals and value for name, equals, value in pairs):
