@@ -17,6 +17,7 @@ from toys.gguf_files import write_gguf
 from benchmarks import engines
 from benchmarks.peers import llama_server, openvino, ours, transformers_generate
 from benchmarks.peers.answers import Prompt, Setup, answer_of_pieces, read_prompts
+from benchmarks.peers.llama_server import WARM_UP
 from benchmarks.peers.prompts import prompts_of
 from benchmarks.peers.table import lines, read_rows
 from longgraft.eval.runs.config import SweepConfig
@@ -146,8 +147,8 @@ def test_each_prompt_gets_a_server_of_its_own(tmp_path, server, prompts):
     assert [body["prompt"] for *_, body in answers] == [list(prompt.ids) for prompt in read_prompts(prompts)]
     assert all(body["ignore_eos"] and body["temperature"] == 0 and not body["cache_prompt"]
                for *_, body in answers)
-    # The warm-up shows a server no token of the prompt.
-    assert all(not set(body["prompt"]) & set(range(60, 100)) for *_, body in requests if body["n_predict"] != 9)
+    # The warm-up shows a server nothing of the prompt, and its answer is a text: ik_llama.cpp fails on halves of characters.
+    assert {body["prompt"] for *_, body in requests if body["n_predict"] != 9} == {WARM_UP}
     first = rows[0]
     assert (first["engine"], first["method"], first["version"]) == ("llama.cpp", "-fa on --drafts", "12 (abc)")
     assert (first["read"], first["decode"], first["seconds"]) == (80.0, 4.0, 2.5)
