@@ -147,7 +147,7 @@ def test_each_prompt_gets_a_server_of_its_own(tmp_path, server, prompts):
     assert [body["prompt"] for *_, body in answers] == [list(prompt.ids) for prompt in read_prompts(prompts)]
     assert all(body["ignore_eos"] and body["temperature"] == 0 and not body["cache_prompt"]
                for *_, body in answers)
-    # The warm-up shows a server nothing of the prompt.  It is a text, because ik_llama.cpp fails on halves of characters.
+    # The warm-up shows a server nothing of the prompt.  It is a text: ik_llama.cpp fails on halves of characters.
     assert {body["prompt"] for *_, body in requests if body["n_predict"] != 9} == {WARM_UP}
     first = rows[0]
     assert (first["engine"], first["method"], first["version"]) == ("llama.cpp", "-fa on --drafts", "12 (abc)")

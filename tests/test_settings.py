@@ -68,8 +68,8 @@ def test_a_text_is_read_by_the_fields_type(name, text, value):
 
 
 @pytest.mark.parametrize("name, text", [("count", "none"), ("count", "2.5"), ("count", "--1"), ("share", "half"),
-                                        ("pair", "1,x"), ("pair", "1"), ("pair", "1/2/3"), ("places", "x"), ("quick", "yes"),
-                                        ("count", "9" * 5000)])
+                                        ("pair", "1,x"), ("pair", "1"), ("pair", "1/2/3"),
+                                        ("places", "x"), ("quick", "yes"), ("count", "9" * 5000)])
 def test_a_text_of_another_kind_is_refused(name, text):
     with pytest.raises(ValueError, match=f"{name} is '"):
         options(Toy)[name].parse(text)
