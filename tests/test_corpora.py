@@ -73,10 +73,21 @@ def test_a_corpus_is_read_if_it_has_a_longer_context_than_the_text():
     assert set(read(memory, 4, 6)) == {7, 1} and not memory.text[2:]
     assert read(memory, 6, 7) == [8]                # from the passage that was read before
     memory.reset(0)
-    memory.observe_corpus(corpus)
-    assert read(memory, 6, 3, 6) == [3]             # the text has a context as long as the corpus's
-    memory.reset(0)
     assert read(memory, 4, 6) == []
+
+
+def test_a_corpus_is_searched_for_longer_contexts_than_the_text_has(monkeypatch):
+    searched = []
+    passages = Corpus.passages
+
+    def recorded(corpus, text, orders):
+        searched.append(list(orders))
+        return passages(corpus, text, searched[-1])
+    monkeypatch.setattr(Corpus, "passages", recorded)
+    memory = PartialMatching()
+    memory.observe_corpus(Corpus.build(np.array([5, 6, 7, 8, 9, 5, 6, 1])))
+    assert read(memory, 6, 3, 6) == [3]
+    assert min(searched[-1]) == 2
 
 
 @pytest.mark.parametrize("sampled", [{}, {"temperature": 1.0, "seed": 3}])

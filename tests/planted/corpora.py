@@ -9,7 +9,7 @@ MUTATIONS = (
     Mutation("a text counted anew forgets its corpora", "PartialMatching._count", '        self._read()\n', '', "test_corpora.py::test_rewound_memory_keeps_its_corpora"),
     Mutation("a damaged corpus has tokens", "corpora:tokens_in", 'return None', 'return 0', "test_corpora.py::test_files_are_added_kept_listed_and_removed"),
     Mutation("a corpus outlives its request", "PartialMatching._clear", "self._corpora: list[Corpus] = []", "self._corpora: list[Corpus] = getattr(self, '_corpora', [])", "test_corpora.py::test_a_corpus_is_read_if_it_has_a_longer_context_than_the_text"),
-    Mutation("known contexts are read again from a corpus", "PartialMatching._read", "if order > longest", "if order >= longest", "test_corpora.py::test_a_corpus_is_read_if_it_has_a_longer_context_than_the_text"),
+    Mutation("known contexts are read again from a corpus", "PartialMatching._read", "if order > longest", "if order >= longest", "test_corpora.py::test_a_corpus_is_searched_for_longer_contexts_than_the_text_has"),
     Mutation("a request's corpus is not observed", "Engine.open", "memory.observe_corpus(corpus)", "pass", "test_corpora.py::test_answers_with_a_corpus_equal_plain_decoding_in_fewer_steps"),
     Mutation("a corpus may hold any ids", "corpora:open_corpus", "int(found.tokens.max())", "0", "test_corpora.py::test_a_session_or_a_request_names_a_corpus"),
     Mutation("a corpus stays as it was opened", "Session.corpus", " or opened_at != changed", "", "test_corpora.py::test_a_session_or_a_request_names_a_corpus"),
