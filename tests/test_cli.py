@@ -333,7 +333,7 @@ def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkey
         code, out, _ = run(capsys, less, "doctor", *common, "--context", 300)
     assert code == 0 and "packed weights 0." not in out and "so torch multiplies" in out
     file = tmp_path / "calibration.safetensors"
-    code, out, err = cli("calibrate", *common, "--prompts", prompts, "--rounds", 3,
+    code, out, err = cli("calibrate", *common, "--prompts", prompts, "--rounds", 3, "--retrieved-depth", 3,
                          "--max-new-tokens", 24, "--out", file)
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
     code, out, err = cli(*ask(pair, "--method", "graft", "--calibration", file, "--compare"))

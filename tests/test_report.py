@@ -137,7 +137,7 @@ def test_a_long_list_has_twenty_lines_and_the_number_of_the_others(errors, rest)
 def test_summary_says_with_what_and_how_it_was_measured():
     text = summary(run(ROWS, git="0123456789abcdef", changed=True))
     assert "attention split, on CPU with 1 threads; torch 2, transformers 5; git 0123456789ab, with uncommitted" in text
-    assert "At most 8 new tokens, 2 repeats, seed 0, temperature 1.0 where sampled." in text
+    assert "At most 8 new tokens, 1 to 2 repeats, seed 0, temperature 1.0 where sampled." in text
     assert "uncommitted" not in summary(run(ROWS))
 
 
@@ -575,3 +575,11 @@ def test_the_costs_of_a_sweep_are_those_of_its_steps():
         costs_of_run(run(rows, device="H200"))
     for device, config in (("H200", {"profile": True}), ("CPU of 2 cores", {})):
         assert costs_of_run(run(rows, config=CONFIG | config, device=device)).passes == found.passes
+
+
+def test_a_method_that_lacks_prompts_is_not_the_fastest():
+    rows = [row(prompt="a"), row(prompt="b"), row("suffix", 20, prompt="a"), row("suffix", 20, prompt="b"),
+            row("pld", 90, prompt="a")]
+    said = summary(run(rows))
+    assert "| suffix | **2.00**" in said and "**9.00**" not in said
+    assert "| suffix, measured | 2 | 2.00 |" in said

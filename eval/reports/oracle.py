@@ -28,8 +28,9 @@ The other two are arithmetic, not measured: only passes take time, at prices tha
 ({rows} rows). "Only accepted nodes" are this method's steps, had each verified the root and the nodes that were then
 accepted: what a perfect choice of budgets gains from these drafts. "No mistake" is a drafter whose every token is
 accepted, with as many rows a pass as are fastest, up to the most that were measured: the most that any drafter gains in
-passes of one chain.
+passes of one chain.  Lengths far beyond those of the prices have neither.
 """
+BEYOND = 1.25       # times the longest measured prefix, up to which prices are used
 
 
 def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
@@ -43,7 +44,8 @@ def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
     lines = []
     for bucket in sorted({row.key.bucket for row in rows}):
         here = [row for row in rows if row.key.bucket == bucket and row.promise != LOSSY]
-        for name, speeds in bounds(here, prices):
+        known = prices is not None and bucket <= BEYOND * max(prices.passes)
+        for name, speeds in bounds(here, prices if known else None):
             lines.append([length_name(bucket), name, str(len(speeds)), number(Mean.geometric(speeds))])
     if not lines:
         return []
@@ -70,7 +72,9 @@ def bounds(rows: Sequence[Row], prices: Costs | None) -> list[tuple[str, list[fl
     speeds = speeds_by_method(rows)
     if not speeds:
         return []
-    fastest = max(speeds, key=lambda method: _mean(speeds[method]))
+    prompts = max(map(len, speeds.values()))
+    compared = [method for method in speeds if len(speeds[method]) == prompts]
+    fastest = max(compared, key=lambda method: _mean(speeds[method]))
     found = [(f"{fastest}, measured", list(speeds[fastest].values())),
              ("hindsight: the fastest method of each prompt", hindsight(speeds))]
     if prices is not None:

@@ -62,10 +62,13 @@ def pooled_cells(found: Sequence[TableCell]) -> list[TableCell]:
 
 
 def fastest(found: Sequence[TableCell]) -> TableCell | None:
-    """Returns the cell of the fastest lossless method; None if none was compared with plain decoding."""
+    """Returns the cell of the fastest lossless method with all prompts; None if none was compared with plain
+    decoding.
+    """
     best, highest = None, 0.0
+    prompts = max((cell.prompts for cell in found), default=0)
     for cell in found:
-        if cell.speedup is None or cell.promise == LOSSY or cell.method == PLAIN:
+        if cell.speedup is None or cell.promise == LOSSY or cell.method == PLAIN or cell.prompts < prompts:
             continue
         if best is None or cell.speedup.value > highest:
             best, highest = cell, cell.speedup.value

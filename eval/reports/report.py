@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -133,10 +134,14 @@ def _details(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
 
 def _provenance(run: Run) -> str:
     e, c = run.environment, run.config
+    repeats = Counter((row.key.suite, row.key.bucket, row.key.prompt_id, row.key.mode, row.key.method)
+                      for row in run.rows)
+    fewest, most = min(repeats.values(), default=0), max(repeats.values(), default=0)
+    times = str(most) if fewest == most else f"{fewest} to {most}"
     changed = ", with uncommitted changes" if e.get("changed") else ""
     return (f"{e['target']}, {numbers(e)}, attention {e['attention']}, on {e['device']} with {e['threads']} threads; "
             f"torch {e['torch']}, transformers {e['transformers']}; git {e['git'][:12]}{changed}. "
-            f"At most {c['max_new_tokens']} new tokens, {c['repeats']} repeats, seed {c['seed']}, temperature "
+            f"At most {c['max_new_tokens']} new tokens, {times} repeats, seed {c['seed']}, temperature "
             f"{c['temperature']} where sampled.")
 
 

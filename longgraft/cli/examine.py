@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -130,6 +131,7 @@ def calibrate(
     examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
     from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
     from longgraft.eval.checks.calibrate import calibrate as run
+    from longgraft.loading import assemble
     from longgraft.methods.needs import head_path
     from longgraft.models.places import EMBEDDED
 
@@ -137,7 +139,10 @@ def calibrate(
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
         raise ValueError(f"A calibration holds thresholds of a drafter, but no drafter of {model} is known "
                          "or was given. Give one with --drafter; without a drafter no calibration is needed.")
-    session, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None), tell=True)
+    # Not `open_session`, which refuses bounds of the retrieval that this method does not read and the warm-up does.
+    loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
+    session = loaded.session(loaded.settings)
+    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
     warm = [prompt_of(example, session) for example in examples]
     warmup = WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
                             warming.keep_acceptance)

@@ -13,4 +13,5 @@ MUTATIONS = (
     Mutation("the command forgets its stop tokens", "Answers._decoded", ", stop_token_ids=self.ends.stop_token_ids", "", "test_cli.py::test_stop_token_ids_end_an_answer"),
     Mutation("an end token of text is taken apart", "end_tokens", "isinstance(token, int) and not isinstance(token, bool)", "token is not None", "test_cli.py::test_an_end_token_that_is_text_is_one_message"),
     Mutation("the doctor counts a cache for every layer", "doctor:_target", "cache_bytes_per_token(text, cache)", "2 * text.num_hidden_layers * text.num_key_value_heads * 32", "test_cli.py::test_doctor_counts_the_cache_of_layers_that_attend"),
+    Mutation("a calibration refuses bounds of its retrieval", "examine:calibrate", "    loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))\n", "    _, loaded = open_session(pair, replace(settings, method=DENSE, calibration=None))\n", "test_cli.py::test_verify_doctor_and_calibrate_run_on_a_toy_pair"),
 )

@@ -38,4 +38,7 @@ MUTATIONS = (
     Mutation("changes that were not committed are not told", "report:_provenance", 'if e.get("changed") else ""', 'if False else ""', "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
     Mutation("a method has learnt from the fewest prompts alone", "report:_learned", "{max(before)} others", "{min(before)} others", "test_report.py::test_summary_names_methods_that_learn_over_the_run"),
     Mutation("a profiled run on a GPU has no costs", "Run.times_parts", "self.on_cpu or bool(", "self.on_cpu and bool(", "test_report.py::test_the_costs_of_a_sweep_are_those_of_its_steps"),
+    Mutation("planned repeats pass for measured ones", "report:_provenance", "fewest, most = min(repeats.values(), default=0), max(repeats.values(), default=0)", "fewest = most = c['repeats']", "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
+    Mutation("a method of few prompts is the fastest", "overview:fastest", " or cell.prompts < prompts", "", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
+    Mutation("an oracle of few prompts bounds all", "oracle:bounds", "if len(speeds[method]) == prompts", "if prompts", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
 )
