@@ -18,7 +18,7 @@ ORIGINS = ("draft", "retrieved", "both")
 SHARES: Mapping[str, tuple[str, ...]] = {
     "verification": ("verify", "accept"), "drafting": ("draft",), "retrieving": ("retrieve",)}
 STEP_COLUMNS = ("mode", "bucket", "method", *(f"{part}_ms" for part in PARTS), "verification_share", "drafting_share",
-                "retrieving_share", "rest_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
+                "retrieving_share", "other_share", *(f"accepted_{origin}" for origin in ORIGINS), "drafts",
                 "acceptance_by_position", "conditional_by_position", "stages", "first_token_seconds",
                 "peak_memory_mib")
 
@@ -32,8 +32,8 @@ which at least k - 1 tokens were accepted, whether or not they proposed more. Al
 TIME = """
 ### Where the time of decoding went
 
-Verification: the target's pass, and the draw and walk after it. Retrieval: the look-ups that a method times on their
-own; elsewhere they are in the rest, with merging, the choice of a budget and what memories learn. All suites and
+Verification: the target's pass, and the draw and walk after it. Retrieving: the look-ups that a method times on their
+own; elsewhere they are in "other", with merging, the choice of a budget and what memories learn. All suites and
 repeats.
 """
 
@@ -99,7 +99,7 @@ def shares_of_time(rows: Sequence[Row]) -> dict[str, float]:
     shares = {}
     for name, parts in SHARES.items():
         shares[name] = sum(seconds.get(part, 0.0) for part in parts) / total
-    shares["rest"] = max(0.0, 1 - sum(shares.values()))
+    shares["other"] = max(0.0, 1 - sum(shares.values()))
     return shares
 
 
@@ -126,7 +126,7 @@ def time_table(rows: Sequence[Row], times_parts: bool) -> list[str]:
             milliseconds = 1e3 * sum(row.decode_seconds for row in mine) / sum(row.steps for row in mine)
             lines.append([length_name(bucket), method, *(f"{share:.1%}" for share in shares.values()),
                           f"{milliseconds:.1f}"])
-    head = ["length", "method", *SHARES, "rest", "ms a step"]
+    head = ["length", "method", *SHARES, "other", "ms a step"]
     return [f"{TIME}\n{markdown(head, lines)}"] if lines else []
 
 

@@ -123,7 +123,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     heads = k.shape[1]
     _, every = layout.edges(window)
     q_rows = packed(q, heads)
-    out, lse = _tree_part(q, k, v, layout, scale, window)
+    out, lse = _tree_part(q, q_rows, k, v, layout, scale, window)
     # An empty prefix must not reach the kernels: the CPU kernel aborts the process on zero keys.
     if every < layout.prefix:
         part = prefix_part or _prefix_part
@@ -138,10 +138,13 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     return out.to(q.dtype).reshape(1, q.shape[1], layout.rows, -1)
 
 
-def _tree_part(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
+def _tree_part(q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
                window: int | None) -> tuple[Tensor, Tensor]:
     """Computes the masked part of `split`: the rows' own columns, and the ragged ones at the window's
-    edge."""
+    edge.
+
+    q_rows: q, packed
+    """
     heads = k.shape[1]
     first, every = layout.edges(window)
     keys = k[:, :, layout.prefix:layout.end]
@@ -154,7 +157,7 @@ def _tree_part(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
         values = torch.cat([v[:, :, first:every], values], dim=2)
     dtype = q.dtype if q.device.type == "cuda" else torch.float32
     bias = layout.bias(window, q.shape[1] // heads, dtype)
-    return _masked_part(packed(q, heads), keys, values, bias, scale)
+    return _masked_part(q_rows, keys, values, bias, scale)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
