@@ -548,15 +548,19 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
 def test_jobs_that_end_fail_when_the_thread_ends_before_they_are_told():
     class Dies(Gate):
         def stepped(self, running, step, seconds):
+            super().stepped(running, step, seconds)
             if step.tokens:
                 raise SystemExit
 
     async def play(worker):
-        for running in [submitted(worker, GenerationRequest(ASKED[0][0][:9], 1)) for _ in range(2)]:
+        submissions = [submitted(worker, GenerationRequest(ASKED[0][0][:9], 1)) for _ in range(2)]
+        gate.allow()        # both have come
+        for running in submissions:
             with pytest.raises(Failed):
                 await tokens_of(running)
         return worker.alive
-    assert working(play, Dies(), running=2) is False
+    gate = Dies()
+    assert working(play, gate, running=2) is False
 
 
 @pytest.mark.parametrize(("waiting", "running", "taken"), [(0, 1, 1), (0, 2, 2), (1, 1, 2), (2, 3, 5)])
