@@ -8,8 +8,7 @@ import numpy as np
 
 
 class CellTokens:
-    """The tokens of cells by their keys, and the cells that follow each cell; the key before a first cell is
-    b""."""
+    """The tokens of cells by their keys, and the cells that follow each cell; the key before a first cell is b""."""
 
     def __init__(self) -> None:
         self._followers: dict[bytes, dict[bytes, np.ndarray]] = {}

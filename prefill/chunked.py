@@ -84,8 +84,7 @@ def last_occurrences(prompt: Tensor, cell: int | None = None, position: int = 0)
 
 
 def chunk_size(target: Target, wants: Wants) -> int:
-    """Returns the largest power of two, up to `LARGEST` or `ON_CPU`, whose activations fit a quarter of free
-    memory."""
+    """Returns the largest power of two, up to `LARGEST` or `ON_CPU`, whose activations fit a quarter of free memory."""
     return largest_chunk(target.config, target.dtype, target.device, wants)
 
 
@@ -99,8 +98,7 @@ def largest_chunk(config: Any, dtype: torch.dtype, device: torch.device, wants: 
 
 
 def chunk_bytes(config: Any, dtype: torch.dtype, rows: int, wants: Wants) -> int:
-    """Returns the peak bytes of a chunk's activations: in a layer's MLP, or while the output logits are
-    sorted."""
+    """Returns the peak bytes of a chunk's activations: in a layer's MLP, or while the output logits are sorted."""
     hidden = config.hidden_size
     features = len(wants.layers)
     widths = getattr(config, "intermediate_size", None) or 4 * hidden

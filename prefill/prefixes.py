@@ -121,8 +121,7 @@ class Prefixes:
         return keys
 
     def known(self, keys: Sequence[bytes], ids: Sequence[int], most: int) -> list[Cell]:
-        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole
-        cells.
+        """Returns the cells of the prompt's longest known prefix of at most `most` tokens; keys: of its whole cells.
 
         The last one may be a part of a kept cell, unless it has ranks: they are reported for the whole cell's
         tokens.
@@ -148,8 +147,7 @@ class Prefixes:
         return prefix
 
     def first_difference(self, keys: Sequence[bytes], ids: Sequence[int]) -> int | None:
-        """Returns the place of the first token in which a prompt differs from the kept one that it follows
-        longest.
+        """Returns the place of the first token in which a prompt differs from the kept one that it follows longest.
 
         None if it differs from none: it continues a kept prompt, is the beginning of one, or nothing is kept.
         The last tokens of a prompt, which fill no cell, are not kept.
@@ -202,15 +200,13 @@ class Prefixes:
                 ends.append((last, rows.part(whole, len(ids))))
 
     def use(self, keys: Sequence[bytes]) -> None:
-        """Marks these cells, which begin at a prompt's beginning, as just used: the first becomes the most
-        recent."""
+        """Marks these cells, which begin at a prompt's beginning, as just used: the first becomes the most recent."""
         for key in reversed(keys):
             if key in self._cells:
                 self._cells.move_to_end(key)
 
     def put(self, keys: Sequence[bytes], cell: Cell, tokens: Sequence[int]) -> None:
-        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell
-        itself.
+        """Stores the cell of the last of these keys, and evicts until the bytes fit, if need be the new cell itself.
 
         Args:
             tokens: The cell's.
@@ -365,8 +361,7 @@ def _key_before(keys: Sequence[bytes], cells: int) -> bytes:
 
 
 def caches(target: KVCache, memories: Iterable[Memory]) -> dict[str, KVCache]:
-    """Returns owner's name -> cache with one row per token: the target's, and those of memories that have
-    one."""
+    """Returns owner's name -> cache with one row per token: the target's, and those of memories that have one."""
     by_owner = {TARGET: target}
     for memory in memories:
         if memory.aligned is not None:
@@ -391,8 +386,7 @@ def report_names(wants: Wants) -> list[str]:
 
 
 def rows_of(seen: Observation, wants: Wants) -> Rows:
-    """Returns the wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not
-    ranked."""
+    """Returns the wanted reports of a chunk, one row per token; ranks are zeros for tokens that were not ranked."""
     rows = {f"{HIDDEN}{layer}": seen.hidden[layer].clone() for layer in wants.layers}
     if wants.final and seen.final is not None:
         rows[FINAL] = seen.final.clone()

@@ -1,5 +1,4 @@
-"""A drafter's linear weights as bytes in its file: int8, and one float16 scale for each 32 inputs of an
-output.
+"""A drafter's linear weights as bytes in its file: int8, and one float16 scale for each 32 inputs of an output.
 
 The names are those of compressed-tensors: `fc.weight` has its scales in `fc.weight_scale`.
 """
@@ -23,8 +22,7 @@ QUANTIZATION: Mapping[str, Any] = {
 
 
 def in_bytes(network: nn.Module) -> dict[str, Tensor]:
-    """Returns the tensors of a network for its file, linear weights as bytes and all other floats as
-    bfloat16."""
+    """Returns the tensors of a network for its file, linear weights as bytes and all other floats as bfloat16."""
     tensors = dict(network.state_dict())
     for name, tensor in tensors.items():
         if tensor.is_floating_point():

@@ -1,5 +1,4 @@
-"""Reads EAGLE-3 checkpoints strictly, and writes them in the official layout, also in bytes, or in
-speculators'."""
+"""Reads EAGLE-3 checkpoints strictly, and writes them in the official layout, also in bytes, or in speculators'."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
 
 
 def official_config(network: Eagle3Network) -> dict[str, Any]:
-    """Returns config.json in the official EAGLE-3 layout; raises ValueError if that layout cannot describe
-    the head."""
+    """Returns config.json in the official EAGLE-3 layout; raises ValueError if that layout cannot describe the head."""
     c = network.config
     if c.norm_before_residual or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
@@ -112,8 +110,7 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
 
 
 def save_head(network: Eagle3Network, folder: str | Path) -> None:
-    """Writes config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own
-    dtype."""
+    """Writes config.json and model.safetensors with the keys of `yuhuili/EAGLE3-*`, in the weights' own dtype."""
     _write(Path(folder), official_config(network), network.state_dict())
 
 
@@ -137,8 +134,7 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
 def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
                      architectures: Sequence[str] = (), positions: int = 0) -> None:
-    """Writes the layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in
-    transformer_layer_config.
+    """Writes the layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
 
     Args:
         network: The head.

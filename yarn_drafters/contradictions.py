@@ -26,8 +26,7 @@ def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], h
              "hidden_size": (inner, head.hidden_size, "fc has outputs"),
              "intermediate_size": (inner, head.intermediate_size, "gate_proj has rows"),
              "num_key_value_heads": (inner, head.kv_heads, f"k_proj has heads of {head.head_dim}")}
-    # EAGLE's own code makes one layer whatever the config says, and published configs repeat the target's
-    # number.
+    # EAGLE's own code makes one layer whatever the config says, and published configs repeat the target's number.
     if head.layers > 1 or head.layout == "speculators":
         sizes["num_hidden_layers"] = (inner, head.layers, "the tensors make layers")
     for key, (where, size, words) in sizes.items():
@@ -65,8 +64,7 @@ def refuse_unread(config: Mapping[str, Any], inner: Mapping[str, Any],
 
 
 def attention_heads(inner: Mapping[str, Any], q_rows: int, k_rows: int) -> tuple[int, int, int]:
-    """Returns (heads, head size, key-value heads): the heads from the config, the rest from the projections'
-    rows."""
+    """Returns (heads, head size, key-value heads): the heads from the config, the rest from the projections' rows."""
     heads = checked(inner.get("num_attention_heads"), Count, "num_attention_heads of config.json")
     size, rest = divmod(q_rows, heads)
     if rest or size % 2:

@@ -53,8 +53,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path, other: str = WEIGHTS) -> dict[str, Tensor]:
-    """Returns all tensors of the folder's safetensors files, or of the file `other` if there are none; on the
-    CPU.
+    """Returns all tensors of the folder's safetensors files, or of the file `other` if there are none; on the CPU.
 
     Weights in bytes are returned as float32.
     """

@@ -49,8 +49,7 @@ KNOWN_HEADS = (
 
 
 def find_head(target: str) -> KnownHead | None:
-    """Returns the head with the largest trained_length for a target, the first of equals; None if there is
-    none.
+    """Returns the head with the largest trained_length for a target, the first of equals; None if there is none.
 
     Args:
         target: Hub id, or a folder of the same name.

@@ -65,8 +65,7 @@ def speculators_name(name: str) -> str:
 
 
 def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
-    """Returns "eagle3", "angelslim", "specforge", "specpv" or "speculators"; raises ValueError for other
-    drafters.
+    """Returns "eagle3", "angelslim", "specforge", "specpv" or "speculators"; raises ValueError for other drafters.
 
     A key of another kind of drafter counts as absent if its value is null, 0 or empty: configs that were
     copied from a target list such keys.
@@ -182,8 +181,7 @@ def _norm_output(config: Mapping[str, Any], named: Shapes, layout: str) -> bool:
         return stated
     if _flag(_object(config, "eagle_config"), "return_hidden_post_norm", False):    # TensorRT-LLM
         return True
-    # In SpecForge's EAGLE-3 files the same name only says that the output layer reads a normed state, as
-    # always.
+    # In SpecForge's EAGLE-3 files the same name only says that the output layer reads a normed state, as always.
     return stated and _norms_features(named)
 
 
@@ -205,8 +203,7 @@ def norm_notice(config: Mapping[str, Any], head: HeadConfig) -> str:
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
-    """Returns the attention window that a head was trained with; with full attention such a head would
-    collapse."""
+    """Returns the attention window that a head was trained with; with full attention such a head would collapse."""
     kinds = set(checked(config.get("layer_types") or ["sliding_attention"], Words, "layer_types"))
     if not config.get("sliding_window") or not config.get("use_sliding_window",
                                                           True) or kinds == {"full_attention"}:

@@ -1,5 +1,4 @@
-"""Reads the rotary embedding from a head's config.json, whose fields mean different things in different
-layouts."""
+"""Reads the rotary embedding from a head's config.json, whose fields mean different things in different layouts."""
 
 from __future__ import annotations
 
@@ -54,16 +53,14 @@ def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
 
 
 def positions_of(stated: int, rope: Rope) -> int:
-    """Returns the positions of a head; the configuration of a linear scaling does not tell what it
-    lengthens."""
+    """Returns the positions of a head; the configuration of a linear scaling does not tell what it lengthens."""
     if rope.kind == "linear":
         return stated
     return lengthened(stated, rope.kind, rope.factor, rope.original)
 
 
 def _attention_factor(settings: Mapping[str, Any]) -> float | None:
-    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's
-    default."""
+    """Returns SpecForge's mscale / mscale_all_dim ratio, transformers' attention_factor, or None for YaRN's default."""
     if settings.get("attention_factor") is not None:
         return checked(settings["attention_factor"], Positive, "attention_factor")
     if settings.get("mscale") is None or settings.get("mscale_all_dim") is None:

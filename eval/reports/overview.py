@@ -62,8 +62,7 @@ def pooled_cells(found: Sequence[TableCell]) -> list[TableCell]:
 
 
 def fastest(found: Sequence[TableCell]) -> TableCell | None:
-    """Returns the cell of the fastest lossless method with all prompts; None if none was compared with plain
-    decoding.
+    """Returns the cell of the fastest lossless method with all prompts; None if none was compared with plain decoding.
     """
     best, highest = None, 0.0
     prompts = max((cell.prompts for cell in found), default=0)

@@ -1,5 +1,4 @@
-"""Constrained decoding: which tokens may come next in an answer that follows a JSON schema, a regex or a
-grammar."""
+"""Constrained decoding: which tokens may come next in an answer that follows a JSON schema, a regex or a grammar."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looke
 FEW = 4             # texts among which a choice is proposed as a whole
 MOST_READ = 64      # tokens that may come next, for their texts to be compared
 END = "<|an answer's end|>"
-# Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for
-# each token.
+# Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for each token.
 MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15, "tool_calls": 2 ** 20}
 # CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
 CONVERT_SECONDS = 2
@@ -66,8 +64,7 @@ class Constraint:
     """
 
     def __init__(self, matcher: Any, vocabulary: Any, vocab_size: int, ends: Sequence[int]) -> None:
-        """Takes llguidance's matcher and vocabulary, the number of logits, and the end tokens of the
-        answer."""
+        """Takes llguidance's matcher and vocabulary, the number of logits, and the end tokens of the answer."""
         self._matcher = matcher
         self._vocabulary = vocabulary
         self._vocab_size = vocab_size
@@ -82,8 +79,7 @@ class Constraint:
         if not self.ended and not self._matcher.is_stopped():
             ids = self._next_ids()
             self._check()
-            # llguidance's own end token may share its number with a token of the model; that bit has no
-            # meaning here.
+            # llguidance's own end token may share its number with a token of the model; that bit has no meaning here.
             bits[ids[(ids < self._vocab_size) & (ids != self._vocabulary.eos_token)]] = True
         bits[self._ends] = self.ended or self._matcher.is_accepting()
         if not bits.any():

@@ -1,5 +1,4 @@
-"""Noise keyed by (seed, position, token): computed in integers first, so that it is the same on every
-device."""
+"""Noise keyed by (seed, position, token): computed in integers first, so that it is the same on every device."""
 
 from __future__ import annotations
 

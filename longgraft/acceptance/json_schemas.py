@@ -1,5 +1,4 @@
-"""JSON schemas as far as llguidance can follow them: finds the places where it cannot, and leaves them
-out."""
+"""JSON schemas as far as llguidance can follow them: finds the places where it cannot, and leaves them out."""
 
 from __future__ import annotations
 
@@ -267,8 +266,7 @@ def _moved(value: Any) -> Any:
 
 
 def most_optional(schema: Any) -> int:
-    """Returns the largest number of optional properties that an object of the schema has, wherever it is
-    nested."""
+    """Returns the largest number of optional properties that an object of the schema has, wherever it is nested."""
     return max((len(properties.keys() - required) for properties, required in _objects(schema)), default=0)
 
 

@@ -63,14 +63,12 @@ def walk(tree: ProposalTree, draw: Callable[[int], int], goes_on: Callable[[], b
 
 
 class DrawThenWalk(ABC):
-    """A rule that draws one target token per node, independently of the rest of the tree, and walks along
-    the draws."""
+    """A rule that draws one target token per node, independently of the rest of the tree, and walks along the draws."""
 
     @property
     @abstractmethod
     def law(self) -> Hashable:
-        """All that `choose` depends on besides its arguments; rules that differ only in the seed share a
-        CUDA graph."""
+        """All that `choose` depends on besides its arguments; rules that differ only in the seed share a CUDA graph."""
 
     @abstractmethod
     def keys(self, positions: Tensor) -> Tensor:
@@ -78,8 +76,7 @@ class DrawThenWalk(ABC):
 
     @abstractmethod
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
-        """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host
-        read."""
+        """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host read."""
 
     @property
     def guesses(self) -> DrawThenWalk:
@@ -92,14 +89,12 @@ class DrawThenWalk(ABC):
 
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host
-        read."""
+        """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host read."""
         return self.choose(logits, self.keys(positions))
 
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device
-        # sync.
+        # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device sync.
         if logits.device.type == "cpu":
             return walk(tree, lambda node: int(self.draw(logits[node:node + 1], positions[node:node + 1])))
         return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist().__getitem__)
@@ -142,8 +137,7 @@ class Replay(DrawThenWalk):
         device = positions.device
         if device not in self._copies:
             self._copies[device] = sent(torch.as_tensor(self.tokens, dtype=torch.int64), device)
-        # The session stops at the recording's end, so no walk passes it.  Padded rows may lie before its
-        # start.
+        # The session stops at the recording's end, so no walk passes it.  Padded rows may lie before its start.
         return self._copies[device][(positions - self.start).clamp(0, len(self.tokens) - 1)]
 
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
@@ -152,8 +146,7 @@ class Replay(DrawThenWalk):
 
 @dataclass(frozen=True)
 class Sampled(DrawThenWalk):
-    """Temperature, top-k, top-p and min-p sampling by Gumbel-max: the largest sum of warped logit and noise
-    wins.
+    """Temperature, top-k, top-p and min-p sampling by Gumbel-max: the largest sum of warped logit and noise wins.
 
     The noise of a token depends on (seed, position, token) only, not on what else is drawn in the same
     pass, so a speculative run equals plain decoding with the same seed.  The argmax has the softmax's
@@ -184,8 +177,7 @@ class Sampled(DrawThenWalk):
         return replace(self, seed=int(mix(torch.tensor(of_seed(self.seed) + stream))) & ((1 << 63) - 1))
 
     def warp(self, logits: Tensor) -> Tensor:
-        """Applies transformers' warpers in their order: logits [n, V] -> [n, V] float32, -inf for excluded
-        tokens.
+        """Applies transformers' warpers in their order: logits [n, V] -> [n, V] float32, -inf for excluded tokens.
 
         Of equal tokens at top-p's border the later ones stay, as in transformers where its sort is stable;
         at the borders of top-k and min-p all of them stay.

@@ -68,8 +68,7 @@ class LogitOptions(Checked):
 
     @cached_property
     def constraint(self) -> tuple[str, str] | None:
-        """The constraint's name and text; ValueError for a schema that is too large or that JSON cannot
-        say."""
+        """The constraint's name and text; ValueError for a schema that is too large or that JSON cannot say."""
         name = next((name for name in CONSTRAINTS if getattr(self, name) is not None), None)
         if name is None:
             return None
@@ -170,8 +169,7 @@ class Sampling(LogitOptions):
 
 
 def _least_length(value: object) -> int:
-    """Returns a length that the JSON of a value has at least: writing a large one would hold up all
-    threads."""
+    """Returns a length that the JSON of a value has at least: writing a large one would hold up all threads."""
     waiting = [value]
     length = 0
     while waiting and length <= MOST_TEXT["json_schema"]:

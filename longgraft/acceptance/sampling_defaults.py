@@ -13,8 +13,7 @@ from longgraft.acceptance.sampling import DRAWN, Sampling
 
 FILE = "generation_config.json"
 SAMPLED = ("temperature", "top_p", "top_k", "min_p")    # fields that count only if the file says do_sample
-# Settings of transformers that change answers and that no request takes, and their values that change
-# nothing.
+# Settings of transformers that change answers and that no request takes, and their values that change nothing.
 UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1.0,), "bad_words_ids": ([],), "sequence_bias": ({},),

@@ -27,8 +27,7 @@ WALK_SECONDS = 0.03
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A decoded token's log-probability by the target's own logits, before biases, penalties, constraint
-    and sampling.
+    """A decoded token's log-probability by the target's own logits, before biases, penalties, constraint and sampling.
 
     Attributes:
         token: The token.
@@ -42,8 +41,7 @@ class TokenLogprob:
 
 
 class Shaping:
-    """Changes the logits depending on one answer's tokens so far; `advance` moves it past each drawn
-    token."""
+    """Changes the logits depending on one answer's tokens so far; `advance` moves it past each drawn token."""
 
     def __init__(self, options: LogitOptions, prompt: Sequence[int],
                  constraint: Constraint | None = None) -> None:
@@ -114,15 +112,13 @@ class Shaping:
         return logprobs
 
     def taken(self, tokens: int) -> tuple[TokenLogprob, ...]:
-        """Returns and clears the log-probabilities of the last step's first `tokens` tokens; () if none are
-        wanted."""
+        """Returns and clears the log-probabilities of the last step's first `tokens` tokens; () if none are wanted."""
         logprobs = tuple(self._logprobs[:tokens])
         self._logprobs = []
         return logprobs
 
     def fitted(self, tree: ProposalTree, budget: int) -> ProposalTree:
-        """Fits a tree to the constraint: drops forbidden nodes, and adds texts that may follow the root or
-        a leaf.
+        """Fits a tree to the constraint: drops forbidden nodes, and adds texts that may follow the root or a leaf.
 
         The only text that may follow the root displaces other nodes; nothing else does. The tree only
         decides how fast the answer is found, so a slow constraint gets a smaller one (FIT_SECONDS).
@@ -161,8 +157,7 @@ class Shaping:
 
 
 def logprobs_of(logits: Tensor, tokens: Tensor, top: int) -> list[TokenLogprob]:
-    """Returns the log-probabilities of tokens [n] int64 by their logits [n, V], with the `top` most
-    probable tokens."""
+    """Returns the log-probabilities of tokens [n] int64 by their logits [n, V], with the `top` most probable tokens."""
     logs = logits.float().log_softmax(-1)
     drawn = logs.gather(1, sent(tokens, logs.device)[:, None])[:, 0]
     best_logs, best = logs.topk(top)
@@ -188,8 +183,7 @@ class Shaped:
         return self.rule.guesses
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        """Draws and walks.  The walk may stop before a leaf (WALK_SECONDS); the next step goes on from
-        there."""
+        """Draws and walks.  The walk may stop before a leaf (WALK_SECONDS); the next step goes on from there."""
         began = time.thread_time()
 
         def draw_and_advance(node: int) -> int:

@@ -12,8 +12,7 @@ _ONE = 1 << 62          # probability 1, as an integer
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
-    """Sets scores [n, V] to -inf outside the fewest largest tokens that reach top_p; of equal ones the
-    later stay.
+    """Sets scores [n, V] to -inf outside the fewest largest tokens that reach top_p; of equal ones the later stay.
 
     It needs no sort and no host read: a radix search over the bits of the scores finds the border by the
     mass of each digit.  Masses are integers, so their sums do not depend on the order of addition.

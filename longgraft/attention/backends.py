@@ -76,8 +76,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Computes attention without a mask: q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes:
-        # every token.
+        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes: every token.
         out = _prefix_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
@@ -85,8 +84,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Computes the attention of plain decoding (n = m = 1): the row sees one contiguous range, without a
-    mask."""
+    """Computes the attention of plain decoding (n = m = 1): the row sees one contiguous range, without a mask."""
     first, _ = layout.edges(window)
     return everywhere(q, k[:, :, first:layout.end], v[:, :, first:layout.end], scale)
 
@@ -101,8 +99,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: 
 def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
           prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
           sinks: Tensor | None = None) -> Tensor:
-    """Computes an unmasked part for the prefix and a small masked part, merged by their log-sum-exps in
-    float32.
+    """Computes an unmasked part for the prefix and a small masked part, merged by their log-sum-exps in float32.
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
 
@@ -140,8 +137,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
 
 def _tree_part(q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
                window: int | None) -> tuple[Tensor, Tensor]:
-    """Computes the masked part of `split`: the rows' own columns, and the ragged ones at the window's
-    edge.
+    """Computes the masked part of `split`: the rows' own columns, and the ragged ones at the window's edge.
 
     q_rows: q, packed
     """
@@ -168,8 +164,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
 
 def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
            softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """Runs one Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or
-    `dense`."""
+    """Runs one Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
             return split(q, k, v, layout, scale, window)
@@ -196,8 +191,7 @@ def available() -> dict[str, str]:
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split,
-    else sdpa."""
+    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
@@ -236,8 +230,7 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
 
 
 def _flash_runs(q: Tensor) -> bool:
-    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up
-    to 256."""
+    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
     return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
@@ -254,8 +247,7 @@ def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns
-    natural-log lse."""
+    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),

@@ -75,8 +75,7 @@ class Layout:
         return visible
 
     def edges(self, window: int | None) -> tuple[int, int]:
-        """Returns (the first prefix column that any row sees, the first prefix column that every row
-        sees)."""
+        """Returns (the first prefix column that any row sees, the first prefix column that every row sees)."""
         if not self.slides(window):
             return 0, 0
         assert window is not None
@@ -136,8 +135,7 @@ class Layout:
         return self._cache[key]
 
     def masked_part(self, window: int | None) -> Tensor:
-        """Returns the mask of the masked part, [n, R + m] bool: the R ragged prefix columns, then the own
-        columns."""
+        """Returns the mask of the masked part, [n, R + m] bool: the R ragged prefix columns, then the own columns."""
         key = ("masked", window)
         if key not in self._cache:
             first, every = self.edges(window)
@@ -150,8 +148,7 @@ class Layout:
         return self._cache[key]
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each query head of a
-        group."""
+        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each query head of a group."""
         key = ("bias", window, group, dtype)
         if key not in self._cache:
             visible = self.masked_part(window)
@@ -170,8 +167,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class DeviceLayout:
-    """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree
-    of n rows.
+    """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree of n rows.
 
     Own columns are the cache rows length .. length + m; row i is at position length + depths[i], and with a
     window W it sees positions above that minus W.
@@ -191,8 +187,7 @@ class DeviceLayout:
 
     @classmethod
     def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
-        """Builds the layout from integers of any dtype, and seen [n, m] bool: the own columns that each row
-        sees."""
+        """Builds the layout from integers of any dtype, and seen [n, m] bool: the own columns that each row sees."""
         return cls(length.int(), depths.int(), column_depths.int(), words(seen))
 
     @property

@@ -1,5 +1,4 @@
-"""Acceptance estimates: tokens per second of a request, the seconds that it has saved, and what drafts are
-worth.
+"""Acceptance estimates: tokens per second of a request, the seconds that it has saved, and what drafts are worth.
 
 Costs and the worth of drafts outlive the request.
 """
@@ -116,8 +115,7 @@ State = tuple[_Answer, _Drafts, StepPlan | None, CostState]
 
 
 class AcceptanceEstimates(Memory):
-    """Estimates for the controller, computed from observations and costs: with fixed costs, a run can be
-    reproduced.
+    """Estimates for the controller, computed from observations and costs: with fixed costs, a run can be reproduced.
 
     It also corrects `costs` by the times of passes.  They are part of its state, so a rewound request
     decides as before.
@@ -180,8 +178,7 @@ class AcceptanceEstimates(Memory):
         self._read(len(seen.path), 0.0)
 
     def _read(self, tokens: int, seconds: float) -> None:
-        """Counts tokens of the prompt, and has costs measured at a prefix that is much longer than all
-        before."""
+        """Counts tokens of the prompt, and has costs measured at a prefix that is much longer than all before."""
         self.answer.read += tokens
         self.answer.reading += seconds
         self.costs.reach(self.answer.read, RISKED * self.answer.reading)
@@ -217,8 +214,7 @@ class AcceptanceEstimates(Memory):
         return levels / drafts
 
     def rate(self, token: float) -> float:
-        """Returns tokens per planned second: as many times plain decoding's as recently, and at least plain
-        decoding's.
+        """Returns tokens per planned second: as many times plain decoding's as recently, and at least plain decoding's.
 
         token: Seconds of a token in plain decoding.  They change with the requests that share a pass.
         """
@@ -226,8 +222,7 @@ class AcceptanceEstimates(Memory):
         return max(1.0, (tokens + PRIOR) / (plain + PRIOR)) / token
 
     def credit(self, token: float, drafts: bool = False) -> float:
-        """Returns the seconds that the next step may lose, so that the answer never falls far behind plain
-        decoding.
+        """Returns the seconds that the next step may lose, so that the answer never falls far behind plain decoding.
 
         Negative if more was lost already.
 

@@ -69,8 +69,7 @@ def planned_together() -> Together:
 
 
 class Controller:
-    """Chooses each step's proposal: nothing, remembered nodes, or a draft beside them, whichever should
-    gain most.
+    """Chooses each step's proposal: nothing, remembered nodes, or a draft beside them, whichever should gain most.
 
     Requests that share a pass are planned together.
 
@@ -119,8 +118,7 @@ class Controller:
         return Bid(ask, self.estimates, self.levels.beam, max(1, self.levels.cache.waiting))
 
     def _shared(self, plan: PricedPass, ask: Ask) -> Callable[[Sequence[float]], int]:
-        """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan
-        gives it."""
+        """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan gives it."""
         return lambda probabilities: self.together.share(plan, Offer(ask.budget, probabilities[1:]))
 
     def _planned(self, ask: Ask, plan: PricedPass, tree: ProposalTree, remembered: float,

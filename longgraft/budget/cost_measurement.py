@@ -1,5 +1,4 @@
-"""Measures costs on this machine, in about half a second: the passes of decoding itself, on caches of its
-own.
+"""Measures costs on this machine, in about half a second: the passes of decoding itself, on caches of its own.
 
 The caches are dropped afterwards; no session's cache or memory is touched.
 """
@@ -40,11 +39,9 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network
 
 PREFIXES = (256, 2048)      # tokens
-# Rows of a target pass; the first two are always measured.  Blocks of rows often end at 8 and 16, hence 9
-# and 17.
+# Rows of a target pass; the first two are always measured.  Blocks of rows often end at 8 and 16, hence 9 and 17.
 ROWS = (1, 16, 2, 8, 9, 17, 60)
-# Recorded passes are padded to few sizes and cost nearly the same; each would be recorded, which no limit
-# bounds.
+# Recorded passes are padded to few sizes and cost nearly the same; each would be recorded, which no limit bounds.
 RECORDED_ROWS = (1, 60)
 WIDTHS = (8, 2)         # nodes that a draft level feeds; if recorded, only the first
 FED = (1, 16)           # observed tokens that are fed

@@ -1,5 +1,4 @@
-"""The cost model: seconds of a decode step's parts: a target pass, a draft level, feeding the drafter, the
-rest.
+"""The cost model: seconds of a decode step's parts: a target pass, a draft level, feeding the drafter, the rest.
 
 The numbers are measured by `cost_measurement.py`, or come from a sweep's rows.
 """
@@ -181,8 +180,7 @@ def _rising(values: Sequence[float]) -> list[float]:
 
 
 def along(points: Points, at: int) -> float:
-    """Returns seconds, piecewise linear through the points and extrapolated by the end pieces; never
-    negative."""
+    """Returns seconds, piecewise linear through the points and extrapolated by the end pieces; never negative."""
     if len(points) == 1:
         return points[0][1]
     after = min(max(bisect_left(points, (at,)), 1), len(points) - 1)
@@ -220,8 +218,7 @@ class LiveCosts:
         self.frozen = frozen
         self.measure = measure
         self.reached = max(costs.passes)
-        # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by
-        # rows.
+        # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
         self._machine = self._drafts = 0.0
         self._proposal: float | None = None     # seconds of a proposal
         self._by_rows = self._no_slowdown()
@@ -302,8 +299,7 @@ class LiveCosts:
 
     @property
     def proposal(self) -> float:
-        """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen,
-        `host`."""
+        """Seconds of a proposal by a source without levels, as timed; before the first, and if frozen, `host`."""
         if self._proposal is None:
             return self.costs.host
         return self._proposal

@@ -1,5 +1,4 @@
-"""One plan for all requests of a pass: the drafts and nodes of all that together gain most beyond their
-price.
+"""One plan for all requests of a pass: the drafts and nodes of all that together gain most beyond their price.
 
 Which request a node belongs to does not matter: each row delays all of them by the same seconds.
 """
@@ -84,8 +83,7 @@ class PricedPass:
         return self.prices.feed(self._waiting, self.drafting) / self.drafting
 
     def drafted(self, requests: int) -> float:
-        """Returns the expected seconds of drafts by so many requests, or of proposals by sources without
-        levels."""
+        """Returns the expected seconds of drafts by so many requests, or of proposals by sources without levels."""
         if not self._has_levels:
             return requests * self._costs.proposal
         return self.prices.feed(self._waiting, requests) + self._expansions * self.prices.level(requests)
@@ -142,8 +140,7 @@ class PricedPass:
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Returns the seconds of these times; those in which several requests wait for shared passes count
-    once."""
+    """Returns the seconds of these times; those in which several requests wait for shared passes count once."""
     seconds = 0.0
     until = -math.inf
     for began, ended in sorted(spans):
@@ -178,8 +175,7 @@ class PassPlanner:
         return PricedPass(self._prices[key], bids, costs)
 
     def _costs_of_shared(self, bids: Sequence[Bid]) -> LiveCosts:
-        """Returns the costs of shared passes, which begin as those of the request whose costs reach
-        farthest."""
+        """Returns the costs of shared passes, which begin as those of the request whose costs reach farthest."""
         farthest = max((bid.estimates.costs for bid in bids), key=lambda costs: costs.reached)
         if self._shared is None or self._shared.reached < farthest.reached:
             reaching = farthest.copy()

@@ -46,8 +46,7 @@ class Prices:
         self._floors: dict[int, np.ndarray] = {}
 
     def floors(self, budget: int) -> np.ndarray:
-        """Returns, by number of nodes of one request's tree, root included, the least cost of each further
-        node.
+        """Returns, by number of nodes of one request's tree, root included, the least cost of each further node.
 
         That is in seconds per node, over all larger trees of the budget, while the other requests have one
         row each.
@@ -61,8 +60,7 @@ class Prices:
         return self._floors[budget]
 
     def feed(self, tokens: float, sharing: int = 1) -> float:
-        """Returns the seconds in which `sharing` requests feed so many observed tokens each to their
-        drafters.
+        """Returns the seconds in which `sharing` requests feed so many observed tokens each to their drafters.
 
         The first draft level comes with it.
         """
@@ -78,8 +76,7 @@ class Prices:
         return 0.0
 
     def best(self, probabilities: Sequence[Sequence[float]], rate: float, credit: float) -> list[int]:
-        """Returns how many of its nodes each request verifies, so that all together gain most beyond their
-        price.
+        """Returns how many of its nodes each request verifies, so that all together gain most beyond their price.
 
         What is lost if the requests' best nodes are wrong, times the probability of that, is within the
         credit.

@@ -1,5 +1,4 @@
-"""A text whose tokens stand for those of prompts where passes are timed: a mixture's price depends on the
-tokens."""
+"""A text whose tokens stand for those of prompts where passes are timed: a mixture's price depends on the tokens."""
 
 from __future__ import annotations
 

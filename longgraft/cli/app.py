@@ -1,5 +1,4 @@
-"""The entry point.  It catches Ctrl-C, also while modules are loaded, so it imports nothing heavy at its
-top."""
+"""The entry point.  It catches Ctrl-C, also while modules are loaded, so it imports nothing heavy at its top."""
 
 from __future__ import annotations
 

@@ -116,8 +116,7 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
 
 
 def shown(completion: Completion) -> str:
-    """Returns the completion's text; a next edit is a unified diff, which `patch -p1` and `git apply`
-    read."""
+    """Returns the completion's text; a next edit is a unified diff, which `patch -p1` and `git apply` read."""
     edit = completion.edit
     if edit is None:
         return completion.text

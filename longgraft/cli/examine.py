@@ -30,8 +30,7 @@ Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
                  rich_help_panel=PANEL)
 def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
         metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full.")] = None) -> None:
-    """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and
-    settings."""
+    """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and settings."""
     from longgraft.methods.find import CORE, find, installed, zoo
 
     if names:
@@ -123,8 +122,7 @@ def calibrate(
                                                "rows with a continuation are replayed.")],
     pair: Pair, warming: CalibrationOptions, settings: Settings,
 ) -> None:
-    """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks
-    up."""
+    """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks up."""
     from longgraft.eval.prompts.suites import read_prompts
 
     out = None if warming.out is None else new_file(warming.out)

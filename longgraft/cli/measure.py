@@ -77,8 +77,7 @@ def sweep(config: SweepConfig, running: RunOptions) -> None:
 @command(measuring, "bench", "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 --mode "
                              "greedy,sampled --out run", PANEL, SHORT, {"lengths"}, saved)
 def bench(config: SweepConfig, running: RunOptions) -> None:
-    """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a
-    conversation.
+    """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a conversation.
 
     A later turn follows what plain decoding answered, so that all methods are measured on the same
     conversation.  EAGLE's tables have 80 prompts of a suite.
@@ -243,8 +242,7 @@ def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of 
 
 @measuring.command("suites", rich_help_panel=PANEL, epilog="Example: longgraft suites")
 def suites() -> None:
-    """List the suites: what each is, where on the hub it is, which files of a --data folder are taken for
-    it."""
+    """List the suites: what each is, where on the hub it is, which files of a --data folder are taken for it."""
     from longgraft.eval.prompts.sources import files_of
     from longgraft.eval.prompts.suites import SUITES
 

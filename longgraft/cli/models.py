@@ -57,8 +57,7 @@ def get(name: Name, accept: Annotated[str, typer.Option(
 
 @models.command("remove", epilog="Example: longgraft models remove smollm2")
 def remove(name: Name) -> None:
-    """Remove a model from the cache, with its partial download and its dequantised weights. Installed
-    packages stay."""
+    """Remove a model from the cache, with its partial download and its dequantised weights. Installed packages stay."""
     from longgraft.models.catalogue import entry_of
     from longgraft.models.fetch import remove as forget
 

@@ -52,8 +52,7 @@ def train_target(
              "file or hub id.")] = None,
     device: Device = None,
 ) -> None:
-    """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one
-    (--teacher)."""
+    """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one (--teacher)."""
     from longgraft.yarn_drafters.training.target import TargetRecipe
     from longgraft.yarn_drafters.training.target import train_target as run
 

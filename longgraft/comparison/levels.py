@@ -54,24 +54,21 @@ def first_divergence(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def step_of(dtype: str, logit: float) -> float:
-    """Returns the distance of a logit from its neighbour in this precision: 0.125 for bfloat16 in [16,
-    32)."""
+    """Returns the distance of a logit from its neighbour in this precision: 0.125 for bfloat16 in [16, 32)."""
     if not logit:
         return 0.0
     return STEPS[dtype] * 2.0 ** floor(log2(abs(logit)))
 
 
 def tolerance(dtype: str, at: float | None) -> float:
-    """Returns the margin up to which a divergence is a near tie: EPSILON, or one step of the precision if
-    wider."""
+    """Returns the margin up to which a divergence is a near tie: EPSILON, or one step of the precision if wider."""
     if at is None:
         return EPSILON
     return max(EPSILON, step_of(dtype, at))
 
 
 def may_differ(promise: str, sampled: bool) -> str:
-    """Returns why a method of this promise may have other tokens than plain decoding, for people; "" if it
-    may not."""
+    """Returns why a method of this promise may have other tokens than plain decoding, for people; "" if it may not."""
     if promise == "lossy":
         return "it promises nothing"
     if promise == "distribution" and sampled:

@@ -22,8 +22,7 @@ def plain_session(session: Session) -> Session:
 
 def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
                        max_new_tokens: int) -> dict[str, Any]:
-    """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are
-    identical."""
+    """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are identical."""
     plain = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
     tokens = plain.token_ids
     if ours.finish_reason == "stop":        # plain decoding does not look for stop strings, so it may go on

@@ -38,8 +38,7 @@ def changes_of(diff: str) -> tuple[Change, ...]:
 
 def before_last_change(path: str, first_line: int, lines: Sequence[str],
                        changes: Sequence[Change]) -> tuple[str, ...]:
-    """Returns lines of a file as they were before the last change among them; as they are if none of them
-    changed.
+    """Returns lines of a file as they were before the last change among them; as they are if none of them changed.
 
     Args:
         path: The file's path.

@@ -1,5 +1,4 @@
-"""Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line
-or block.
+"""Completes code from a repository: gathers snippets, lays out a prompt, and decodes to the end of the line or block.
 
 With the layout next-edit the model rewrites the lines around the cursor, and the completion is what it
 changed.
@@ -79,8 +78,7 @@ class Completion:
 
     @property
     def loops(self) -> bool:
-        """True if most of the text repeats itself, as small models' text does at times; it is seldom worth
-        showing."""
+        """True if most of the text repeats itself, as small models' text does at times; it is seldom worth showing."""
         return loops(self.generation.token_ids)
 
     @property

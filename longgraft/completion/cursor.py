@@ -39,8 +39,7 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
             path_of_file = folder / asked_path
             if not path_of_file.exists() and asked_path.exists():
                 path_of_file = asked_path
-        # Links of the folder are followed, but the file's own name is kept, because a secret is also known by
-        # its name.
+        # Links of the folder are followed, but the file's own name is kept, because a secret is also known by its name.
         place = path_of_file.parent.resolve() / path_of_file.name
         target = place.resolve()
     # Errors: a circle of links, an unknown user's home, too long a name, a null character, or no path at all.
@@ -76,8 +75,7 @@ def _read(place: Path, path: str) -> str:
 
 
 def _check_size(path: str, size: int) -> None:
-    """Raises ValueError for too large a file; size: in bytes, or in characters, each of which is at least a
-    byte."""
+    """Raises ValueError for too large a file; size: in bytes, or in characters, each of which is at least a byte."""
     if size > MOST_BYTES:
         raise ValueError(f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. "
                          "Complete in a smaller file.")

@@ -1,5 +1,4 @@
-"""Decides where a completion ends: with its line, with its block, or only where the model or a stop string
-ends it.
+"""Decides where a completion ends: with its line, with its block, or only where the model or a stop string ends it.
 
 If the model sees that the block goes on behind the cursor, only a statement is missing, and the completion is
 this one.
@@ -136,8 +135,7 @@ class Ending:
 
     @cached_property
     def _block_goes_on(self) -> bool:
-        """True if the prompt has the text after the cursor, and its next line is on the level of the cursor's
-        line.
+        """True if the prompt has the text after the cursor, and its next line is on the level of the cursor's line.
 
         False for languages that close blocks with words.
         """
@@ -148,8 +146,7 @@ class Ending:
         return bool(next_line) and not closes and _indentation(next_line) == _indentation(self._line)
 
     def _braced_statement(self, text: str) -> int | None:
-        """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch
-        follows."""
+        """Returns the end of the completion's first statement: after a semicolon, or a brace that no branch follows."""
         depth = 0
         start = 0
         closed = 0
@@ -242,8 +239,7 @@ class Ending:
             depth = after
 
     def _braced(self, text: str) -> int | None:
-        """Returns the end at the brace that closes the cursor's block, before the brace if the file has it
-        already.
+        """Returns the end at the brace that closes the cursor's block, before the brace if the file has it already.
 
         A block that the cursor's line opens ends with its own brace; code in no block ends so, too, or at a
         blank line.
@@ -297,6 +293,5 @@ def _braces(text: str) -> int:
 
 
 def _mask(match: re.Match[str]) -> str:
-    """Returns as many "#", so that offsets stay, and a string or comment of several lines becomes one
-    line."""
+    """Returns as many "#", so that offsets stay, and a string or comment of several lines becomes one line."""
     return "#" * len(match[0])

@@ -7,8 +7,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Returns $LONGGRAFT_CACHE, else longgraft in $XDG_CACHE_HOME, else ~/.cache/longgraft; it may not
-    exist yet."""
+    """Returns $LONGGRAFT_CACHE, else longgraft in $XDG_CACHE_HOME, else ~/.cache/longgraft; it may not exist yet."""
     folder = os.environ.get("LONGGRAFT_CACHE")
     if folder:
         return Path(folder).expanduser().absolute()

@@ -55,8 +55,7 @@ def _text(content: Any, has_calls: bool, where: str) -> str:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Returns a tool call whose arguments are an object, as templates expect; text that is none stays
-    text."""
+    """Returns a tool call whose arguments are an object, as templates expect; text that is none stays text."""
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         return call
     written = call["function"].get("arguments")

@@ -47,8 +47,7 @@ def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[st
 
 def read_identified(path: Path, identity: Mapping[str, str], version: str,
                     unfit: Unfit) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Returns (the texts, the memory-mapped tensors) of a file of this version that belongs to this
-    identity."""
+    """Returns (the texts, the memory-mapped tensors) of a file of this version that belongs to this identity."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -39,8 +39,7 @@ def json_lines(text: str, name: str) -> Iterator[JsonLine]:
 
 
 def read_json_lines(path: Path, instead: str = "") -> Iterator[JsonLine]:
-    """Yields the lines of a UTF-8 file as `json_lines` does, with or without a byte order mark; *.gz is
-    decompressed.
+    """Yields the lines of a UTF-8 file as `json_lines` does, with or without a byte order mark; *.gz is decompressed.
 
     Args:
         path: The file; it is read line by line.

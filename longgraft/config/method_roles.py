@@ -11,8 +11,7 @@ PAPERS = "graft"            # the paper's method, from which costs of retrieval 
 HEADLESS = "graft-x-text"   # the default method without a drafter
 COMPARED = (PLAIN, DENSE, PAPERS, DEFAULT)      # methods that a sweep compares by default
 
-# Groups of methods that the paper's figures and tables compare; `method+setting=value` is a variant of a
-# method.
+# Groups of methods that the paper's figures and tables compare; `method+setting=value` is a variant of a method.
 GROUPS: Mapping[str, tuple[str, ...]] = {
     # Contributions of pruning and of retrieval: Figure 5.
     "components": ("eagle3", "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none",

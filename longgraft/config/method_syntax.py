@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-# FILE.py: or MODULE: before an object.  A path may hold @ or +, but not +name=, because a setting may name
-# a file, too.
+# FILE.py: or MODULE: before an object.  A path may hold @ or +, but not +name=, because a setting may name a file, too.
 PLACE = re.compile(r"((?:(?!\+\w+=).)*\.py:|[\w.]+:)?")
 SETTING = re.compile(r"\+(?=\w+=)")           # a name may itself hold a +
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 
 def new_file(path: str | os.PathLike[str]) -> Path:
-    """Returns the path of a file that does not exist, in a folder that does; raises ValueError for any
-    other."""
+    """Returns the path of a file that does not exist, in a folder that does; raises ValueError for any other."""
     path = Path(path)
     if path.exists():
         raise ValueError(_exists(path, "file"))

@@ -152,8 +152,7 @@ class Option:
         return _read(value, kind, self.name)
 
     def parse(self, text: str) -> Any:
-        """Converts a text to the field's type: "8k", "a,b", for numbers also "2/4", "name=value,...",
-        "none"."""
+        """Converts a text to the field's type: "8k", "a,b", for numbers also "2/4", "name=value,...", "none"."""
         if text == "none" and self.none:
             return None
         try:
@@ -162,8 +161,7 @@ class Option:
             self._refuse(text)
 
     def text(self, value: Any) -> str:
-        """Does the inverse of `parse`; numbers are separated by "/", because "," separates methods in a
-        list."""
+        """Does the inverse of `parse`; numbers are separated by "/", because "," separates methods in a list."""
         if isinstance(value, tuple):
             between = "," if any(isinstance(part, str) for part in value) else "/"
             return between.join(map(self.text, value))
@@ -209,8 +207,7 @@ def _field(described: Option) -> Any:
 
 
 def options(group: Any) -> Mapping[str, Option]:
-    """Returns a group's options by name; a field without a description has at least its type and the type's
-    limits."""
+    """Returns a group's options by name; a field without a description has at least its type and the type's limits."""
     return _options(group)
 
 
@@ -259,8 +256,7 @@ def checked(value: Any, kind: Any, name: str) -> Any:
 
 
 def made(group: type[Group], values: Mapping[str, Any], where: str) -> Group:
-    """Makes a group from a file's values; raises ValueError like `named`, and for a missing field without a
-    default."""
+    """Makes a group from a file's values; raises ValueError like `named`, and for a missing field without a default."""
     converted = named(options(group), values, where)
     with_fields: Any = group
     required = [f.name for f in fields(with_fields) if f.default is f.default_factory is MISSING]

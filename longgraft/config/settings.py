@@ -262,8 +262,7 @@ class StopSettings(Checked):
 
 @dataclass(frozen=True)
 class Drafting(Checked):
-    """Choices of methods that draft with an EAGLE-3 head; the options of `Settings` with these flags set
-    them, too."""
+    """Choices of methods that draft with an EAGLE-3 head; the options of `Settings` with these flags set them, too."""
 
     levels: int = like(Settings, "draft_levels", flag="--draft-levels")
     top_k: int = like(Settings, "draft_top_k", flag="--draft-top-k")

@@ -1,5 +1,4 @@
-"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels form
-a tree."""
+"""EAGLE-3 (arXiv 2503.01840): a one-layer network drafts a beam of paths; the best nodes of all levels form a tree."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ class Eagle3Drafter:
 
     @staticmethod
     def _best(levels: list[_DraftedLevel], slots: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns the best candidates of all levels, parents before children: (index, token, parent's
-        index, score).
+        """Returns the best candidates of all levels, parents before children: (index, token, parent's index, score).
 
         Each is [s].  A stable sort of float32 scores puts a parent before its child even if they tie, so
         that each kept node's parent is kept; with EAGLE's half-precision sums it may not be.

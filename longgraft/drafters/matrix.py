@@ -77,8 +77,7 @@ def _pattern(template: Template, device: torch.device) -> Pattern:
 
 
 def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
-    """Returns the seen nodes with distinct siblings; rows of zeros repeat a token, and the first of them is
-    kept."""
+    """Returns the seen nodes with distinct siblings; rows of zeros repeat a token, and the first of them is kept."""
     place = {0: 0}      # node of the template -> node of the tree
     children: dict[tuple[int, int], int] = {}
     live = [tokens[0]]

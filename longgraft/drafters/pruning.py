@@ -13,8 +13,7 @@ from longgraft.protocol.pruning import Level, Verdict
 # Nodes kept, root included, of a tree of 60 if drafting stops after d expansions (Graft, Table 7;
 # docs/choices.md, budget).
 KEPT_OF_60: Mapping[int, int] = {0: 8, 1: 24, 5: 40}
-# Thresholds of Qwen3-8B, rounded over its five suites (Graft, Table 11); other drafters need `longgraft
-# calibrate`.
+# Thresholds of Qwen3-8B, rounded over its five suites (Graft, Table 11); other drafters need `longgraft calibrate`.
 DEFAULT_THRESHOLDS: Mapping[int, float] = {0: 0.14, 1: 0.14, 5: 0.49}
 
 
@@ -33,8 +32,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class Gates:
-    """Graft's sparse gates: drafting goes on past checkpoint d only if the best path's probability exceeds
-    tau_d.
+    """Graft's sparse gates: drafting goes on past checkpoint d only if the best path's probability exceeds tau_d.
 
     c_d = exp(max_j S_{d,j}) (Eq. 6), continue iff c_d > tau_d (Eq. 7); arXiv 2605.20104.  tau_d <= 0 opens
     gate d.
@@ -67,8 +65,7 @@ class Gates:
         return kept_nodes(level.budget, KEPT_OF_60[nearest]) - 1
 
     def _gate(self, level: Level) -> int | None:
-        """Returns this level's checkpoint; the last level of a shallow tree stands for the deeper
-        checkpoints."""
+        """Returns this level's checkpoint; the last level of a shallow tree stands for the deeper checkpoints."""
         if level.index in self.thresholds:
             return level.index
         if not level.last:

@@ -13,8 +13,7 @@ LOOKBACK = 128      # characters before a new piece in which a match of `stop_un
 
 
 class Detokenizer:
-    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's
-    text.
+    """The text of a growing answer: what decoding the prompt and the answer together adds to the prompt's text.
 
     It holds back bytes that are not yet a character, and the beginning of a stop string.
 
@@ -63,9 +62,7 @@ class Detokenizer:
         return piece
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
-        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a
-        character.
-        """
+        """Returns the last tokens of a prompt: so many that they have text, and do not begin within a character."""
         size = CONTEXT
         while size < len(prompt) and not self._decode(prompt[-size:]):      # special tokens have no text
             size *= 2
@@ -98,8 +95,7 @@ class Detokenizer:
         return new
 
     def _within_bytes(self, text: str) -> str:
-        """Returns the window's new text but for its last characters, which may be the beginning of one
-        character.
+        """Returns the window's new text but for its last characters, which may be the beginning of one character.
 
         More tokens are unfinished than a character has: the text has bytes that are no character, or U+FFFD
         itself.

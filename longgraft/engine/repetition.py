@@ -21,9 +21,7 @@ def loops(tokens: Sequence[int], gram: int = GRAM) -> bool:
 
 
 def _covered(tokens: Sequence[int], gram: int) -> int:
-    """Returns the most tokens that the occurrences of one n-gram cover, among n-grams that occur at least
-    twice.
-    """
+    """Returns the most tokens that the occurrences of one n-gram cover, among n-grams that occur at least twice."""
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
         starts.setdefault(tuple(tokens[start:start + gram]), []).append(start)

@@ -245,9 +245,7 @@ class Request:
         return step
 
     def _proposed(self) -> ProposalTree | PaddedTree:
-        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is
-        used.
-        """
+        """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is used."""
         left = self._answer_end.limit - self._tally.new_tokens
         if left > 1:
             ask = Ask(self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses,

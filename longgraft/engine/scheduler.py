@@ -160,8 +160,7 @@ class Scheduler(Generic[Entry]):
         return waits
 
     def step(self) -> Iterator[Event[Entry]]:
-        """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all
-        rest.
+        """Begins the requests that have a place, and runs a step of each that does not rest, or of all if all rest.
 
         Yields:
             One event for each that could not begin, and then one for each step.  A request whose event ends

@@ -48,8 +48,7 @@ class ProcessorLevel:
 
 _AVX2 = frozenset(("avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-# By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a
-# local build's.
+# By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a local build's.
 LEVELS = {
     "x86_64": (
         ProcessorLevel("amx", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8",
@@ -175,8 +174,7 @@ def _machine() -> str:
 
 def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]],
              seconds: float) -> None:
-    """Compiles to a temporary file and renames it, so that processes that build at once never see half a
-    library.
+    """Compiles to a temporary file and renames it, so that processes that build at once never see half a library.
 
     Args:
         command: Compiler and flags.

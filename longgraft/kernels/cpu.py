@@ -1,5 +1,4 @@
-"""Products, norms, attention and whole decoder layers of a pass on a CPU: large weights and long caches are
-read once.
+"""Products, norms, attention and whole decoder layers of a pass on a CPU: large weights and long caches are read once.
 
 Activations are float32 or bfloat16; weights are of the same dtype or blocks of integers.  torch computes
 products and attention of inputs that the kernels cannot take.
@@ -126,8 +125,7 @@ def _check_sizes(compiled: ctypes.CDLL) -> None:
 
 
 class CpuKernels:
-    """The compiled functions.  Deterministic: how threads divide a weight's rows or a cache's columns is
-    fixed."""
+    """The compiled functions.  Deterministic: how threads divide a weight's rows or a cache's columns is fixed."""
 
     def __init__(self, library: Path | None = None) -> None:
         """Loads the compiled functions.
@@ -193,8 +191,7 @@ class CpuKernels:
         return y
 
     def _packed_of(self, weight: Tensor) -> _Packed:
-        """Returns the packed copy: tiles [tiles, steps, outputs of a tile, inputs of a step]; a step is
-        four bytes."""
+        """Returns the packed copy: tiles [tiles, steps, outputs of a tile, inputs of a step]; a step is four bytes."""
         state = address_and_version(weight)
         packed = self._packed.get(weight)
         if packed is None or packed.state != state:
@@ -324,8 +321,7 @@ class CpuKernels:
     def pass_layer(self, layer: DescribedLayer, x: Tensor, tables: tuple[Tensor, Tensor],
                    parts: Sequence[tuple[Layout, Tensor, Tensor]], window: int | None, queries: Tensor | None
                    ) -> Tensor:
-        """Computes a layer: x [1, n, hidden] -> [1, n, hidden], and writes the new rows to the parts' keys
-        and values.
+        """Computes a layer: x [1, n, hidden] -> [1, n, hidden], and writes the new rows to the parts' keys and values.
 
         All are of x's dtype, keys and values of it, bfloat16 or packed; contiguous but for the buffers.
 
@@ -394,8 +390,7 @@ class CpuKernels:
 
 
 def fits(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
-    """Returns whether the kernels can take these: contiguous, on the CPU, of this dtype, without
-    gradients."""
+    """Returns whether the kernels can take these: contiguous, on the CPU, of this dtype, without gradients."""
     return not torch.is_grad_enabled() and all(t.dtype == dtype and t.is_cpu and t.is_contiguous()
                                                for t in tensors)
 

@@ -41,8 +41,7 @@ def rounded(weight: Tensor) -> IntegerWeight:
 
 
 def linear_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yields (name, weight) of each plain linear module; a weight that several share comes once, by its
-    first name."""
+    """Yields (name, weight) of each plain linear module; a weight that several share comes once, by its first name."""
     linear = {id(module.weight) for module in model.modules()
               if type(module) is nn.Linear and type(module.weight) is nn.Parameter}
     return ((name, weight) for name, weight in model.named_parameters() if id(weight) in linear)

@@ -132,8 +132,7 @@ class PackedWeight(BlockWeight):
         return part
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Computes F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their
-        own scale."""
+        """Computes F.linear of x in float32 or bfloat16, which is rounded to bytes, SPAN numbers by their own scale."""
         return self._kernels.integer_product(x, self, bias)
 
     def rows(self, ids: Tensor) -> Tensor:

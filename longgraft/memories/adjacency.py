@@ -79,8 +79,7 @@ class AdjacencyMatrix:
         self._rows[torch.where(same, tokens, self.vocab_size)] = self.unseen
 
     def lookup(self, tokens: Tensor, ranks: Tensor) -> Tensor:
-        """Returns the rank-th successor of each token, [n] int64; unseen tokens and ranks beyond K have
-        none."""
+        """Returns the rank-th successor of each token, [n] int64; unseen tokens and ranks beyond K have none."""
         successors = self._rows[tokens.clamp(min=0), ranks.clamp(max=self.width - 1)].long()
         return torch.where((tokens < 0) | (ranks >= self.width), self.unseen, successors)
 

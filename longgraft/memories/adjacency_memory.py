@@ -209,8 +209,7 @@ class AdjacencyMemory(Memory):
 
 
 def _successors(tokens: Tensor, width: int, unseen: int) -> tuple[Tensor, Tensor]:
-    """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most
-    frequent first.
+    """Returns the m distinct tokens [m] that something follows, and their successors [m, K] int32, most frequent first.
 
     Args:
         tokens: [n] int64.

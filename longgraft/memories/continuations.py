@@ -1,5 +1,4 @@
-"""Predicts the next token from repetitions of the text (prediction by partial matching, Cleary and Witten
-1984).
+"""Predicts the next token from repetitions of the text (prediction by partial matching, Cleary and Witten 1984).
 
 For contexts of 1 to 32 tokens the model counts which tokens followed.  A prediction starts with the longest
 context that was seen before and goes on to shorter ones, at most LEVELS in all.  Each context takes a share
@@ -119,8 +118,7 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 class NoContinuations:
-    """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the
-    same."""
+    """`Continuations` that count and predict nothing, where nothing is compiled: the answer stays the same."""
 
     rates = None
 

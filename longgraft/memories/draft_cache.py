@@ -32,8 +32,7 @@ class DraftCache(Memory):
 
     @abstractmethod
     def _columns(self, seen: Observation) -> tuple[Tensor, ...]:
-        """Returns the parts of an observation that are fed: tensors [n, ...], a row for each of the n kept
-        tokens."""
+        """Returns the parts of an observation that are fed: tensors [n, ...], a row for each of the n kept tokens."""
 
     @abstractmethod
     def _read(self, columns: list[Tensor]) -> None:

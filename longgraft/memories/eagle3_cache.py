@@ -70,8 +70,7 @@ class Eagle3Cache(DraftCache):
         return self.network,
 
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
-        """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never
-        kept."""
+        """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
         return seen.features(self.network.config.feature_layers), seen.following
 
     def newest(self) -> Tensor:
@@ -100,8 +99,7 @@ class Eagle3Cache(DraftCache):
         self._newest = states[:, n - 1:n].clone()
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are
-        scratch."""
+        """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are scratch."""
         n = len(tokens)
         rows = size_of(n)
         key = self, "feed", self.cache.age, rows
@@ -141,14 +139,12 @@ class Eagle3Cache(DraftCache):
         self.committed.fill_(self.cache.length)
 
     def log_probs(self, states: Tensor) -> Tensor:
-        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states:
-        [1, b, H]."""
+        """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
         return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor,
                depths: Tensor | None = None) -> Tensor:
-        """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m
-        - b others.
+        """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
 
         Args:
             hidden: [1, b, H].

@@ -87,8 +87,7 @@ class HeadPasses:
         return result
 
     def turn(self, part: Part) -> int:
-        """Returns the order of passes that wait at the same time: the part that a draft needs first runs
-        first."""
+        """Returns the order of passes that wait at the same time: the part that a draft needs first runs first."""
         return part
 
     @torch.inference_mode()

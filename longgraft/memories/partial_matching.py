@@ -60,8 +60,7 @@ class PartialMatching(Memory):
         self._read()
 
     def _read(self) -> None:
-        """Reads passages of the corpora that go on where the text ends, if their context is longer than the
-        text's own.
+        """Reads passages of the corpora that go on where the text ends, if their context is longer than the text's own.
 
         Each passage is read only once, because then the text has that context.
         """

@@ -12,8 +12,7 @@ BETWEEN = -1    # not a token: it marks the end of a text
 
 
 class TokenHistory(Memory):
-    """The tokens of the prompt and all emitted tokens, without the root, which is observed with the next
-    tree.
+    """The tokens of the prompt and all emitted tokens, without the root, which is observed with the next tree.
 
     Predictions lie before them in the same block, so that both can be read without a copy.
     """
@@ -29,13 +28,11 @@ class TokenHistory(Memory):
         return self._size - self._begin
 
     def up_to(self, root: int) -> np.ndarray:
-        """Returns [t + 1] int64, a view: the history followed by the root; a token's index is its
-        position."""
+        """Returns [t + 1] int64, a view: the history followed by the root; a token's index is its position."""
         return self.whole(root)[self._begin:]
 
     def whole(self, root: int) -> np.ndarray:
-        """Returns [s + t + 1] int64, a view: predictions, each followed by a negative id, then as in
-        `up_to`."""
+        """Returns [s + t + 1] int64, a view: predictions, each followed by a negative id, then as in `up_to`."""
         self._reserve(self._size + 1)
         self._tokens[self._size] = root
         return self._tokens[:self._size + 1]
@@ -69,8 +66,7 @@ class TokenHistory(Memory):
         self._size = mark
 
     def _reserve(self, size: int) -> None:
-        """Makes room for `size` tokens; doubling keeps the cost of copies linear if the capacity was too
-        small."""
+        """Makes room for `size` tokens; doubling keeps the cost of copies linear if the capacity was too small."""
         if len(self._tokens) < size:
             grown = np.empty(max(size, 2 * len(self._tokens)), dtype=np.int64)
             grown[:self._size] = self._tokens[:self._size]

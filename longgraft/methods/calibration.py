@@ -58,8 +58,7 @@ class Calibration:
         return f"{self.source}{at}: {taus}"
 
     def differs(self, settings: Mapping[str, str]) -> list[str]:
-        """Describes how a session's settings differ from those that this was made for; missing fields are
-        ignored.
+        """Describes how a session's settings differ from those that this was made for; missing fields are ignored.
 
         Args:
             settings: Any of the keys of `made_for`.
@@ -149,8 +148,7 @@ def any_kept_for(target: str) -> bool:
 
 
 def default_path(identity: Mapping[str, str]) -> Path:
-    """Returns the path at which `longgraft calibrate` writes and `load` looks, by target, tokenizer and
-    drafter."""
+    """Returns the path at which `longgraft calibrate` writes and `load` looks, by target, tokenizer and drafter."""
     name = "-".join(identity[key] for key in ("target", "tokenizer", "weights", "drafter")) + ".safetensors"
     return cache_folder() / name
 

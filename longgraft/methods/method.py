@@ -88,8 +88,7 @@ class Method:
             object.__setattr__(self, "usual", self.choices)
 
     def usual_budget(self, wanted: Budget) -> int:
-        """Returns the wanted nodes per verification, or the method's own; one if it never proposes
-        anything."""
+        """Returns the wanted nodes per verification, or the method's own; one if it never proposes anything."""
         if isinstance(wanted, int) and self.budget > 1:
             return wanted
         return self.budget
@@ -147,8 +146,7 @@ class Method:
         return self
 
     def __str__(self) -> str:
-        """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find`
-        takes it.
+        """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find` takes it.
         """
         return joined(self.name, self._printed)
 

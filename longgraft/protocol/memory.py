@@ -72,18 +72,15 @@ class Memory(ABC):
 
     @property
     def networks(self) -> Sequence[nn.Module]:
-        """The networks whose weights the `aligned` rows and recorded regions depend on, besides the
-        target."""
+        """The networks whose weights the `aligned` rows and recorded regions depend on, besides the target."""
         return ()
 
     @abstractmethod
     def reset(self, capacity: int) -> None:
-        """Forgets the last request; at most `capacity` tokens will be observed and proposed in the next
-        one."""
+        """Forgets the last request; at most `capacity` tokens will be observed and proposed in the next one."""
 
     def observe_prediction(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
-        """Learns from a text that the answer may repeat and that the target does not read (a predicted
-        output).
+        """Learns from a text that the answer may repeat and that the target does not read (a predicted output).
 
         Called once for each text, after `reset` and before anything is observed.  Forgotten with the request.
 

@@ -1,5 +1,4 @@
-"""The protocol of plans for a pass: they divide its nodes and drafted levels among the requests that share
-it.
+"""The protocol of plans for a pass: they divide its nodes and drafted levels among the requests that share it.
 
 A `Proposer` plans for one request.  If its request's tree should depend on the other requests of the pass,
 it asks a `PlannedTogether` (`longgraft/target_model/planned_together.py`), which has one `PassPlan` decide
@@ -34,8 +33,7 @@ class Offer:
 
 
 class PassPlan(Protocol):
-    """Decides for all requests of one pass.  Its decisions may change how fast a request is, but never its
-    answer."""
+    """Decides for all requests of one pass.  Its decisions may change how fast a request is, but never its answer."""
 
     def extended(self, offers: Sequence[Offer]) -> Sequence[bool]:
         """Returns which of these requests draft the further levels that they ask for."""

@@ -82,8 +82,7 @@ class Ask:
 
 @runtime_checkable
 class Proposer(Protocol):
-    """Proposes draft trees.  Deterministic given what its memories observed, so that draw-then-walk is
-    exact."""
+    """Proposes draft trees.  Deterministic given what its memories observed, so that draw-then-walk is exact."""
 
     @property
     def memories(self) -> Sequence[Memory]:

@@ -32,8 +32,7 @@ class Level:
 
     @property
     def entropy(self) -> Tensor:
-        """[1] float32 in nats: entropy of the distribution after the best candidate's parent; computed when
-        read."""
+        """[1] float32 in nats: entropy of the distribution after the best candidate's parent; computed when read."""
         assert self.log_probs is not None, "this level's log-probabilities were not kept"
         best = self.scores.argmax(0, keepdim=True) // (len(self.scores) // len(self.log_probs))
         return torch.special.entr(self.log_probs.index_select(0, best).exp()).sum(-1)
@@ -59,5 +58,4 @@ class PruningPolicy(Protocol):
     """Decides when to stop drafting, and how many drafted candidates to keep.  Called once per level."""
 
     def __call__(self, level: Level) -> Verdict:
-        """Decides after one level.  Reading a value of the level on the host is a device sync: do it at few
-        levels."""
+        """Decides after one level.  Reading a value of the level on the host is a device sync: do it at few levels."""

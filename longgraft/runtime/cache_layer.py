@@ -49,8 +49,7 @@ class CacheLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Writes [1, Hkv, n, D] after the committed rows and returns the whole buffers; attention slices
-        them.
+        """Writes [1, Hkv, n, D] after the committed rows and returns the whole buffers; attention slices them.
 
         Keys and values of different sizes are latents, which the model expands; then it returns only the
         written rows, in the dtype of the new ones.

@@ -42,8 +42,7 @@ class Clock:
         return seconds
 
     def ran(self, whose: Literal["draft", "own"], times: int = 1) -> None:
-        """Counts forwards other than verifications: a drafter's, or the target's own, which read all its
-        weights."""
+        """Counts forwards other than verifications: a drafter's, or the target's own, which read all its weights."""
         self.forwards[whose] += times
 
     def counted(self) -> dict[str, int]:

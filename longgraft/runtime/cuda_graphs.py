@@ -59,8 +59,7 @@ class Regions:
         return len(self.recordings)
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
-        """Runs the region and returns its result; a recording returns the same tensors each time, with new
-        values."""
+        """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
         if self._recorder is None:
             return region()
         if key not in self.recordings and len(self.recordings) >= MOST:
@@ -128,8 +127,7 @@ def cuda_graphs(device: torch.device) -> Recorder:
             # The side stream is entered here as well, because a failed capture does not leave its own stream.
             with torch.cuda.stream(side):
                 _warm(region)
-                # Each graph has its own memory pool: sharing one is safe only if graphs always replay in
-                # one order.
+                # Each graph has its own memory pool: sharing one is safe only if graphs always replay in one order.
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                     returned = region()
@@ -140,8 +138,7 @@ def cuda_graphs(device: torch.device) -> Recorder:
 
 
 def _warm(region: Callable[[], Any]) -> None:
-    """Runs the region outside a graph first, so that kernels are compiled and libraries allocate their
-    workspaces.
+    """Runs the region outside a graph first, so that kernels are compiled and libraries allocate their workspaces.
 
     Raises NotRecorded if the region syncs with the device: a sync would abort the capture, after which
     torch cleans up badly.

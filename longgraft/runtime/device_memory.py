@@ -34,8 +34,7 @@ def out_of_memory(error: object) -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Starts a new peak for `peak_memory`.  If the system cannot, the peak counts from the start of the
-    process."""
+    """Starts a new peak for `peak_memory`.  If the system cannot, the peak counts from the start of the process."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
@@ -44,8 +43,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int:
-    """Returns the peak since the reset: torch's allocator on a GPU; on a CPU the whole process, weights
-    included."""
+    """Returns the peak since the reset: torch's allocator on a GPU; on a CPU the whole process, weights included."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:
@@ -55,8 +53,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def resident() -> int:
-    """Returns the process's resident set now; if the system does not report it, the peak since the process
-    started."""
+    """Returns the process's resident set now; if the system does not report it, the peak since the process started."""
     try:
         return _counter("/proc/self/status", "VmRSS")
     except (OSError, StopIteration):
@@ -69,7 +66,6 @@ def _lifetime_peak() -> int:
 
 
 def _counter(file: str, name: str) -> int:
-    """Returns bytes of the entry `name` of a /proc file; OSError or StopIteration if file or entry is
-    missing."""
+    """Returns bytes of the entry `name` of a /proc file; OSError or StopIteration if file or entry is missing."""
     with open(file, encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))

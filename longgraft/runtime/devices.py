@@ -47,8 +47,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """Returns a host tensor on the device; the copy to a GPU is asynchronous."""
     if tensor.device.type != "cpu" or device.type != "cuda":
         return tensor.to(device)
-    # The pinned copy may be dropped at once: torch's pinned allocator reuses it only after the stream has
-    # read it.
+    # The pinned copy may be dropped at once: torch's pinned allocator reuses it only after the stream has read it.
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 
 def vocabulary(tokenizer: Any) -> str:
-    """Returns the fingerprint of a tokenizer's vocabulary: token ids have no meaning under another
-    vocabulary."""
+    """Returns the fingerprint of a tokenizer's vocabulary: token ids have no meaning under another vocabulary."""
     return digest("none" if tokenizer is None else sorted(tokenizer.get_vocab().items()))
 
 

@@ -20,8 +20,7 @@ ROUND = 256
 
 
 class KVState(NamedTuple):
-    """A copy of the cache: keys and values [1, Hkv, length, D] of each layer, None for a layer without
-    rows."""
+    """A copy of the cache: keys and values [1, Hkv, length, D] of each layer, None for a layer without rows."""
 
     rows: list[tuple[Tensor, Tensor] | None]
     length: int
@@ -73,8 +72,7 @@ class KVCache(Cache):
         super().__init__(layers=[CacheLayer(self, kind) for kind in kinds])
 
     def buffers(self, keys: Tensor, values: Tensor, kind: str) -> tuple[Tensor, Tensor]:
-        """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D], as they are
-        `stored`.
+        """Returns a layer's buffers [1, Hkv, capacity, D] for rows like these [1, Hkv, n, D], as they are `stored`.
 
         They are the next views of a block [m, Hkv, capacity, D] for all layers of the kind, so that `keep`
         moves the rows of all layers at once.  One block also avoids fragmenting a CPU's heap: buffers
@@ -86,13 +84,11 @@ class KVCache(Cache):
         return self._buffer(keys, (kind, ""), 1), self._buffer(values, (kind, "values"), 1)
 
     def _buffer(self, like: Tensor, name: tuple[str, str], each: int) -> Tensor:
-        """Returns the next view of a kind's block for rows like these; the block has `each` of them per
-        layer."""
+        """Returns the next view of a kind's block for rows like these; the block has `each` of them per layer."""
         key = *name, *_row_shape(like)
         if key not in self._blocks:
             _, heads, _, size = like.shape
-            # A buffer allocated in inference mode could not be written under plain no_grad (`generate`'s
-            # mode).
+            # A buffer allocated in inference mode could not be written under plain no_grad (`generate`'s mode).
             with torch.inference_mode(False):
                 block = like.new_empty(each * self._kinds[name[0]], heads, self.capacity, size,
                                        dtype=self.dtype)
@@ -100,8 +96,7 @@ class KVCache(Cache):
         return next(self._blocks[key][1])
 
     def stored(self, rows: Tensor) -> Tensor:
-        """Returns rows [.., D] as the buffers keep them; those of another cache of bytes are packed
-        already."""
+        """Returns rows [.., D] as the buffers keep them; those of another cache of bytes are packed already."""
         if self.dtype == BYTES and rows.dtype != BYTES:
             return packed(rows)
         return rows
@@ -112,8 +107,7 @@ class KVCache(Cache):
         return [self]
 
     def rows_of(self, layer: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
-        """Returns a layer's whole buffers [1, heads, capacity, row of `size`] with room for `like` [1, n,
-        ..].
+        """Returns a layer's whole buffers [1, heads, capacity, row of `size`] with room for `like` [1, n, ..].
 
         The buffers have like's dtype if the cache has none of its own.  The caller writes the rows from
         `length` on.
@@ -145,8 +139,7 @@ class KVCache(Cache):
 
     @contextmanager
     def at(self, rows: Tensor, write: Write = index_copy) -> Iterator[None]:
-        """Makes passes inside the block write at these rows, [n] int64 on the device and unchecked, with
-        `write`."""
+        """Makes passes inside the block write at these rows, [n] int64 on the device and unchecked, with `write`."""
         self.rows = rows
         self.write = write
         try:
@@ -155,8 +148,7 @@ class KVCache(Cache):
             self.rows = None
 
     def keep(self, path: Tensor) -> None:
-        """Commits the scratch rows `path` [a], ascending from 0, on the host; rows already in place do not
-        move."""
+        """Commits the scratch rows `path` [a], ascending from 0, on the host; rows already in place do not move."""
         if self.pending is not None and len(path):
             self.pending(path)
         self.pending = None
@@ -198,8 +190,7 @@ class KVCache(Cache):
             yield index, keys
 
     def take(self, source: KVCache, rows: Mapping[int, Tensor], until: int) -> None:
-        """Replaces the content by a selection of another cache's rows [0, until), and takes the position
-        `until`.
+        """Replaces the content by a selection of another cache's rows [0, until), and takes the position `until`.
 
         Args:
             source: The other cache.
@@ -243,8 +234,7 @@ class KVCache(Cache):
         return copies
 
     def extend(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Commits rows that `copied` returned, from this cache or one of the same shape, one part after the
-        other."""
+        """Commits rows that `copied` returned, from this cache or one of the same shape, one part after the other."""
         for part in parts:
             n = 0
             for index, layer in enumerate(self.layers):
@@ -255,8 +245,7 @@ class KVCache(Cache):
             self.length += n
 
     def crop(self, length: int) -> None:
-        """Drops committed rows from `length` on.  (This is not transformers' crop, whose meaning changed in
-        5.17.)
+        """Drops committed rows from `length` on.  (This is not transformers' crop, whose meaning changed in 5.17.)
 
         States can only go back to the last `mark` or to an empty cache; other lengths raise ValueError.
         """

@@ -27,8 +27,7 @@ class _PackedLayer(CacheLayerMixin):
         """Does nothing: each cache's layer initializes itself."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Writes [1, Hkv, sum of rows, D]; returns the whole buffers of the keys and of the values, a tuple
-        each.
+        """Writes [1, Hkv, sum of rows, D]; returns the whole buffers of the keys and of the values, a tuple each.
 
         Latents, which the model expands, are one tensor each: the written rows of one sequence after the
         other.

@@ -1,5 +1,4 @@
-"""Shows that weights have changed: by their addresses, by torch's version counters, and by a few of their
-numbers.
+"""Shows that weights have changed: by their addresses, by torch's version counters, and by a few of their numbers.
 
 The counters miss changes through `.data`, as PEFT makes them when it merges an adapter.  A few numbers show
 those, unless only other numbers were changed.
@@ -18,8 +17,7 @@ ADAPTER = ("_active_adapter", "_disable_adapters", "scaling")       # PEFT's att
 
 
 def address_and_version(weight: Tensor) -> tuple[int, int]:
-    """Returns a tensor's address, and how often torch knows it was changed; inference tensors have no
-    counter."""
+    """Returns a tensor's address, and how often torch knows it was changed; inference tensors have no counter."""
     return weight.data_ptr(), 0 if weight.is_inference() else weight._version
 
 
@@ -29,8 +27,7 @@ def sample(weight: Tensor) -> Tensor:
 
 
 def parts(tensor: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yields (name, tensor) for the parts of a tensor: integers and scales of torchao's quantized ones,
-    else itself."""
+    """Yields (name, tensor) for the parts of a tensor: integers and scales of torchao's quantized ones, else itself."""
     if not hasattr(tensor, "__tensor_flatten__"):
         yield name, tensor
         return
@@ -40,8 +37,7 @@ def parts(tensor: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 @torch.inference_mode()
 def weight_state(models: Iterable[nn.Module]) -> bytes:
-    """Returns a digest that changes when a weight of these models is changed or replaced, or an adapter is
-    switched."""
+    """Returns a digest that changes when a weight of these models is changed or replaced, or an adapter is switched."""
     modules = [module for model in models for module in model.modules()]
     weights = [part for module in modules for weight in _weights(module) for _, part in parts(weight)]
     state = hashlib.sha256(repr([*map(address_and_version, weights), *_adapters(modules)]).encode())

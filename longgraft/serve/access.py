@@ -95,8 +95,7 @@ class Guard:
 
     @contextmanager
     def _limited(self, receive: Receive) -> Iterator[Receive]:
-        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete
-        yet.
+        """Yields a `receive` that limits the size of this body, and of all large bodies that are not complete yet.
 
         A client may send no Content-Length, and many clients may send half a body.
         """

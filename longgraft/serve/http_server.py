@@ -1,6 +1,4 @@
-"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and
-shutdown.
-"""
+"""The HTTP server: a socket that is bound before a model is loaded, deadlines for requests, draining and shutdown."""
 
 from __future__ import annotations
 

@@ -62,9 +62,7 @@ class InfillStop:
             yield Step(text=rest)
 
     def without_held(self, decoded: str) -> str:
-        """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated
-        them.
-        """
+        """Returns the text after the cursor: without the held spaces and tabs, as far as the model repeated them."""
         same = 0
         while same < min(len(decoded), len(self.held)) and decoded[same] == self.held[same]:
             same += 1

@@ -185,9 +185,7 @@ def _name(path: Path) -> str:
 
 
 def _path(place: Path, value: Any, missing: bool) -> Path:
-    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union
-    types.
-    """
+    """Returns the keys and indices that lead to a place in a value: pydantic's, without the names of union types."""
     path: list[int | str] = []
     for part in place:
         if isinstance(part, int):

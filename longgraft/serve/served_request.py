@@ -1,6 +1,4 @@
-"""A request of the server: it waits for its turn, is decoded by the worker, and streams its steps to a
-coroutine.
-"""
+"""A request of the server: it waits for its turn, is decoded by the worker, and streams its steps to a coroutine."""
 
 from __future__ import annotations
 

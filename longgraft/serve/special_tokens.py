@@ -30,9 +30,7 @@ class SpecialTokens:
         self._policy = policy
 
     def check(self, value: Any, param: str) -> None:
-        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse
-        it.
-        """
+        """Raises ApiError if a text within a JSON value spells a special token and the policy is to refuse it."""
         if self._policy != "refuse":
             return
         for text in texts_of(value):

@@ -124,9 +124,7 @@ class EventForm:
         return event
 
     def error(self, error: ApiError) -> str:
-        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have
-        names.
-        """
+        """Returns the text of an error's event: with the fields of Anthropic's and of OpenAI's if events have names."""
         body = error.body
         if self.named:
             body = body | {"sequence_number": 0} | body["error"] | {"type": "error"}

@@ -151,9 +151,7 @@ class Worker:
             self._thread.join(seconds)
 
     def _retry_after(self) -> int:
-        """Estimates the seconds until a place is free: the mean duration of recent requests / number that
-        run.
-        """
+        """Estimates the seconds until a place is free: the mean duration of recent requests / number that run."""
         mean = sum(self._recent) / max(1, len(self._recent))
         return max(1, math.ceil(mean / max(1, len(self.running))))
 

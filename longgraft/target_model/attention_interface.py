@@ -83,8 +83,7 @@ def mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
 
 @lru_cache(maxsize=8)     # hits only for masks that are not closures, such as the plain causal mask
 def window_of(mask_function: Callable[..., Tensor]) -> int:
-    """Returns how many columns each row sees, including its own; 0 if it sees all before it, NOTHING if it
-    sees none.
+    """Returns how many columns each row sees, including its own; 0 if it sees all before it, NOTHING if it sees none.
 
     mask_function: (batch, head, row, column) -> bool, as in transformers' masking_utils
     """

@@ -26,8 +26,7 @@ def head_size(text: Any) -> int:
 
 
 def cache_bytes_per_token(text: Any, dtype: torch.dtype) -> int:
-    """Returns the bytes of one token's keys and values in all layers; at least 1, also for a model without
-    attention.
+    """Returns the bytes of one token's keys and values in all layers; at least 1, also for a model without attention.
 
     Args:
         text: Configuration of a text model.

@@ -1,5 +1,4 @@
-"""A CPU's compiled kernels for an unmodified model's linear modules, norms and whole decoder layers, during
-a pass.
+"""A CPU's compiled kernels for an unmodified model's linear modules, norms and whole decoder layers, during a pass.
 
 A decoder layer of the common form is one call.  It is recognised by its parts.  Before it is used, its
 output for fixed random rows at near and far positions must equal the output of the layer's own code.  Other
@@ -34,8 +33,7 @@ PLAIN = {"before_attention": "input_layernorm", "before_gate": "post_attention_l
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 OF_HEADS = {"of_q": "q_norm", "of_k": "k_norm"}
-# Attributes that do not change what a layer computes, or that are taken into account: windows come with the
-# mask.
+# Attributes that do not change what a layer computes, or that are taken into account: windows come with the mask.
 KNOWN = {"training", "config", "layer_idx", "hidden_size", "intermediate_size", "head_dim",
          "num_key_value_groups",
          "scaling", "attention_dropout", "is_causal", "is_sliding", "sliding_window", "layer_type",
@@ -80,8 +78,7 @@ class CommonForm:
         return tensors + [norm.weight for norm, _, _ in self.norms.values()]
 
     def fits(self, dtype: torch.dtype) -> bool:
-        """True if the tensors' shapes belong together, and they have this dtype, which the kernels
-        support."""
+        """True if the tensors' shapes belong together, and they have this dtype, which the kernels support."""
         shapes = {name: tuple(module.weight.shape) for name, module in self.linear.items()}
         wide, hidden = shapes["q"]
         narrow = shapes["k"][0]
@@ -139,8 +136,7 @@ def _plain_linear(module: Any) -> bool:
 
 
 def _unaltered(module: nn.Module) -> bool:
-    """True if a module has no hooks, no tensors of its own besides weight and bias, and no unknown
-    settings."""
+    """True if a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
     settings = {name: value for name, value in module.__dict__.items() if not name.startswith("_")}
     if _hooked(module) or "forward" in settings or module._buffers or module._parameters.keys() - {"weight",
                                                                                                    "bias"}:
@@ -166,8 +162,7 @@ class CompiledModules:
         self._override = ModuleOverride(model, self._replacement)
 
     def _replacement(self, module: nn.Module) -> Callable[..., Any] | None:
-        """Returns a replacement for the module's forward, which reads its parameters at each call, or
-        None."""
+        """Returns a replacement for the module's forward, which reads its parameters at each call, or None."""
         parameters: Any = module._parameters
         if type(module) is nn.Linear and type(module.weight) is nn.Parameter:
             return lambda x: self.kernels.product(x, parameters["weight"], parameters["bias"])

@@ -1,5 +1,4 @@
-"""A mixture's experts in blocks, in the place of a model's own module of experts, and its routers in a
-pass."""
+"""A mixture's experts in blocks, in the place of a model's own module of experts, and its routers in a pass."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class BlockExperts(nn.Module):
 
 
 def gate_of_experts(experts: Any) -> Gate | None:
-    """Returns how a module of experts joins gate and up, found with random numbers; None if the form is
-    unknown."""
+    """Returns how a module of experts joins gate and up, found with random numbers; None if the form is unknown."""
     if not getattr(experts, "has_gate", False) or getattr(experts, "has_post_expert_norm", False):
         return None
     both = 5 * numbers(PROBED, 2, dtype=torch.float32, seed=0)
@@ -70,8 +68,7 @@ def gate_of_experts(experts: Any) -> Gate | None:
 
 
 def is_router(module: nn.Module) -> bool:
-    """True for a module without parts that multiplies with a matrix of its own, as transformers' routers
-    do."""
+    """True for a module without parts that multiplies with a matrix of its own, as transformers' routers do."""
     weight = module._parameters.get("weight")
     return (weight is not None and weight.ndim == 2 and not module._modules
             and type(module) is not nn.Linear and type(module) is not nn.Embedding
@@ -79,8 +76,7 @@ def is_router(module: nn.Module) -> bool:
 
 
 def router_forward(module: nn.Module, kernels: CpuKernels) -> Callable[..., Any]:
-    """Returns a router's forward whose products are the kernels', so that a row has the same bits in any
-    pass."""
+    """Returns a router's forward whose products are the kernels', so that a row has the same bits in any pass."""
     ordinary = type(module).forward
 
     def forward(*args: Any, **named: Any) -> Any:

@@ -1,5 +1,4 @@
-"""Norms, gated products and rotary embeddings of an unmodified transformers model, in one launch each
-during a pass.
+"""Norms, gated products and rotary embeddings of an unmodified transformers model, in one launch each during a pass.
 
 Modules of other forms, and inputs that do not fit, are computed by the model's own code.  Nothing stays on
 the model after a pass, and the library is never patched.
@@ -45,8 +44,7 @@ class Kernels(Protocol):
 
 
 class FusedModules:
-    """Replaces a model's norms, gated products and rotary embeddings by `kernels` in a `with` block of this
-    object.
+    """Replaces a model's norms, gated products and rotary embeddings by `kernels` in a `with` block of this object.
 
     Attributes:
         kernels: What computes them.
@@ -65,8 +63,7 @@ class FusedModules:
         return self._override()
 
     def _replacement(self, module: nn.Module) -> Forward | None:
-        """Returns a replacement for the module's forward, which reads its parameters at each call, or
-        None."""
+        """Returns a replacement for the module's forward, which reads its parameters at each call, or None."""
         for kind, find in (("norms", self._norm), ("gated", self._gated), ("rotations", self._rotation)):
             forward = find(module)
             if forward is not None:
@@ -110,8 +107,7 @@ class FusedModules:
         return forward
 
     def _rotation(self, module: nn.Module) -> Forward | None:
-        """Returns a copy of the module's forward that calls our rotation; the library's own function is
-        unchanged.
+        """Returns a copy of the module's forward that calls our rotation; the library's own function is unchanged.
 
         The rotation is a global of the modelling file, and transformers replaces it only by kernels from
         its hub.
@@ -154,8 +150,7 @@ class FusedModules:
 
 
 def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> Forward:
-    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all
-    others."""
+    """Uses `forward` for calls with one argument, as it was probed, and the module's own forward for all others."""
     ordinary = type(module).forward
 
     def either(*args: Any, **named: Any) -> Any:
@@ -167,8 +162,7 @@ def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> For
 
 @cache
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
-    """Returns the Triton kernels, compiled and compared with torch once per device and dtype, or why there
-    are none."""
+    """Returns the Triton kernels, compiled and compared with torch once per device and dtype, or why there are none."""
     if device.type != "cuda":
         return NotBuilt(f"they are for CUDA, and the model is on {device.type}")
     try:
@@ -190,8 +184,7 @@ def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels | NotBuilt:
 
 @torch.no_grad()
 def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> dict[str, float]:
-    """Returns the kernels whose results differ from torch's on this device by more than rounding: name ->
-    how far."""
+    """Returns the kernels whose results differ from torch's on this device by more than rounding: name -> how far."""
     x, gate, up = numbers(3, 3, 2100, dtype=dtype, seed=0).to(device)
     weight = 1 + up[0]
     cos, sin = numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)

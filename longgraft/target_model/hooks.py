@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 @contextmanager
 def inputs_of(layers: nn.ModuleList, indices: tuple[int, ...], name: str) -> Iterator[dict[int, Tensor]]:
-    """Yields the inputs [B, n, H] of some layers of model `name`; raises ValueError if they have another
-    shape."""
+    """Yields the inputs [B, n, H] of some layers of model `name`; raises ValueError if they have another shape."""
     taken: dict[int, Tensor] = {}
     handles = []
 

@@ -1,5 +1,4 @@
-"""The target: an unmodified transformers causal LM that runs on trees and prompt chunks and reports what
-was wanted.
+"""The target: an unmodified transformers causal LM that runs on trees and prompt chunks and reports what was wanted.
 
 Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also
     after an
@@ -45,8 +44,7 @@ from longgraft.target_model.weights import sample
 
 UNBOUNDED = 1 << 30     # positions of a model whose configuration states no limit
 TOPK_ROWS = 256     # rows of a prompt's logits that exist at the same time
-# Fields of a configuration on which no cache row depends: paths, provenance, how the model is run, meanings
-# of ids.
+# Fields of a configuration on which no cache row depends: paths, provenance, how the model is run, meanings of ids.
 UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
                     r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
 
@@ -115,8 +113,7 @@ class Target:
 
     @property
     def fused_kernels(self) -> Kernels | None:
-        """The fused kernels for passes of fixed shape, also of a drafter; None: the modules' own code is
-        used."""
+        """The fused kernels for passes of fixed shape, also of a drafter; None: the modules' own code is used."""
         return None if self.fused is None else self.fused.kernels
 
     @property
@@ -271,8 +268,7 @@ class Target:
         return reports
 
     def _enter_modules(self, stack: ExitStack, segments: Sequence[Segment]) -> None:
-        """Replaces the compiled and the stateful modules for a pass over these segments, until the stack is
-        left."""
+        """Replaces the compiled and the stateful modules for a pass over these segments, until the stack is left."""
         if self._compiled is not None:
             if not all(segment.cache.length for segment in segments):
                 self.forget_changed()
@@ -294,8 +290,7 @@ class Target:
             states.keep(path, self.stateful.run)
 
     def _topk_of(self, segment: Segment, logits: Tensor, final: Tensor | None, k: int) -> Tensor:
-        """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits
-        exist."""
+        """Returns the ranked nodes' top-k, from the logits, or from the final states [n, H] if fewer logits exist."""
         ranked = slice(None) if segment.ranked is None else sent(segment.ranked, self.device)
         if segment.logits == "all":
             return best(logits[ranked], k)
@@ -310,8 +305,7 @@ class Target:
                              "used.")
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Computes the model's logits [.., V] of final hidden states [.., H], soft-capped or scaled as in
-        its family.
+        """Computes the model's logits [.., V] of final hidden states [.., H], soft-capped or scaled as in its family.
 
         Args:
             hidden: Final hidden states.

@@ -52,8 +52,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu,
 
 @torch.no_grad()
 def norm_of(module: nn.Module) -> tuple[str, float] | None:
-    """Returns form and epsilon of a root-mean-square norm, found with random weights; None for any other
-    module."""
+    """Returns form and epsilon of a root-mean-square norm, found with random weights; None for any other module."""
     epsilon = module.__dict__.get("variance_epsilon", module.__dict__.get("eps"))
     weight = module._parameters.get("weight")
     if not isinstance(epsilon, float) or type(weight) is not nn.Parameter or weight.dtype not in DTYPES:
@@ -72,8 +71,7 @@ def norm_of(module: nn.Module) -> tuple[str, float] | None:
 
 @torch.no_grad()
 def gate_of(module: nn.Module) -> str | None:
-    """Returns the activation of a module that computes down(activation(gate) * up); None for any other
-    module.
+    """Returns the activation of a module that computes down(activation(gate) * up); None for any other module.
 
     It is found with small random projections.  They must be named gate_proj, up_proj and down_proj, or
     gate_up_proj and down_proj, as in most families.
@@ -107,8 +105,7 @@ def gate_of(module: nn.Module) -> str | None:
 
 @torch.no_grad()
 def tables_of(library: Any, dtype: torch.dtype) -> set[torch.dtype]:
-    """Returns the dtypes of cos and sin for which a modelling file's rotation of q and k in `dtype` equals
-    `turned`."""
+    """Returns the dtypes of cos and sin for which a modelling file's rotation of q and k in `dtype` equals `turned`."""
     q = numbers(1, 3, 5, 8, dtype=dtype, seed=0)
     k = numbers(1, 2, 5, 8, dtype=dtype, seed=1)
     tables = set()

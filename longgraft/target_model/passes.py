@@ -1,5 +1,4 @@
-"""Inputs and outputs of a target pass: segments, each a tree or a prompt chunk of one sequence, and
-reports."""
+"""Inputs and outputs of a target pass: segments, each a tree or a prompt chunk of one sequence, and reports."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ AFTER_DRAFTS = 16       # first turn after all passes of drafters
 
 
 class Runner(Protocol):
-    """A model whose passes several callers may share: the target, or a drafter's head; or a plan for a
-    shared pass.
+    """A model whose passes several callers may share: the target, or a drafter's head; or a plan for a shared pass.
 
     Attributes:
         packs: True if rows of several callers may share a pass; set to False when such a pass fails.

@@ -1,5 +1,4 @@
-"""Runs modules whose state goes from token to token over a token tree, and commits the state of the
-accepted path.
+"""Runs modules whose state goes from token to token over a token tree, and commits the state of the accepted path.
 
 Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in
 transformers' cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of
@@ -111,8 +110,7 @@ class ModuleState:
         return [*self.conv.values(), *self.recurrent.values()]
 
     def of_sequences(self, count: int) -> ModuleState:
-        """Returns a copy for the `count` paths of a tree, which begin alike; some modules write into their
-        state."""
+        """Returns a copy for the `count` paths of a tree, which begin alike; some modules write into their state."""
         def repeated(tensor: Tensor) -> Tensor:
             return tensor.expand(count, *tensor.shape[1:]).clone()
 
@@ -120,8 +118,7 @@ class ModuleState:
         return ModuleState(conv, recurrent)
 
     def after(self, path: int, tokens: int) -> ModuleState:
-        """Returns the state of the path of this index after its first `tokens` tokens; for convolution
-        states only."""
+        """Returns the state of the path of this index after its first `tokens` tokens; for convolution states only."""
         state = ModuleState()
         for index, inputs in self.inputs.items():
             size = self.conv[index].shape[-1]
@@ -220,8 +217,7 @@ class SegmentStates:
     results: dict[int, tuple[_ModuleCall | None, ModuleState]] = field(default_factory=dict)
 
     def committed(self, number: int, sequences: int) -> ModuleState:
-        """Returns a copy of a module's committed state for this many sequences; an empty state if there is
-        none."""
+        """Returns a copy of a module's committed state for this many sequences; an empty state if there is none."""
         state = self.segment.cache.states.get(number)
         if state is None:
             return ModuleState()
@@ -361,8 +357,7 @@ def _alike(output: Tensor, expected: Tensor) -> bool:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Concatenates outputs [B, n, ..] along n; each part is a tuple of tensors of the same structure, or
-    one tensor."""
+    """Concatenates outputs [B, n, ..] along n; each part is a tuple of tensors of the same structure, or one tensor."""
     if len(parts) == 1:
         return parts[0]
     return tree_map(lambda *some: torch.cat(some, dim=1), *parts)

@@ -1,5 +1,4 @@
-"""Decides from a configuration alone if a model can be decoded, and gives the reason if not; no weight is
-read.
+"""Decides from a configuration alone if a model can be decoded, and gives the reason if not; no weight is read.
 
 tests/test_families.py shows for every causal family that it is refused here or exact.
 """

@@ -1,5 +1,4 @@
-"""The verifier: runs one target pass over a prompt chunk or a proposal, draws, walks, keeps the path and
-reports."""
+"""The verifier: runs one target pass over a prompt chunk or a proposal, draws, walks, keeps the path and reports."""
 
 from __future__ import annotations
 

@@ -179,22 +179,19 @@ def _named(keys: Collection[str]) -> str:
 
 @contextmanager
 def _reading(what: str, advice: str) -> Iterator[None]:
-    """Turns any error of transformers, safetensors or pickle over files into a ValueError: one sentence and
-    advice."""
+    """Turns any error of transformers, safetensors or pickle over files into a ValueError: one sentence and advice."""
     try:
         yield
     except ImportError:
         raise       # its message names the missing package
-    # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no
-    # base class.
+    # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no base class.
     except Exception as error:
         raise ValueError(f"{what} could not be loaded: {reason(error)}.\n{advice}") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences transformers' loading bar and its table of random weights, which are errors here; download
-    bars stay."""
+    """Silences transformers' loading bar and its table of random weights, which are errors here; download bars stay."""
     bars = logging.is_progress_bar_enabled()
     downloads = not are_progress_bars_disabled()
     verbosity = logging.get_verbosity()

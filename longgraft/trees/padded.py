@@ -1,5 +1,4 @@
-"""A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any
-device.
+"""A proposal tree in a fixed number of rows: `ProposalTree`'s operations with fixed tensor shapes, on any device.
 
 Only `of`, `host` and `on_host` copy between the host and the device, so that CUDA graphs can record the rest.
 """
@@ -32,8 +31,7 @@ def size_of(nodes: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class PaddedTree:
-    """A draft tree stored in n rows; the rows marked live are its nodes, parents before children, the root
-    in row 0.
+    """A draft tree stored in n rows; the rows marked live are its nodes, parents before children, the root in row 0.
 
     Properties are not cached: a recorded CUDA graph would keep the values of its first run.
 
@@ -148,8 +146,7 @@ class PaddedTree:
         return visible
 
     def top(self, budget: int) -> PaddedTree:
-        """Returns the tree of the best `budget` nodes by the order of `ProposalTree.top`; the others become
-        dead."""
+        """Returns the tree of the best `budget` nodes by the order of `ProposalTree.top`; the others become dead."""
         if self.rows <= budget:
             return self
         # Stable sorts, the last key first; nan scores sort last, by row.  The root's score is the maximum.
@@ -299,12 +296,10 @@ def all_above(flags: Tensor, jumps: Sequence[Tensor]) -> Tensor:
 
 
 def _scatter(rows: Tensor, dest: Tensor, columns: Tensor) -> Tensor:
-    """Writes columns [.., m] in place to rows [.., n + 1] at indices dest [m]; returns [.., n] without the
-    spare n."""
+    """Writes columns [.., m] in place to rows [.., n + 1] at indices dest [m]; returns [.., n] without the spare n."""
     return rows.scatter_(-1, dest.expand_as(columns), columns)[..., :-1]
 
 
 def _with_spare(rows: Tensor) -> Tensor:
-    """Returns a copy of rows [.., n] with a spare last element, to which `_scatter` writes what is
-    dropped."""
+    """Returns a copy of rows [.., n] with a spare last element, to which `_scatter` writes what is dropped."""
     return torch.cat([rows, rows[..., -1:]], -1)

@@ -1,5 +1,4 @@
-"""Retrieval templates on the device: padded trees of a fixed topology, built from the tokens that fill
-their nodes."""
+"""Retrieval templates on the device: padded trees of a fixed topology, built from the tokens that fill their nodes."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
         tokens: [n], negative for nodes without a token.
         pattern: The template's topology.
     """
-    # Nodes of one depth are the same if the paths to them have the same tokens; the first of them is their
-    # row.
+    # Nodes of one depth are the same if the paths to them have the same tokens; the first of them is their row.
     alike = (tokens[:, None] == tokens) & (tokens >= 0) & pattern.level
     first = all_above(alike, pattern.jumps).max(1).indices
     bare = pattern.bare

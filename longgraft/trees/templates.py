@@ -102,8 +102,7 @@ def chain(length: int) -> Template:
 
 @cache
 def for_slots(n: int) -> Template:
-    """Returns a template of exactly n nodes: a pruning stage's, a small one, or the nearest stage's scaled
-    to n."""
+    """Returns a template of exactly n nodes: a pruning stage's, a small one, or the nearest stage's scaled to n."""
     for name, size in STAGES.items():
         if n == size:
             return graft_templates()[name]

@@ -58,8 +58,7 @@ class ProposalTree:
     @classmethod
     def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
               stage: int | None = None, match: list[int] | None = None) -> ProposalTree:
-        """Builds a tree from plain lists with one item per node, root first; the arguments are as in the
-        class."""
+        """Builds a tree from plain lists with one item per node, root first; the arguments are as in the class."""
         lengths = None if match is None else torch.tensor(match)
         return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
                    torch.tensor(origin, dtype=torch.int8), stage, lengths)
@@ -111,8 +110,7 @@ class ProposalTree:
         return {pair: node for node, pair in enumerate(pairs) if node}
 
     def select(self, nodes: list[int]) -> ProposalTree:
-        """Returns the sub-tree of these nodes: ascending, with the root first and the parent of each among
-        them."""
+        """Returns the sub-tree of these nodes: ascending, with the root first and the parent of each among them."""
         place = {node: i for i, node in enumerate(nodes)}
         index = torch.tensor(nodes)
         parents = torch.tensor([-1] + [place[parent] for parent in self.parents[index].tolist()[1:]])
@@ -123,8 +121,7 @@ class ProposalTree:
                             law)
 
     def top(self, budget: int) -> ProposalTree:
-        """Returns the best `budget` nodes, root included; ties go to shallower, then earlier nodes; nan
-        ranks last."""
+        """Returns the best `budget` nodes, root included; ties go to shallower, then earlier nodes; nan ranks last."""
         if len(self) <= budget:
             return self
         scores = self.scores.tolist()

@@ -23,8 +23,7 @@ class Trie:
         return len(self._tokens)
 
     def add(self, chain: Iterable[int], at: int = 0, match: int = 0) -> int:
-        """Adds a chain below node `at`, as far as the budget allows, and returns the last node of the chain
-        that fits.
+        """Adds a chain below node `at`, as far as the budget allows, and returns the last node of the chain that fits.
 
         A node that exists already takes no slot.
 

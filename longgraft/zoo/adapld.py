@@ -1,5 +1,4 @@
-"""AdaPLD (arXiv 2606.05742): a copied chain, and branches of tokens that the target found probable at its
-source."""
+"""AdaPLD (arXiv 2606.05742): a copied chain, and branches of tokens that the target found probable at its source."""
 
 from __future__ import annotations
 
@@ -108,8 +107,7 @@ class AdaPld:
             tree.add(branch)
 
     def _branches_at(self, text: np.ndarray, at: int, copied: Sequence[int]) -> list[list[int]]:
-        """Returns the branches, most probable first, each followed by its token's successor if there is
-        one."""
+        """Returns the branches, most probable first, each followed by its token's successor if there is one."""
         assert self.branches is not None
         tokens = self.branches.at(at, copied)
         if not self.branches.successors:

@@ -47,8 +47,7 @@ class Anchors:
         self.never = never
 
     def after_prediction(self, text: np.ndarray, length: int) -> tuple[list[int], int]:
-        """Returns up to `length` tokens that followed the last occurrence of the text's longest match in a
-        prediction.
+        """Returns up to `length` tokens that followed the last occurrence of the text's longest match in a prediction.
 
         The result is (tokens, length of the match); ([], 0) if the match is too short.
         """

@@ -1,5 +1,4 @@
-"""Hierarchical drafting: the target verifies drafts on a part of its cache, then the accepted chain on the
-whole cache.
+"""Hierarchical drafting: the target verifies drafts on a part of its cache, then the accepted chain on the whole cache.
 
 With a small model as the drafter it is TriForce (arXiv 2404.11912); with EAGLE-3's trees it is a lossless
 SpecPV.

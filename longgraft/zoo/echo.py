@@ -47,8 +47,7 @@ class EchoPlan:
         return min(offer.budget, self.small + max(0, offer.levels - SMALL_LEVELS))
 
     def extended(self, offers: Sequence[Offer]) -> list[bool]:
-        """Extends the surest drafts first, as long as their nodes and all other small trees fit into the
-        pass."""
+        """Extends the surest drafts first, as long as their nodes and all other small trees fit into the pass."""
         free = self.most - self.small * self.requests
         granted = [False] * len(offers)
         for index in sorted(range(len(offers)), key=lambda at: -offers[at].probabilities[0]):
@@ -59,8 +58,7 @@ class EchoPlan:
         return granted
 
     def shares(self, offers: Sequence[Offer]) -> list[int]:
-        """Gives small trees first, then further levels of whole drafts, then width for stopped ones, then the
-        rest."""
+        """Gives small trees first, then further levels of whole drafts, then width for stopped ones, then the rest."""
         nodes = [1] * len(offers)
         free = self.most - self.requests
         free = _spend(free, nodes, offers, [self.small] * len(offers))
@@ -78,8 +76,7 @@ class EchoPlan:
 
 
 def _spend(free: int, nodes: list[int], offers: Sequence[Offer], limits: Sequence[int]) -> int:
-    """Adds the most probable candidates of all requests to their `nodes` up to their limits; returns the
-    nodes left."""
+    """Adds the most probable candidates of all requests to their `nodes` up to their limits; returns the nodes left."""
     limits = [min(limit, offer.budget, 1 + len(offer.probabilities))
               for limit, offer in zip(limits, offers, strict=True)]
 
@@ -113,8 +110,7 @@ class EchoPlanner:
 
 @dataclass(frozen=True)
 class PlannedGates:
-    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further
-    levels.
+    """The gates of one request in a shared pass: a draft that passes one also needs nodes for its further levels.
 
     Attributes:
         levels: Levels of the whole draft.

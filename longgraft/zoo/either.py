@@ -10,8 +10,7 @@ from longgraft.trees.tree import ProposalTree
 
 
 class Either:
-    """A choice between two proposers in each step: the first if its tree is worth enough, otherwise the
-    second.
+    """A choice between two proposers in each step: the first if its tree is worth enough, otherwise the second.
 
     Attributes:
         worth: Worth of a tree of the first proposer.

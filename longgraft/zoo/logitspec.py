@@ -1,5 +1,4 @@
-"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the
-root."""
+"""LogitSpec (arXiv 2507.01449): guesses after the root are the top-k at the position that produced the root."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ KEPT = ((8, 4), (32, 3))
 
 
 class LastTopK(Memory):
-    """The top-k at the position that produced the root; it is observed before it is used, so decoding stays
-    exact."""
+    """The top-k at the position that produced the root; it is observed before it is used, so decoding stays exact."""
 
     name = "last top-k"
 
@@ -127,8 +125,7 @@ class LogitSpec:
         self.max_ngram = max_ngram
         self.length = length
         self.clock = clock or Clock()
-        # A guess's rank, indexed by token; -1 for all other tokens.  The last entry takes ids that are not
-        # tokens.
+        # A guess's rank, indexed by token; -1 for all other tokens.  The last entry takes ids that are not tokens.
         self._slot = np.full(vocab_size + 1, -1, dtype=np.int64)
 
     def propose(self, ask: Ask) -> ProposalTree:
@@ -150,8 +147,7 @@ class LogitSpec:
         return self._rounds.pooled(ends, ngram, self.length, len(self._history.before()))
 
     def _guesses(self, text: np.ndarray, root: int) -> Iterator[tuple[int, list[int], int]]:
-        """Yields (a token of the last top-k, its continuation, tokens of the match), the most probable
-        first."""
+        """Yields (a token of the last top-k, its continuation, tokens of the match), the most probable first."""
         # Lower ranks get no continuation
         guesses = self._topk.tokens
         most = KEPT[-1][0] + 1
@@ -216,8 +212,7 @@ def continuation(text: np.ndarray, max_ngram: int,
 
 
 def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
-    """Returns [count] int64: for each key the last index of its largest `pooled`; -1 for a key that does not
-    occur.
+    """Returns [count] int64: for each key the last index of its largest `pooled`; -1 for a key that does not occur.
 
     Args:
         keys, pooled: [k] int64.  It is the official pool's rule: a later continuation replaces one of the

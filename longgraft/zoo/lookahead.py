@@ -92,8 +92,7 @@ class Trajectories(Memory):
                 self._learn(tuple(self._text[-self.ngram:]))
 
     def _begin(self) -> Row:
-        """Draws the first row, with one extra token per missing row: each step that adds a row drops a
-        column."""
+        """Draws the first row, with one extra token per missing row: each step that adds a row drops a column."""
         places = torch.randint(max(1, self._prompt), (self.width + self.ngram - 3,),
                                generator=torch.Generator().manual_seed(0))
         return tuple(self._text[place] for place in places.tolist())
@@ -142,8 +141,7 @@ class Trajectories(Memory):
 
 
 def cells(rows: tuple[Row, ...], children: Mapping[tuple[int, int], int]) -> list[int | None]:
-    """Returns, for each column of the window's last row (the root's included), its node in a tree with these
-    children.
+    """Returns, for each column of the window's last row (the root's included), its node in a tree with these children.
 
     Nodes are found by the path to them; None if the tree lacks the node.
     """

@@ -1,5 +1,4 @@
-"""A drafted chain whose free slots repeat earlier answers to the same prompt (arXiv 2605.20104, future
-work)."""
+"""A drafted chain whose free slots repeat earlier answers to the same prompt (arXiv 2605.20104, future work)."""
 
 from __future__ import annotations
 

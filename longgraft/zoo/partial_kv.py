@@ -53,8 +53,7 @@ class _Mark(NamedTuple):
 
 
 class PartialKVCache(Memory):
-    """The rows of the target's cache that `select` chose, and those of all later tokens, at their true
-    positions.
+    """The rows of the target's cache that `select` chose, and those of all later tokens, at their true positions.
 
     They are selected at first use, and again after each `every` committed tokens (None: never again).  Rows
     are copied only at use; until then they are in the target's own cache.
@@ -126,8 +125,7 @@ class PartialKVCache(Memory):
 
     @torch.inference_mode()
     def fresh(self) -> KVCache:
-        """Returns the cache, ready for a pass at the next position; the caller crops what that pass
-        writes."""
+        """Returns the cache, ready for a pass at the next position; the caller crops what that pass writes."""
         with self.clock.part("update"):
             source = self._source
             chosen = self.chosen()

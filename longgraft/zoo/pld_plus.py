@@ -1,5 +1,4 @@
-"""PLD+ (arXiv 2412.01447): copies after the occurrence of the root's token whose context is most like the
-root's."""
+"""PLD+ (arXiv 2412.01447): copies after the occurrence of the root's token whose context is most like the root's."""
 
 from __future__ import annotations
 

@@ -76,8 +76,7 @@ class RestRetriever:
         return [self._predicted, self.store]
 
     def _continuations(self, store: Corpus, match: int, part: slice) -> np.ndarray:
-        """Returns continuations [h, length] int32 in the order of the datastore, ENDED after the end of a
-        text."""
+        """Returns continuations [h, length] int32 in the order of the datastore, ENDED after the end of a text."""
         count = part.stop - part.start
         chosen = part.start + np.arange(min(count, self.lookup.hits)) * count // min(count, self.lookup.hits)
         at = store.order[chosen][:, None].astype(np.int64) + match + np.arange(self.lookup.length)

@@ -1,5 +1,4 @@
-"""SAM-Decoding (arXiv 2411.10666): copies, as a chain, what followed the first occurrence of the longest
-match."""
+"""SAM-Decoding (arXiv 2411.10666): copies, as a chain, what followed the first occurrence of the longest match."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class _TextMark:
 
 
 class SuffixAutomaton(Memory):
-    """The textbook's online suffix automaton: a state stands for all strings that end at the same places of
-    the text.
+    """The textbook's online suffix automaton: a state stands for all strings that end at the same places of the text.
 
     A state has transitions, a suffix link, the length of its longest string, and the place where that first
     ended.  The whole text's state links to the longest end of the text that occurred before, so no match has

@@ -1,5 +1,4 @@
-"""Selectors: they choose the cache rows that a drafting pass attends to, by position, by attention or by
-blocks.
+"""Selectors: they choose the cache rows that a drafting pass attends to, by position, by attention or by blocks.
 
 A selector is a function (keys [Hkv, T, D], queries [Hq, w, D]) -> rows, ascending: [m] int64, or [Hkv, m] if
 heads differ; m depends only on T.  If the budget holds all T rows, all are selected.
@@ -68,8 +67,7 @@ class Attended:
 
     @staticmethod
     def _weights(keys: Tensor, queries: Tensor) -> Tensor:
-        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention
-        weight."""
+        """keys [T, D], queries [G, w, D] of the last w rows -> [T] float32, each row's summed attention weight."""
         window = queries.shape[1]
         length = keys.shape[0]
         scores = (queries @ keys.mT).float() * keys.shape[1] ** -0.5
@@ -80,8 +78,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Nearest:
-    """A selector of sinks and the keys with the largest products with the last query: TokenSwift (arXiv
-    2502.18890).
+    """A selector of sinks and the keys with the largest products with the last query: TokenSwift (arXiv 2502.18890).
 
     Attributes:
         newest: Number of newest rows within the budget; 0 in the paper's code.
@@ -131,8 +128,7 @@ class Chunks:
 
 @dataclass(frozen=True)
 class Quest:
-    """A selector of sinks, the newest blocks, and those blocks in between whose keys may have the largest
-    products.
+    """A selector of sinks, the newest blocks, and those blocks in between whose keys may have the largest products.
 
     Quest (2406.10774), in SpecPV's version.  Scores are averaged over the queries and over the heads that
     share a key head.  An incomplete block before the newest ones is selected, too; SpecPV leaves it out.

@@ -1,5 +1,4 @@
-"""A draft model: a smaller model with the target's tokenizer and its own cache reads committed tokens and
-drafts."""
+"""A draft model: a smaller model with the target's tokenizer and its own cache reads committed tokens and drafts."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ class DraftModelCache(DraftCache):
         return fixed.forward()[0].logits[n - 1:n].clone()
 
     def _as_target(self, logits: Tensor) -> Tensor:
-        """[1, V'] -> [V] float32: ids that the target lacks are dropped, ids that only the target has get
-        -inf."""
+        """[1, V'] -> [V] float32: ids that the target lacks are dropped, ids that only the target has get -inf."""
         shared = logits[0].float()[:self.vocab]
         return F.pad(shared, (0, self.vocab - len(shared)), value=float("-inf"))
 
@@ -154,8 +152,7 @@ class DraftModelCache(DraftCache):
 
 
 def _small(sources: Sources) -> Target:
-    """Loads a smaller model in the target's precision, on its device; raises ValueError for another
-    vocabulary."""
+    """Loads a smaller model in the target's precision, on its device; raises ValueError for another vocabulary."""
     target = sources.target
     name = str(sources.path("small-model", "small"))
     alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
@@ -172,8 +169,7 @@ def _small(sources: Sources) -> Target:
 
 
 def _check_vocabulary(sources: Sources, small_tokenizer: Any, path: str) -> None:
-    """Raises ValueError if an id means another token in the small model's tokenizer; added tokens may
-    differ."""
+    """Raises ValueError if an id means another token in the small model's tokenizer; added tokens may differ."""
     ours = sources.tokenizer.get_vocab()
     added = sources.tokenizer.get_added_vocab()
     vocabulary = small_tokenizer.get_vocab()

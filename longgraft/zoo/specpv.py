@@ -48,8 +48,7 @@ class _Behind:
 
 
 class PartialVerifier(Verifier):
-    """A verifier on `partial`; if more than `most` tokens wait, the next tree is verified in full, together
-    with them.
+    """A verifier on `partial`; if more than `most` tokens wait, the next tree is verified in full, together with them.
 
     The full pass gives the waiting tokens their true rows, and its queries select rows again; the first pass
     after the prompt is full, too.  If the selection leaves no row out, all passes are full.  cache: the cache
@@ -101,8 +100,7 @@ def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
 
 
 def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
-    """Returns the observation of the tree alone, without the `rows` nodes before it, which were observed
-    earlier."""
+    """Returns the observation of the tree alone, without the `rows` nodes before it, which were observed earlier."""
     topk = None
     if seen.topk is not None:
         topk = seen.topk[rows:]

@@ -105,8 +105,7 @@ class DraftModelChain:
                             chain.origin, law=law)
 
     def _drafted(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
-        """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's
-        device."""
+        """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
         self.small.begin()
         token = torch.tensor([ask.root])
         tokens = list[Tensor]()

@@ -59,8 +59,7 @@ class _TreeLayer:
 
 
 class TalonDrafter:
-    """A drafter of a first layer of `top_k` nodes, then layers of continuations, until the tree has
-    `ask.budget` nodes.
+    """A drafter of a first layer of `top_k` nodes, then layers of continuations, until the tree has `ask.budget` nodes.
 
     A layer keeps the continuations whose paths have at least the share `share` of the best one's probability,
     and the best of them if there are too many.  If regions are fixed, layers of trees of up to 64 nodes are

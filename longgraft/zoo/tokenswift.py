@@ -1,5 +1,4 @@
-"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads for later tokens, and
-n-grams.
+"""TokenSwift (arXiv 2502.18890): one pass of the target on a part of its cache, heads for later tokens, and n-grams.
 
 It is implemented without the paper's repetition penalty, which would change the target's distribution.
 """
@@ -33,8 +32,7 @@ ORDER = 4       # tokens of an n-gram, as in the authors' code
 
 
 class FrequentNgrams(Memory):
-    """Counts of n-grams in the answer and in predictions, by first token; the prompt's n-grams are not
-    counted."""
+    """Counts of n-grams in the answer and in predictions, by first token; the prompt's n-grams are not counted."""
 
     name = "n-grams"
 
@@ -116,8 +114,7 @@ class TokenSwift:
         return tree.merge(drafted, at=0, budget=ask.budget)
 
     def _guessed(self, ask: Ask) -> tuple[int, float, list[tuple[list[int], list[float]]]]:
-        """Returns (the next token, its log-probability, each head's best tokens and their
-        log-probabilities)."""
+        """Returns (the next token, its log-probability, each head's best tokens and their log-probabilities)."""
         cache = self.partial.fresh()
         self.clock.ran("own")
         report, = self.target.run([Segment(ProposalTree.root_only(ask.root), cache)], Wants(final=True))
@@ -151,8 +148,7 @@ class TokenSwift:
 
 
 def _on_host(drawn: Tensor, gain: Tensor, ids: Tensor, gains: Tensor) -> list[list[float]]:
-    """Returns [[the drawn token, its gain], each head's ids and gains] in one sync; float64 holds both
-    exactly."""
+    """Returns [[the drawn token, its gain], each head's ids and gains] in one sync; float64 holds both exactly."""
     ahead = torch.cat([ids.double(), gains.double()], 1).flatten()
     flat = torch.cat([drawn.double(), gain[0].double(), ahead]).tolist()
     width = 2 * ids.shape[1]

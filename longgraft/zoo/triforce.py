@@ -1,5 +1,4 @@
-"""TriForce (arXiv 2404.11912): a small model drafts, and the target corrects it on a part of its cache, then
-verifies.
+"""TriForce (arXiv 2404.11912): a small model drafts, and the target corrects it on a part of its cache, then verifies.
 
 The small model drafts from a window of the text: its first and its newest tokens.  StreamingLLM (arXiv
 2309.17453) keeps rows that depend on evicted tokens; here the window is recomputed as a separate text when it

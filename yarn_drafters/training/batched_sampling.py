@@ -81,8 +81,7 @@ class _GrowingLayer(DynamicLayer):
 
 def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
                scaling: float | None = None, **more: Any) -> tuple[Tensor, None]:
-    """Attention of one query per row by grouped products, which copy no keys per query head; else torch's
-    attention."""
+    """Attention of one query per row by grouped products, which copy no keys per query head; else torch's attention."""
     batch, heads, rows, size = query.shape
     if rows > 1 or more.get("softcap"):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)

@@ -79,8 +79,7 @@ class ChatEncoder:
         return documents
 
     def _answer(self, turns: Sequence[Turn], whole: bool) -> tuple[list[int], list[int]]:
-        """Returns (tokens before the last turn, which is an answer, tokens of it).  whole: it was not cut
-        off"""
+        """Returns (tokens before the last turn, which is an answer, tokens of it).  whole: it was not cut off"""
         prompt_ids = self._ids(self._text(turns[:-1], True))
         if whole:
             answered = self._ids(self._text(turns, False))

@@ -87,8 +87,7 @@ class EncodedCorpus:
 
 def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
                   cache: Path) -> EncodedCorpus:
-    """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the
-    same."""
+    """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
     digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
@@ -111,8 +110,7 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
 
 
 def _cached(cache: Path, digest: str) -> EncodedCorpus | None:
-    """Returns the cached corpus; None if it belongs to other files, is damaged or missing, since it can be
-    rebuilt."""
+    """Returns the cached corpus; None if it belongs to other files, is damaged or missing, since it can be rebuilt."""
     try:
         with np.load(cache) as saved:
             if str(saved["digest"]) == digest:

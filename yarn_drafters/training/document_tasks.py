@@ -1,5 +1,4 @@
-"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and
-complete."""
+"""Makes requests about excerpts of documents: summarise, quote, rewrite, extract, explain, edit and complete."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Trains EAGLE-3 heads by training-time test on a frozen target's features, which are computed during
-training."""
+"""Trains EAGLE-3 heads by training-time test on a frozen target's features, which are computed during training."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Keeps a frozen target's outputs for rows of tokens on disk, so that later epochs need no forward of the
-target.
+"""Keeps a frozen target's outputs for rows of tokens on disk, so that later epochs need no forward of the target.
 
 A row of 1,024 tokens takes 4.8 MB for a target of hidden size 576.
 """
@@ -20,8 +19,7 @@ from longgraft.yarn_drafters.training.objective import TargetOutputs
 
 
 class FeatureStore:
-    """A folder with one safetensors file per row, named by target, layers, tokens and positions; floats as
-    bfloat16."""
+    """A folder with one safetensors file per row, named by target, layers, tokens and positions; floats as bfloat16."""
 
     def __init__(self, folder: Path, target: Target, layers: Sequence[int]) -> None:
         self.folder = folder

@@ -1,5 +1,4 @@
-"""The common part of drafter trainers: a frozen target, its encoded texts, the run, and replay for
-measurements."""
+"""The common part of drafter trainers: a frozen target, its encoded texts, the run, and replay for measurements."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Frozen:
     @contextmanager
     def prepared(cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path,
                  dtype: torch.dtype) -> Iterator[Frozen]:
-        """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the
-        block ends.
+        """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the block ends.
 
         Args:
             data, valid: See `read_documents`.
@@ -160,14 +158,12 @@ class DistillingTrainer(Trainer):
         return {}
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
-        """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the
-        others."""
+        """Returns True if Muon trains this parameter: a matrix that is no output layer.  AdamW trains the others."""
         return parameter.ndim == 2
 
     @torch.no_grad()
     def measure(self) -> Figures:
-        """Returns the objective's figures and the accepted length (MAT) in replay, per kind of unseen
-        text."""
+        """Returns the objective's figures and the accepted length (MAT) in replay, per kind of unseen text."""
         measured: Figures = {}
         for kind, coded in self.unseen.items():
             figures = self.figures_of(coded)
@@ -182,8 +178,7 @@ class DistillingTrainer(Trainer):
 @torch.no_grad()
 def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor
              ) -> tuple[Tensor, Tensor]:
-    """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B,
-    S, Ht]."""
+    """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B, S, Ht]."""
     if target.weights != "float" and bool((positions == torch.arange(tokens.shape[1])).all()):
         return _as_decoded(target, layers, tokens)
     with target.inputs_of(tuple(layers)) as taken:
@@ -232,8 +227,7 @@ def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget:
 
 
 def as_decoded(network: nn.Module, target: Target) -> Any:
-    """Returns a copy in the target's precision, as after loading; modules of the target are shared, not
-    copied."""
+    """Returns a copy in the target's precision, as after loading; modules of the target are shared, not copied."""
     return copy.deepcopy(network, {id(module): module for module in target.model.modules()}).to(target.dtype)
 
 

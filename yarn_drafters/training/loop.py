@@ -139,8 +139,7 @@ class Trainer(ABC):
         return min(1.0, max((self.state.tokens + ahead) / self.recipe.total_tokens, by_clock))
 
     def _end_at(self, until: float | None) -> None:
-        """Sets the run's time so that its result is written by `until`, as in `time.monotonic`; None: as it
-        was.
+        """Sets the run's time so that its result is written by `until`, as in `time.monotonic`; None: as it was.
 
         Raises:
             ValueError: loading has left no time for a step.
@@ -161,8 +160,7 @@ class Trainer(ABC):
         recipe = self.recipe
         state = self.state
         batches, taken = self._batches(recipe.stage_at(self.progress()))
-        # Chats have different numbers of learnt tokens per row, so batches are weighted by them, over all
-        # processes.
+        # Chats have different numbers of learnt tokens per row, so batches are weighted by them, over all processes.
         learnt = torch.tensor([float((rows[:, self.first_learnt:] >= 0).sum()) for rows, _ in batches],
                               device=self.device)
         total = learnt.sum()
@@ -189,8 +187,7 @@ class Trainer(ABC):
         return mean(figures)
 
     def _batches(self, stage: Stage) -> tuple[list[tuple[Tensor, Tensor]], int]:
-        """Returns this process's micro-batches of (rows, positions), and the number of tokens of all
-        processes."""
+        """Returns this process's micro-batches of (rows, positions), and the number of tokens of all processes."""
         recipe = self.recipe
         state = self.state
         size = self.world.size
@@ -243,16 +240,14 @@ class Trainer(ABC):
         return True
 
     def _made_before(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Returns what the checkpoint's steps were made with; earlier versions kept it in recipe.json
-        alone."""
+        """Returns what the checkpoint's steps were made with; earlier versions kept it in recipe.json alone."""
         before = saved.get("made_with")
         if before is None and (self.out / "recipe.json").exists():
             before = read_table(self.out / "recipe.json")
         return checked(before or {}, dict, "made_with")
 
     def _compare(self, before: dict[str, Any]) -> None:
-        """Notes the settings that have changed; raises ValueError if the run had ended, so that no step is
-        left."""
+        """Notes the settings that have changed; raises ValueError if the run had ended, so that no step is left."""
         now = {name: value for name, value in self.made_with.items() if name in before}
         self.changed = list(differences(before, now))
         total = before.get("total_tokens", 0)
@@ -264,8 +259,7 @@ class Trainer(ABC):
                              "folder, or a larger total_tokens (--tokens) to train on.")
 
     def _take(self, saved: dict[str, Any]) -> None:
-        """Loads weights and moments of a checkpoint, which must be finite; the peak rates stay the
-        recipe's."""
+        """Loads weights and moments of a checkpoint, which must be finite; the peak rates stay the recipe's."""
         self.module.load_state_dict(saved["module"])
         for optimizer, moments in zip(self.optimizers, saved["optimizers"], strict=True):
             peaks = [group["peak"] for group in optimizer.param_groups]

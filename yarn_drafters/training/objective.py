@@ -34,8 +34,7 @@ def logit_slots(device: torch.device) -> int:
 
 @dataclass
 class _StepRows:
-    """Keys and values of the steps so far, per layer: a slot sees step 0 causally, and only itself in later
-    steps."""
+    """Keys and values of the steps so far, per layer: a slot sees step 0 causally, and only itself in later steps."""
 
     scale: float
     keys: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -56,8 +55,7 @@ class _StepRows:
 
 
 def _has_flash(q: Tensor) -> bool:
-    """Returns True if torch has a flash kernel for these queries; on a GPU, for half precision and some
-    heads."""
+    """Returns True if torch has a flash kernel for these queries; on a GPU, for half precision and some heads."""
     if q.device.type != "cuda":
         return q.device.type == "cpu"
     size = q.shape[-1]
@@ -66,8 +64,7 @@ def _has_flash(q: Tensor) -> bool:
 
 
 def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
-    """Reference implementation: one softmax over the causal keys of step 0 and the own slot's keys of later
-    steps.
+    """Reference implementation: one softmax over the causal keys of step 0 and the own slot's keys of later steps.
 
     q, k, v [B, H, S, d]; own_k, own_v [m, B, H, S, d] -> [B, H, S, d].  Runs on any device in QUERY_SLOTS x S
     memory:
@@ -142,8 +139,7 @@ def _joint_flash(*args: Any) -> Tensor:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
-    """Returns (causal attention [B, H, S, d], its log-sum-exps [B, H, S], what the backward pass takes
-    besides)."""
+    """Returns (causal attention [B, H, S, d], its log-sum-exps [B, H, S], what the backward pass takes besides)."""
     if q.device.type == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
         return out, lse, ()
@@ -153,8 +149,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tenso
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Figures per step of the training-time test: mean loss in nats, and share of first choices that
-    agree."""
+    """Figures per step of the training-time test: mean loss in nats, and share of first choices that agree."""
 
     losses: list[float]
     agreements: list[float]
@@ -224,8 +219,7 @@ def training_time_test(network: Eagle3Network, seen: TargetOutputs, tokens: Tens
 
 def distilled(states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str
               ) -> tuple[Tensor, Tensor]:
-    """Returns (summed loss of an output layer against the target's distributions, number of equal first
-    choices).
+    """Returns (summed loss of an output layer against the target's distributions, number of equal first choices).
 
     Args:
         states: [n, H].

@@ -88,8 +88,7 @@ def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
 
 
 def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Yields {text, type, source, license} of an archive's own files in random order, up to about `most`
-    characters."""
+    """Yields {text, type, source, license} of an archive's own files in random order, up to about `most` characters."""
     licence, sources = read_archive(path)
     if licence is None:
         return
@@ -132,8 +131,7 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs `python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out
-    F.jsonl.gz`."""
+    """Runs `python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out F.jsonl.gz`."""
     parser = argparse.ArgumentParser(description="Collect permissively licensed sources from packages, e.g. "
                                                  "of pip download --no-deps --only-binary=:all: NAME ...")
     parser.add_argument("archives", type=Path, nargs="+", help="*.whl, *.tar.gz, *.tar.xz")

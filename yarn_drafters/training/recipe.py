@@ -196,8 +196,7 @@ class DrafterRecipe(DistilledRecipe):
     rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
     ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
     loss: Literal["kl", "lk"] = "kl"
-    # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the
-    # same rows.
+    # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
     features: str | None = None
 
     max_positions: Count = 2048

@@ -92,14 +92,12 @@ class Regenerator:
         target = self.session.target
         batch = self.sampling.batch
         if target.device.type == "cuda":
-            # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it
-            # once.
+            # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it once.
             return batched_sampling.sample(target.model, more, self.session.eos, batch)
         return scheduled_sampling.sample(self.session, more, batch)
 
     def _more(self, chats: Iterator[Chat], file: IO[bytes], number: int) -> Iterator[ChatTurn]:
-        """Yields so many next turns, of begun chats and then of new ones; ends chats that no longer fit the
-        model."""
+        """Yields so many next turns, of begun chats and then of new ones; ends chats that no longer fit the model."""
         while number > 0:
             chat = self.begun.pop(0) if self.begun else next(chats, None)
             if chat is None:
@@ -212,8 +210,7 @@ class Regenerator:
         self.counts["tokens"] += 0 if chat.dropped else chat.tokens
 
     def _resume(self, out: Path) -> None:
-        """Restores the state of an interrupted run; text that was written after the saved state is cut
-        off."""
+        """Restores the state of an interrupted run; text that was written after the saved state is cut off."""
         if not out.exists():
             return
         try:

@@ -1,5 +1,4 @@
-"""Chats and continuations that a model is to write: where their requests come from, and the rows that they
-become."""
+"""Chats and continuations that a model is to write: where their requests come from, and the rows that they become."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ class PromptSources:
     @classmethod
     def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
              continued: Sequence[Path] = (), magpie: bool = False) -> PromptSources:
-        """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or
-        continue."""
+        """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
         def texts(paths: Sequence[Path]) -> list[Document]:
             return [document for document in read_documents(paths) if len(document.text) >= SHORTEST]
 

@@ -1,5 +1,4 @@
-"""Orders the documents of a corpus, shuffled or grouped, and reads them as endless deterministic token
-streams."""
+"""Orders the documents of a corpus, shuffled or grouped, and reads them as endless deterministic token streams."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[
 
 def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
                     prose_share: float | None) -> np.ndarray:
-    """Returns shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: no
-    limit)."""
+    """Returns shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: no limit)."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
     lengths = corpus.lengths()[order]
@@ -103,8 +101,7 @@ class TokenStream:
         return np.concatenate(parts).astype(np.int64)
 
     def rows(self, start: int, rows: int, length: int) -> np.ndarray:
-        """Returns [rows, length + 1] int64, coded: the rows at stream position `start`, each with the token
-        after it.
+        """Returns [rows, length + 1] int64, coded: the rows at stream position `start`, each with the token after it.
 
         Neighbouring rows share one token: in an epoch each token is an input once and a target once.
         `start` is a multiple of `length`.

@@ -130,8 +130,7 @@ def teacher_logits(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
 
 @torch.no_grad()
 def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
-    """Sets the embedding to the principal components of the teacher's, at its own initial standard
-    deviation."""
+    """Sets the embedding to the principal components of the teacher's, at its own initial standard deviation."""
     embedding: Any = model.get_input_embeddings().weight      # transformers types modules too widely
     u, s, _ = torch.linalg.svd(teacher.model.get_input_embeddings().weight.float(), full_matrices=False)
     wide = min(embedding.shape[1], len(s))
@@ -179,8 +178,7 @@ class TargetTrainer(Trainer):
         return loss, {"loss": loss.item()}
 
     def _nats(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Returns the cross-entropy [rows * length] against the text, or against the teacher's
-        distributions."""
+        """Returns the cross-entropy [rows * length] against the text, or against the teacher's distributions."""
         if self.teacher is None:
             return next_token_loss(self.model, rows, positions)
         wanted = teacher_logits(self.teacher, rows, positions).softmax(-1)
@@ -280,8 +278,7 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
 
 def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path,
                name: str | None) -> PreTrainedTokenizerFast:
-    """Returns the folder's tokenizer; the first call copies the given one, or trains one on the training
-    files."""
+    """Returns the folder's tokenizer; the first call copies the given one, or trains one on the training files."""
     from transformers import AutoTokenizer
 
     folder = out / "tokenizer"

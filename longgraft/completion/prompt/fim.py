@@ -73,8 +73,7 @@ FAMILIES = (
     # StarCoder 2's report (arXiv 2402.19173): the path is the first line of what was cut in three.
     replace(ANGLES, name="starcoder2", repository="<repo_name>", separator="<file_sep>", snippet=FILES,
             named="{}", among="repository name snippets separator prefix path before suffix after middle"),
-    # StarCoder's report (arXiv 2305.06161): <reponame>name<filename>path, and code; Granite code has its
-    # tokenizer.
+    # StarCoder's report (arXiv 2305.06161): <reponame>name<filename>path, and code; Granite code has its tokenizer.
     replace(ANGLES, name="starcoder", repository="<reponame>", separator="<filename>", snippet=FILES,
             named="{}", among="repository name snippets prefix separator path before suffix after middle"),
     # DeepSeek-Coder's report (arXiv 2401.14196) and model card: a repository's files follow "#path" lines.
@@ -111,8 +110,7 @@ class Fim:
     ends: tuple[int, ...]
 
     def words(self, order: str) -> Iterator[str]:
-        """Yields an order without the tokens that this tokenizer lacks, and without the text that they
-        introduce."""
+        """Yields an order without the tokens that this tokenizer lacks, and without the text that they introduce."""
         missing = {"repository", "name"} if "repository" not in self.ids else set()
         return (word for word in order.split() if word not in missing)
 

@@ -1,5 +1,4 @@
-"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is
-edited.
+"""Lays out a cursor's file and snippets of other files as a prompt, in an order that stays while the file is edited.
 
 The layout uses the model's fill-in-the-middle tokens, or is left to right as in RepoBench-P (arXiv
 2306.03091): each snippet under its file's path, then the file up to the cursor.

@@ -68,8 +68,7 @@ class NextEditLayout:
 
     def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
                 before: Sequence[Snippet] = ()) -> CompletionPrompt:
-        """Lays out a prompt; the arguments are those of `PromptLayout.lay_out`, and the repository's name is
-        not used.
+        """Lays out a prompt; the arguments are those of `PromptLayout.lay_out`, and the repository's name is not used.
 
         Raises:
             ValueError: the tokens leave no room for the window.

@@ -58,8 +58,7 @@ class Repository:
         self._ignored: dict[str, bool] = {}     # by path; cleared when a pattern changes
 
     def sources(self, near: str) -> tuple[dict[str, Source], LeftOut]:
-        """Returns (path -> file for all files of the languages of `near`, ordered by path; what was left
-        out)."""
+        """Returns (path -> file for all files of the languages of `near`, ordered by path; what was left out)."""
         out: Counter[str] = Counter()
         secrets: list[str] = []
         shown: dict[str, Source] = {}
@@ -168,8 +167,7 @@ class Repository:
             return []
 
     def _spec(self, file: Path, exists: bool = True) -> GitIgnoreSpec | None:
-        """Returns the patterns of an ignore file, parsed once; if the file changes, cached decisions are
-        cleared."""
+        """Returns the patterns of an ignore file, parsed once; if the file changes, cached decisions are cleared."""
         identity = None
         if exists:
             identity = identity_of(file)

@@ -1,5 +1,4 @@
-"""Files that git ignores, by the .gitignore of every folder (pathspec), and folders of third-party or built
-code.
+"""Files that git ignores, by the .gitignore of every folder (pathspec), and folders of third-party or built code.
 
 A user's global ignore file is not read.
 """
@@ -52,8 +51,7 @@ class Rules:
         return Rules((*self.specs, (folder, "", spec)))
 
     def ignore(self, path: str) -> bool:
-        """True if git ignores the path, which is relative to the repository's root; a folder's path ends in a
-        slash."""
+        """True if git ignores the path, which is relative to the repository's root; a folder's path ends in a slash."""
         for folder, before, spec in reversed(self.specs):
             ignored = spec.check_file(before + path[len(folder):]).include
             if ignored is not None:

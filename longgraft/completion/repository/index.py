@@ -1,5 +1,4 @@
-"""Keeps what was read of a repository's files on disk, so that a new process reads only files that
-changed."""
+"""Keeps what was read of a repository's files on disk, so that a new process reads only files that changed."""
 
 from __future__ import annotations
 

@@ -71,8 +71,7 @@ def family(path: str) -> str:
 
 
 def heads(path: str, text: str) -> Iterator[tuple[str, int]]:
-    """Yields (name, offset in the text) of what seems to be defined: faster than parsing, and sometimes
-    wrong."""
+    """Yields (name, offset in the text) of what seems to be defined: faster than parsing, and sometimes wrong."""
     for match in (_PYTHON if family(path) == "python" else _ANY).finditer(text):
         yield match[match.lastindex or 0], match.start()
 

@@ -115,8 +115,7 @@ def _java(path: str, text: str, paths: Collection[str]) -> _Found:
 
 
 def _nearest(target: str, suffixes: tuple[str, ...], path: str, paths: Collection[str]) -> list[str]:
-    """Returns the file nearest to the importing one, among those whose path ends in the target and a
-    suffix."""
+    """Returns the file nearest to the importing one, among those whose path ends in the target and a suffix."""
     ends = tuple("/" + target + suffix for suffix in suffixes)
     matches = [file for file in paths if f"/{file}".endswith(ends)]
     return sorted(matches, key=lambda file: (-len(commonpath((file, path))), len(file), file))[:1]

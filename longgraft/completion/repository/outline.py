@@ -11,8 +11,7 @@ from longgraft.completion.repository.tree_sitter_outline import by_grammar, by_w
 
 
 def outline(path: str, text: str) -> Outline:
-    """Outlines a text, which need not parse; imports are found only for Python (`other_imports` finds the
-    others')."""
+    """Outlines a text, which need not parse; imports are found only for Python (`other_imports` finds the others')."""
     if family(path) == "python":
         tree = repaired(text)
         if tree is not None:

@@ -39,8 +39,7 @@ class Modules:
             self._named[stem.rsplit("/", 1)[-1]].append((stem, path))
 
     def find(self, module: str, level: int, importer: str) -> str | None:
-        """Returns the file that an import means, None if the repository has none; level: number of leading
-        dots."""
+        """Returns the file that an import means, None if the repository has none; level: number of leading dots."""
         stem = module.replace(".", "/")
         if level:
             parts = importer.split("/")

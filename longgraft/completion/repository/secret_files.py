@@ -19,8 +19,7 @@ NAMES = (".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", 
          "*service-account*.json", "*service_account*.json", "*serviceaccount*.json", "local.settings.json",
          "wp-config.php")
 FOLDERS = (".env*", ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store")
-# Files with these stems hold secrets if they are settings (secrets.yaml), but not if they are code
-# (secrets.py).
+# Files with these stems hold secrets if they are settings (secrets.yaml), but not if they are code (secrets.py).
 SETTINGS = ("", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".properties",
             ".enc", ".csv")
 STEMS = ("secret", "secrets", ".secret", ".secrets", "password", "passwords", "token", "tokens", "apikey",

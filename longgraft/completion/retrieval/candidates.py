@@ -55,8 +55,7 @@ class CursorContext:
     sources: Mapping[str, Source]       # without the cursor's own file
 
     def shown(self, path: str, what: Definition, worth: float, why: str) -> Iterator[Candidate]:
-        """Yields a definition: a short one whole; of a long class its fields, and its methods by their
-        use."""
+        """Yields a definition: a short one whole; of a long class its fields, and its methods by their use."""
         if what.last - what.first < WHOLE:
             yield Candidate(path, what.first, what.last, worth, why)
             return
@@ -88,8 +87,7 @@ class CursorContext:
 
 
 def imported(place: CursorContext) -> Iterator[Candidate]:
-    """Yields definitions that the file imports; they are worth most if used near the cursor, or not used
-    yet."""
+    """Yields definitions that the file imports; they are worth most if used near the cursor, or not used yet."""
     names = place.names
     path = place.cursor.path
     text = place.cursor.before + "\n" + place.cursor.after
@@ -133,8 +131,7 @@ def _import_worth(names: CursorNames, name: str, unused: bool) -> float:
 
 
 def _of_module(place: CursorContext, file: str, why: str, alias: str = "") -> Iterator[Candidate]:
-    """Yields the definitions that the file names from a module that is imported whole, and the module's
-    beginning."""
+    """Yields the definitions that the file names from a module that is imported whole, and the module's beginning."""
     for definition in place.repository.outline(place.sources[file]).definitions:
         if not definition.owner and definition.name in place.names.in_file and len(definition.name) > 2:
             worth = 0.07 + 0.35 * place.names.weights.get(definition.name, 0.0)
@@ -149,8 +146,7 @@ def _distance(path: str, place: CursorContext) -> int:
 
 
 def meant(place: CursorContext) -> Iterator[Candidate]:
-    """Yields definitions, in any file, of names near the cursor that the cursor's own file does not
-    define."""
+    """Yields definitions, in any file, of names near the cursor that the cursor's own file does not define."""
     names = place.names
     wanted = sorted((name for name in names.weights if name not in names.defined or name in names.around),
                     key=lambda name: (-names.pull(name), name))[:SEARCHED]
@@ -192,8 +188,7 @@ def callers(place: CursorContext) -> Iterator[Candidate]:
 
 
 def similar(place: CursorContext) -> Iterator[Candidate]:
-    """Yields windows similar to the lines before the cursor; those of files in the same folder are worth
-    more."""
+    """Yields windows similar to the lines before the cursor; those of files in the same folder are worth more."""
     for window in alike(place.cursor, place.repository, place.sources, ALIKE):
         worth = 2 * window.likeness + 0.08 * (dirname(window.path) == dirname(place.cursor.path))
         if window.likeness >= LEAST_LIKE:
@@ -201,8 +196,7 @@ def similar(place: CursorContext) -> Iterator[Candidate]:
 
 
 def related(place: CursorContext) -> Iterator[Candidate]:
-    """Yields the beginnings of files related by name: the file's tests, the file that it tests, its
-    neighbours."""
+    """Yields the beginnings of files related by name: the file's tests, the file that it tests, its neighbours."""
     path = place.cursor.path
     stem = counterpart(place.cursor.path)
     for candidate, source in place.sources.items():

@@ -82,8 +82,7 @@ def cursor_names(cursor: Cursor, sources: Iterable[Source]) -> CursorNames:
 
 
 def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
-    """Returns name -> 1 - log(1 + files with the name) / log(1 + files): 1 if no file has it, 0 if all have
-    it."""
+    """Returns name -> 1 - log(1 + files with the name) / log(1 + files): 1 if no file has it, 0 if all have it."""
     wanted = frozenset(names)
     counts = Counter[str]()
     files = 0
@@ -118,8 +117,7 @@ def _indent(line: str) -> int:
 
 
 def counterpart(path: str) -> str:
-    """Returns the name of a file without test prefix or suffix, which is the same for a file and its
-    tests."""
+    """Returns the name of a file without test prefix or suffix, which is the same for a file and its tests."""
     stem = splitext(path.rsplit("/", 1)[-1])[0]
     return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "",
                   stem).strip("_")

@@ -1,5 +1,4 @@
-"""Windows of other files that resemble the lines before a cursor, by overlap of identifiers weighted by
-rarity.
+"""Windows of other files that resemble the lines before a cursor, by overlap of identifiers weighted by rarity.
 
 RepoCoder (arXiv 2303.12570) uses the Jaccard index of tokens in windows of 20 lines; here names count by
 their rarity, and windows of 10 lines found more of the names that held-out lines need.  The lines after a
@@ -44,8 +43,7 @@ class SimilarWindow:
 
 def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
           most: int) -> list[SimilarWindow]:
-    """Returns at most `most` windows of other files, by falling likeness; of repeated windows only the
-    best."""
+    """Returns at most `most` windows of other files, by falling likeness; of repeated windows only the best."""
     lines = [line for line in cursor.before.split("\n") if line.strip()]
     query = _names(lines[-WINDOW:])
     if not query:

@@ -97,8 +97,7 @@ def graft(p: Parts) -> Proposer:
 
 
 def high_batch(p: Parts) -> Proposer:
-    """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests
-    share."""
+    """A whole draft, pruned afterwards, whose freed slots are filled from a matrix that all requests share."""
     return p.graft(p.drafter(StoredGates(Gates(p.calibration.thresholds))), p.retriever(shared=True))
 
 

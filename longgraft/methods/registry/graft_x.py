@@ -1,5 +1,4 @@
-"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays
-(docs/choices.md)."""
+"""graft-x: drafted and remembered nodes in one ranking, and a controller that spends what pays (docs/choices.md)."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ LOOKUP = "Prompt lookup decoding (Saxena, 2023)"
 
 
 class PromptLookup:
-    """The official rule: n-grams of 3, 2, 1 tokens, and the earliest match that is followed by `length`
-    tokens.
+    """The official rule: n-grams of 3, 2, 1 tokens, and the earliest match that is followed by `length` tokens.
 
     Attributes:
         max_ngram, length: 3 and 10 are the official settings; a smaller budget copies fewer tokens.

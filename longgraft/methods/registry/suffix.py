@@ -163,8 +163,7 @@ def _draft(text: np.ndarray, places: np.ndarray, match: int, most: int, least: f
 
 
 def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[int, float, np.ndarray]]:
-    """Returns (token, its share of the places, the places after it) for tokens with at least the share
-    `least`.
+    """Returns (token, its share of the places, the places after it) for tokens with at least the share `least`.
 
     The most frequent token comes first, and the newest of ties.
     """

@@ -10,9 +10,7 @@ from longgraft.config.options import options
 
 
 class JsonFields(BaseModel):
-    """An object of a body: values are not converted, and unknown fields are ignored unless a class says
-    otherwise.
-    """
+    """An object of a body: values are not converted, and unknown fields are ignored unless a class says otherwise."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 

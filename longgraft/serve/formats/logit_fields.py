@@ -1,6 +1,4 @@
-"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and
-llama.cpp.
-"""
+"""Request fields that change logits: penalties, biases and constraints, named as in OpenAI, vLLM and llama.cpp."""
 
 from __future__ import annotations
 

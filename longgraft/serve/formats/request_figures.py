@@ -25,8 +25,7 @@ def timings(stats: Stats, new: int) -> dict[str, float]:
 
 
 def metrics(stats: Stats) -> dict[str, Any]:
-    """Returns vLLM's metrics.speculative_decoding, which only counts steps with proposals, and the counts by
-    position.
+    """Returns vLLM's metrics.speculative_decoding, which only counts steps with proposals, and the counts by position.
 
     Of a tree all nodes are proposed tokens, and their depths are the positions.
     """

@@ -1,6 +1,4 @@
-"""An answer token by token for the page: the origin of each piece of text, and the tree that each step
-verified.
-"""
+"""An answer token by token for the page: the origin of each piece of text, and the tree that each step verified."""
 
 from __future__ import annotations
 
@@ -33,8 +31,7 @@ class Spans:
         self._open: list[tuple[int, str, int]] = []      # (token's place, origin, characters not shown yet)
 
     def push(self, step: Step) -> list[dict[str, Any]]:
-        """Returns the step's tokens as {at, origin, text}, after earlier tokens whose text has become
-        certain.
+        """Returns the step's tokens as {at, origin, text}, after earlier tokens whose text has become certain.
 
         at: the token's place in the answer.  The texts together are the step's text.
         """
@@ -69,8 +66,7 @@ class Pictures:
         self._texts: dict[int, str] = {}
 
     def of(self, step: Step) -> dict[str, Any] | None:
-        """Returns a decoding step's tree: tokens, parents, origins and scores of its nodes, and the emitted
-        path.
+        """Returns a decoding step's tree: tokens, parents, origins and scores of its nodes, and the emitted path.
 
         The bonus token is None if an end cut it off.
         """

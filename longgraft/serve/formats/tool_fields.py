@@ -66,8 +66,7 @@ class ToolCall(JsonFields):
     function: CalledFunction
 
     def for_template(self) -> dict[str, Any]:
-        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON
-        object.
+        """Returns the call for a chat template, with parsed arguments, or with their text if it is no JSON object.
 
         A model may have written such a text, and without it the conversation could not go on.
         """

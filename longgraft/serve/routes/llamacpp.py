@@ -1,6 +1,4 @@
-"""/completion, /props, /slots and /apply-template of llama.cpp's server, as far as its editors and pages use
-them.
-"""
+"""/completion, /props, /slots and /apply-template of llama.cpp's server, as far as its editors and pages use them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, after the prefix that the options
-set.
+"""/metrics for Prometheus, with the names that vLLM and llama.cpp share, after the prefix that the options set.
 
 A watcher of all requests counts in the decoding thread.
 """

@@ -92,8 +92,7 @@ class DFlashCache(DraftCache):
 
     @torch.inference_mode()
     def guesses(self, root: int) -> Tensor:
-        """Returns logits [block - 1, V] of the tokens after the root, one per position; valid until the next
-        call."""
+        """Returns logits [block - 1, V] of the tokens after the root, one per position; valid until the next call."""
         self.feed()
         self.clock.ran("draft")
         with self.clock.part("draft"):

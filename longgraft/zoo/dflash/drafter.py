@@ -1,5 +1,4 @@
-"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block: as a chain, a tree, or with a
-retrieved tail."""
+"""DFlash (arXiv 2602.06036): one forward drafts all tokens of a block: as a chain, a tree, or with a retrieved tail."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ from longgraft.zoo.dflash.cache import DFlashCache
 
 
 def products(root: int, tokens: Tensor, logs: Tensor, budget: int) -> ProposalTree:
-    """Returns a tree of the most probable paths: `budget` nodes, root included, best first; fewer if there
-    are no more.
+    """Returns a tree of the most probable paths: `budget` nodes, root included, best first; fewer if there are no more.
 
     DDTree (arXiv 2604.12989): best-first search over rank paths, whose probabilities are products, so that
     after a path only its next sibling and its first child are new candidates.
@@ -130,8 +128,7 @@ class DFlashTreeDrafter:
 
 
 class GraftedDFlashDrafter:
-    """A proposer of the block up to its first unsure token, then a retrieved chain, then the block's own
-    tokens again.
+    """A proposer of the block up to its first unsure token, then a retrieved chain, then the block's own tokens again.
 
     Source: Graft (arXiv 2605.20104), App. F.
 
@@ -165,8 +162,7 @@ class GraftedDFlashDrafter:
 
 
 def sure(surest: Tensor, threshold: float) -> int:
-    """Returns how many log-probabilities [L] come before the first whose probability is below the
-    threshold."""
+    """Returns how many log-probabilities [L] come before the first whose probability is below the threshold."""
     unsure = (surest.exp() < threshold).nonzero()
     if len(unsure):
         return int(unsure[0])

@@ -29,8 +29,7 @@ WEIGHTS = ("fc.weight", "layers.0.self_attn.q_proj.weight", "layers.0.self_attn.
 
 def load_blocks(path: str | Path, target: TargetShape, dtype: torch.dtype | None = torch.float32,
                 device: torch.device | str = "cpu") -> BlockNetwork:
-    """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output
-    layer.
+    """Loads a DFlash drafter from a folder or hub id; the caller shares the target's embedding and output layer.
 
     Args:
         path: Folder or hub id.
@@ -102,8 +101,7 @@ def block_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor],
 
 
 def dflash_config(network: BlockNetwork, target: TargetShape) -> dict[str, Any]:
-    """Returns config.json in z-lab's layout; raises ValueError if that layout cannot describe this
-    drafter."""
+    """Returns config.json in z-lab's layout; raises ValueError if that layout cannot describe this drafter."""
     c = network.config
     if c.rope.kind != "default":
         raise ValueError(f"A drafter with {c.rope.kind} rotary embedding has no DFlash form. Train it with "
@@ -134,8 +132,7 @@ def save_blocks(network: BlockNetwork, folder: str | Path, target: TargetShape) 
 
 
 def _refuse_others(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raises ValueError for drafters of another kind, and for settings that this network would silently
-    ignore."""
+    """Raises ValueError for drafters of another kind, and for settings that this network would silently ignore."""
     architectures = " ".join(checked(config.get("architectures"), Words | None, "architectures") or ())
     if config.get("speculators_model_type"):
         raise ValueError("This is a drafter in speculators' layout; one in z-lab's is needed.")

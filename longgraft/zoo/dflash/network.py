@@ -74,8 +74,7 @@ class BlockNetwork(nn.Module):
 
     def injected(self, fused: Tensor, positions: Tensor,
                  product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yields each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B,
-        n]."""
+        """Yields each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B, n]."""
         cos_sin = self._angles(positions)
         layers = cast("Iterable[PlainLayer]", self.layers)
         for layer in layers:
@@ -107,8 +106,7 @@ class BlockNetwork(nn.Module):
 
 
 def usual_layers(target_layers: int, count: int) -> tuple[int, ...]:
-    """Returns DFlash's choice of feature layers: the outputs of `count` layers, spaced evenly from 1 to n -
-    3.
+    """Returns DFlash's choice of feature layers: the outputs of `count` layers, spaced evenly from 1 to n - 3.
 
     An output is given as the input of the layer after it.
     """

@@ -1,5 +1,4 @@
-"""The objective of block drafters: many blocks of a row in one forward, compared with the target's
-distributions.
+"""The objective of block drafters: many blocks of a row in one forward, compared with the target's distributions.
 
 Letters: B batch, S tokens of a row, M anchors of a row, K slots of a block, G query heads of a key head, d
     head size.
@@ -20,8 +19,7 @@ LOGIT_SLOTS = 1024      # slots whose [slots, V] logits exist at once
 
 def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positions: Tensor,
                  anchors: Tensor) -> Tensor:
-    """Returns [B, M, K, H]: states of the block at each anchor, which sees the features before the anchor and
-    itself.
+    """Returns [B, M, K, H]: states of the block at each anchor, which sees the features before the anchor and itself.
 
     Args:
         features: [B, S, A * H].
@@ -126,8 +124,7 @@ def _blocks(x: Tensor, group: int, anchors: int) -> Tensor:
 
 
 def compared(states: Tensor, hidden: Tensor, network: BlockNetwork, target: Target) -> tuple[Tensor, Tensor]:
-    """Returns ([...] cross-entropies in nats against the target's distributions, [...] bool: the first
-    choices agree).
+    """Returns ([...] cross-entropies in nats against the target's distributions, [...] bool: the first choices agree).
 
     Args:
         states: [..., H], the drafter's.

@@ -1,5 +1,4 @@
-"""Trains block drafters on blocks of masks at random anchors of a text, with all blocks of a row in one
-forward.
+"""Trains block drafters on blocks of masks at random anchors of a text, with all blocks of a row in one forward.
 
 Source: DFlash (arXiv 2602.06036): random anchors, larger weights of earlier slots, the target's embedding and
 output layer.

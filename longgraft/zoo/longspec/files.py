@@ -1,5 +1,4 @@
-"""Reads LongSpec checkpoints strictly: those of this library, and those of the paper's authors
-(sail/longspec-*).
+"""Reads LongSpec checkpoints strictly: those of this library, and those of the paper's authors (sail/longspec-*).
 
 Ours: config.json with `model_type: longspec` and the fields of `LongSpecConfig` that tensors do not
 determine; official tensor names.  Official: config.json is the target's, the cross-attention has unused key

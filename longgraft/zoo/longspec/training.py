@@ -117,8 +117,7 @@ class LongSpecTrainer(DistillingTrainer):
 
     @torch.no_grad()
     def _observe(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns keys and values [B, nkv, S, d] of the target's last layer, and final hidden states [B, S,
-        H]."""
+        """Returns keys and values [B, nkv, S, d] of the target's last layer, and final hidden states [B, S, H]."""
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         cache = DynamicCache()
         hidden = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
@@ -128,8 +127,7 @@ class LongSpecTrainer(DistillingTrainer):
         return last.keys, last.values, hidden
 
     def _nats(self, states: Tensor, wanted: Tensor) -> tuple[Tensor, float]:
-        """Returns (mean cross-entropy against the target's distributions, agreement) of states, wanted [n,
-        H].
+        """Returns (mean cross-entropy against the target's distributions, agreement) of states, wanted [n, H].
 
         Each block's gradient (softmax minus the target's probabilities, through the frozen output layer) is
         computed with its loss, so that no [n, V] is kept or computed twice.
@@ -179,8 +177,7 @@ def attend_in_window(q: Tensor, k: Tensor, v: Tensor, before: int) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     count = -(-length // before)
     q, k, v = (F.pad(x, (0, 0, 0, count * before - length)).unflatten(2, (count, before)) for x in (q, k, v))
-    # A chunk of queries has the columns of its own chunk and the one before; row r sees columns r .. r +
-    # `before`.
+    # A chunk of queries has the columns of its own chunk and the one before; row r sees columns r .. r + `before`.
     k, v = (torch.cat([F.pad(x, (0, 0, 0, 0, 1, 0))[:, :, :-1], x], dim=3) for x in (k, v))
     row = torch.arange(before, device=q.device)[:, None]
     column = torch.arange(2 * before, device=q.device)

@@ -1,5 +1,4 @@
-"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the
-guesses."""
+"""Medusa (arXiv 2401.10774): each head guesses one later position independently; a static tree combines the guesses."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ from longgraft.zoo.medusa.heads import MedusaHeads
 
 
 class LastHidden(Memory):
-    """The target's hidden state, after its final norm, at the token before the root: the root was drawn from
-    it."""
+    """The target's hidden state, after its final norm, at the token before the root: the root was drawn from it."""
 
     name = "last hidden state"
     wants = Wants(final=True)

@@ -1,5 +1,4 @@
-"""Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden
-state alone.
+"""Medusa's heads (arXiv 2401.10774): each predicts one token further ahead from the target's last hidden state alone.
 
 Letters: K heads, H hidden size, V vocabulary.
 """
@@ -140,8 +139,7 @@ def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
 
 
 def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int) -> MedusaConfig:
-    """Counts heads and blocks by tensor names: published configurations give other numbers than their files
-    hold."""
+    """Counts heads and blocks by tensor names: published configurations give other numbers than their files hold."""
     matches = map(NAME.fullmatch, tensors)
     parts = [match.groups() for match in matches if match]
     if not parts:

@@ -47,8 +47,7 @@ class MedusaRecipe(DistilledRecipe):
 
 
 class MedusaTrainer(DistillingTrainer):
-    """A trainer of heads, each of which learns to predict the frozen target's distribution of a later
-    token."""
+    """A trainer of heads, each of which learns to predict the frozen target's distribution of a later token."""
 
     recipes = MedusaRecipe
     folder = FOLDER
@@ -98,8 +97,7 @@ class MedusaTrainer(DistillingTrainer):
         return total, {"losses": losses, "agreements": agreements}
 
     def _loss(self, head: int, states: Tensor, wanted: Tensor, learnt: Tensor) -> tuple[Tensor, float]:
-        """Returns (mean loss in nats, share of first choices that agree with the target) over the learnt
-        tokens."""
+        """Returns (mean loss in nats, share of first choices that agree with the target) over the learnt tokens."""
         total = torch.zeros((), device=self.device)
         hits = 0
         blocks = (part.split(LOGIT_TOKENS) for part in (states, wanted, learnt))

@@ -1,5 +1,4 @@
-"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): accepts tokens above a probability.
-Lossy."""
+"""Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1): accepts tokens above a probability. Lossy."""
 
 from __future__ import annotations
 
