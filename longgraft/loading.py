@@ -101,8 +101,13 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
     loaded = replace(loaded, notes=(*loaded.notes, *notes))
     session = loaded.session(chosen)
     if tell:
-        print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+        print_choices(session)
     return session, loaded
+
+
+def print_choices(session: Session) -> None:
+    """Prints on stderr what was chosen for a session."""
+    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
 
 
 def _without_slow_head(method: Method, model: str, drafter: str | Path | None, on_cpu: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -129,7 +128,7 @@ def calibrate(
     examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
     from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
     from longgraft.eval.checks.calibrate import calibrate as run
-    from longgraft.loading import assemble
+    from longgraft.loading import assemble, print_choices
     from longgraft.methods.needs import head_path
     from longgraft.models.places import EMBEDDED
 
@@ -140,7 +139,7 @@ def calibrate(
     # Not `open_session`, which refuses bounds of the retrieval that this method does not read and the warm-up does.
     loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
     session = loaded.session(loaded.settings)
-    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    print_choices(session)
     warm = [prompt_of(example, session) for example in examples]
     warmup = WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
                             warming.keep_acceptance)
