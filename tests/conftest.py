@@ -33,12 +33,13 @@ FULL_GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 
 # The slowest files run first, so that no worker is left with one of them at the end.
-FIRST = ("ray", "lossless", "fixed", "triton", "benchmarks", "pretend", "kernels", "side_by_side", "measure", "sweep",
-         "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories", "docs")
+FIRST = ("ray", "gpu", "lossless", "fixed", "triton", "benchmarks", "pretend", "kernels", "side_by_side", "measure",
+         "sweep", "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories", "docs")
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--on", default="cuda", metavar="DEVICE", help="Device for tests marked gpu; cpu rehearses them.")
+    parser.addoption("--on", default="cuda" if torch.cuda.is_available() else "cpu", metavar="DEVICE",
+                     help="Device for tests marked gpu. Default: cuda, or cpu without one, as a rehearsal.")
 
 
 def pytest_configure(config) -> None:
@@ -70,10 +71,7 @@ def pytest_runtest_logreport(report) -> None:
 @pytest.fixture(scope="session")
 def device(request) -> torch.device:
     """Device of the tests marked gpu."""
-    where = torch.device(request.config.getoption("--on"))
-    if where.type == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device here; benchmarks/gpu/first.sh runs this on one, `-m gpu --on cpu` rehearses it")
-    return where
+    return torch.device(request.config.getoption("--on"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Tests that need a GPU.  `benchmarks/gpu/first.sh` runs them there; `--on cpu` rehearses them."""
+"""Tests of decoding on a GPU.  `benchmarks/gpu/first.sh` runs them there; elsewhere they are rehearsed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from longgraft.target_model.passes import Segment
 from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.tree import ProposalTree
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 # Largest errors of weighted means of standard normal values: a few steps of the number format.
 WITHIN = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -141,7 +141,7 @@ def regions_on(device: torch.device, launches: str) -> Regions:
 def assert_recorded(regions: Regions, family: str = "") -> None:
     """Fails if nothing was recorded: after a refused capture everything runs eagerly, with the same results."""
     if "moe" not in family:     # experts may read on the host which rows are theirs
-        assert regions.fixed and regions.recordings, "decoding was not recorded; a warning above has the reason"
+        assert regions.fixed and regions.recorded, "decoding was not recorded; a warning above has the reason"
 
 
 def target_on(device: torch.device, family: str, dtype: torch.dtype = torch.float32) -> Target:

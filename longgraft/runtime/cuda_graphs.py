@@ -39,11 +39,16 @@ class Regions:
 
     Args:
         recorder: Makes the recordings; None: everything runs eagerly, in its own shapes.
+
+    Attributes:
+        recordings: The replay of each recorded region, and what the region returned.
+        recorded: Number of recordings ever made, those included that were dropped since.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self._recorder = recorder
         self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
+        self.recorded = 0
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
         self._told = False      # that there is no room for further recordings
@@ -52,11 +57,6 @@ class Regions:
     def fixed(self) -> bool:
         """True if callers must use fixed shapes and addresses, because regions are replayed."""
         return self._recorder is not None
-
-    @property
-    def recorded(self) -> int:
-        """Number of recorded regions."""
-        return len(self.recordings)
 
     def __call__(self, key: Hashable, region: Callable[[], T]) -> T:
         """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
@@ -68,6 +68,7 @@ class Regions:
         if key not in self.recordings:
             try:
                 self.recordings[key] = self._recorder(region)
+                self.recorded += 1
             except RuntimeError as error:
                 self.forget()
                 self._recorder = None
