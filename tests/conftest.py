@@ -34,7 +34,8 @@ FULL_GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 # The slowest files run first, so that no worker is left with one of them at the end.
 FIRST = ("ray", "gpu", "lossless", "fixed", "triton", "benchmarks", "pretend", "kernels", "side_by_side", "measure",
-         "sweep", "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories", "docs")
+         "sweep", "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories",
+         "docs")
 
 
 def pytest_addoption(parser) -> None:

@@ -296,8 +296,10 @@ def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_
         assert {key for key in regions.recordings if key not in before} <= {
             key for key in regions.recordings if {"feed", "forward", "settle", "commit"} & set(key)}
     assert before.items() <= regions.recordings.items()
+    made = regions.recorded
     answered(session, toy_prompt(400), 16)
     assert not before.keys() & regions.recordings.keys()
+    assert regions.recorded == made + len(regions.recordings)       # dropped recordings count, too
 
 
 def test_caches_of_recorded_steps_have_room_for_padded_rows():

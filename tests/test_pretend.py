@@ -113,6 +113,8 @@ def test_the_allocator_is_asked_once_per_request(counts, case):
     "to": ["copy"], "to, pinned": ["copy"], "to, not blocking": ["copy"], "to, pinned and not blocking": ["sent"],
     "to, pinned and not blocking, of another dtype": ["copy"], "tensor": ["copy"],
     "index by a list": ["copy", "launch"], "index on the device": ["launch"],
+    "assign a number": ["copy", "launch"], "assign on the device": ["launch"], "assign a number to a slice": ["launch"],
+    "index_fill_": ["launch"],
     "tolist": ["read"], "int": ["read"], "cpu": ["read"], "arange": ["launch"],
     "views": [], "empty": [], "reshape of a transposed": ["launch"], "linear": ["launch"], "synchronize": ["wait"],
 }.items())

@@ -151,7 +151,7 @@ class Shaping:
         """Makes the counts and biases on the device of the logits."""
         self._counts, self._bias = logits.new_zeros(2, logits.shape[-1], dtype=torch.float32)
         self._seen = self._counts.bool()
-        self._seen[torch.tensor(self._prompt, device=logits.device)] = True
+        self._seen.index_fill_(0, torch.tensor(self._prompt, device=logits.device), True)
         for token, bias in (self.options.logit_bias or {}).items():
             self._bias[token] = bias
 

@@ -61,7 +61,7 @@ class AdjacencyMatrix:
         self._latest.scatter_reduce_(0, tokens, order, reduce="amax")
         wins = self._latest[tokens] == order
         self._rows[torch.where(wins, tokens, self.vocab_size)] = topk
-        self._latest[tokens] = -1
+        self._latest.index_fill_(0, tokens, -1)     # `[tokens] = -1` would wait for a copy from the host
 
     def fill_in(self, tokens: Tensor, rows: Tensor) -> None:
         """Sets rows[tokens[i]] = rows[i] for tokens without a row.
@@ -76,7 +76,7 @@ class AdjacencyMatrix:
     def take_out(self, tokens: Tensor, rows: Tensor) -> None:
         """Undoes `fill_in` of the same tokens and rows, for rows that were not overwritten since."""
         same = (self._rows[tokens] == rows).all(1)
-        self._rows[torch.where(same, tokens, self.vocab_size)] = self.unseen
+        self._rows.index_fill_(0, torch.where(same, tokens, self.vocab_size), self.unseen)
 
     def lookup(self, tokens: Tensor, ranks: Tensor) -> Tensor:
         """Returns the rank-th successor of each token, [n] int64; unseen tokens and ranks beyond K have none."""

@@ -22,4 +22,5 @@ MUTATIONS = (
     Mutation("a wait of another thread is an error", "_syncs_of_this_thread", 'set_sync_debug_mode("warn")', 'set_sync_debug_mode("error")', "test_fixed.py::test_a_region_that_waits_is_refused_and_other_threads_may_wait"),
     Mutation("the end of recordings is not said", "Regions.__call__", "            self._say_that_it_is_full()\n", "", "test_fixed.py::test_there_are_never_more_recordings_than_can_be_held"),
     Mutation("caches have no room for padded rows", "Lane._padded_capacity", "        capacity += SIZES[-1]\n", "", "test_fixed.py::test_caches_of_recorded_steps_have_room_for_padded_rows"),
+    Mutation("only recordings that are still there count", "Regions", "self.recorded += 1", "self.recorded = len(self.recordings)", "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones"),
 )

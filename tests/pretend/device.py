@@ -131,6 +131,8 @@ class Pretend(TorchDispatchMode):
                     self.note("copy", "index", index)
                 if index.dtype == torch.bool:
                     self.note("read", "nonzero")
+        if name == "index_put_" and args[2].dim() == 0:
+            self.note("copy", "value")      # torch makes the number of `x[index] = number` on the host
         source, dtype = (args[1], args[0].dtype) if name == "copy_" else (args[0] if args else 0, kwargs.get("dtype"))
         if name in ("copy_", "_to_copy") and not isinstance(source, FakeTensor):
             patient = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
