@@ -10,6 +10,10 @@ with the prompt of a next edit, greedy here); `line` is llama.vim's, ended at th
 `benchmarks.suggestions`: each is asked for cold, and again after a third of its line was typed.  With --context,
 llama.vim's and Zed's requests have pieces of other files, in an order of each cursor's own.  No two cursors and clients
 share the beginning of a prompt.
+
+With --leave, the suggestion that would follow an accepted one is asked for ahead, as llama.vim does, and given up after
+so many seconds, because the user has typed on: the row "left" is the suggestion for what was typed, which must not
+wait for the one that nobody wants.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +45,7 @@ LINES = 256, 64             # lines that llama.vim sends before and after the cu
 CHARACTERS = 2400, 700      # most characters of the whole lines that Continue sends, about 1,024 tokens
 PIECE = 64                  # lines of a piece of another file, as in llama.vim
 PER_TOKEN = 3.5             # characters of a token of Python, about
+LEFT = "left"               # the state of a suggestion that is asked for while another one is given up
 ENDS = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
         "<|file_sep|>", "<|im_start|>", "<|im_end|>"]
 
@@ -158,7 +164,9 @@ def ask(server: Annotated[str, typer.Argument(help="The server's name in the row
         window: Annotated[int, typer.Option(help="Most tokens of a window that Zed's model rewrites.")] = 256,
         clients: Annotated[list[str] | None, typer.Option(
             "--client", help=f"{', '.join(CLIENTS)}; repeatable; none: the first and the third.")] = None,
-        context: Annotated[int, typer.Option(help="About so many tokens of other files.")] = 0) -> None:
+        context: Annotated[int, typer.Option(help="About so many tokens of other files.")] = 0,
+        leave: Annotated[float, typer.Option(help="Seconds after which a suggestion that was asked for ahead is given "
+                                             "up; 0: none is.")] = 0.0) -> None:
     """Ask a running server at every cursor, and append one row per suggestion."""
     chosen = clients or ["llama.vim", "Continue"]
     if unknown := set(chosen) - set(CLIENTS):
@@ -169,20 +177,40 @@ def ask(server: Annotated[str, typer.Argument(help="The server's name in the row
             for asked in asked_at(Path(root).resolve(), part, seed, count):
                 for editor in chosen:
                     most = window if editor == "Zed" else new
-                    for row in _rows(client, asked, server, editor, context, most):
+                    for row in _rows(client, asked, server, editor, context, most, leave):
                         file.write(json.dumps(asdict(row)) + "\n")
                         file.flush()
 
 
-def _rows(client: httpx.Client, asked: Asked, server: str, name: str, context: int, new: int) -> Iterator[Row]:
+def _rows(client: httpx.Client, asked: Asked, server: str, name: str, context: int, new: int, leave: float
+          ) -> Iterator[Row]:
     others = pieces(asked, name, context)
-    for state, there in zip(STATES, (asked, asked.typing()), strict=True):
+    typed = asked.typing()
+    places = dict(zip(STATES, (asked, typed), strict=True))
+    if leave:
+        places[LEFT] = typed.typing()
+    for state, there in places.items():
         here = there.changed() if name == "Zed" else there
+        if state == LEFT:
+            _give_up(client, CLIENTS[name], accepted(typed), others, new, leave)
         found = CLIENTS[name](client, here.cursor, others, new)
         whole = here.cursor.before.rpartition("\n")[2] + here.truth     # an edit has the whole line
         wanted = (whole if name == "Zed" else here.truth).strip()
         exact = found["said"].strip().split("\n")[0].rstrip() == wanted
         yield Row(server, name, state, here.cursor.path, here.line, here.truth, exact=exact, context=context, **found)
+
+
+def accepted(asked: Asked) -> Cursor:
+    """Returns the cursor below the line, once the whole line stands there."""
+    return replace(asked.cursor, before=f"{asked.cursor.before}{asked.truth}\n",
+                   after=asked.cursor.after.removeprefix("\n"))
+
+
+def _give_up(client: httpx.Client, ask: Ask, cursor: Cursor, others: Sequence[Snippet], new: int, seconds: float
+             ) -> None:
+    """Asks for a suggestion, and closes the connection after some seconds."""
+    with httpx.Client(base_url=client.base_url, timeout=seconds) as impatient, suppress(httpx.ReadTimeout):
+        ask(impatient, cursor, others, new)
 
 
 @app.command()
@@ -194,9 +222,10 @@ def report(rows: Path) -> None:
 
 def _summary(rows: list[Row]) -> Iterator[dict[str, Any]]:
     """Yields one line of the table per client, context, state and server."""
-    groups = sorted({(list(CLIENTS).index(row.client), row.context, STATES.index(row.state)) for row in rows})
+    states = [*STATES, LEFT]
+    groups = sorted({(list(CLIENTS).index(row.client), row.context, states.index(row.state)) for row in rows})
     for number, context, place in groups:
-        client, state = list(CLIENTS)[number], STATES[place]
+        client, state = list(CLIENTS)[number], states[place]
         for server in dict.fromkeys(row.server for row in rows):
             here = [row for row in rows
                     if (row.client, row.context, row.state, row.server) == (client, context, state, server)]

@@ -41,6 +41,7 @@ EMPTY = "empty"             # folder without files, for prompts without a reposi
 NAMES = {PLAIN: "plain"}     # of methods, in the table and the figure
 STATES = ("cold", "typing")
 CONTEXTS = ("file", "repository")
+PASSES = ("draft", "verify", "accept")      # parts of a step in which a network runs, or its result is read
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Row:
     new_tokens: int
     steps: int
     accepted: int
+    pass_seconds: float = 0.0       # of `seconds`, in passes after the prompt, with the choice of tokens
 
 
 def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
@@ -153,7 +155,7 @@ def _row(made: Completion, asked: Asked, context: str, state: str, method: str) 
     return Row(asked.root.name, asked.cursor.path, asked.line, context, state, method, asked.truth, made.text,
                made.ended, said.split("\n")[0].rstrip() == wanted, stats.prompt_tokens,
                made.reused, seconds["gather"], seconds["first"], seconds["total"], stats.new_tokens, stats.steps,
-               sum(stats.accepted_per_step))
+               sum(stats.accepted_per_step), sum(stats.seconds_by_part.get(part, 0.0) for part in PASSES))
 
 
 @app.command()
@@ -176,13 +178,20 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                        "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
                        "of them read": round(statistics.median(read)),
                        "gather, s": f"{statistics.median(row.gather_seconds for row in here):.2f}",
-                       "first token, s": f"{statistics.median(row.first_seconds for row in here):.2f}",
+                       "reading, s": f"{statistics.median(row.first_seconds - row.gather_seconds for row in here):.2f}",
+                       "passes, s": f"{statistics.median(row.pass_seconds for row in here):.2f}",
+                       "host, s": f"{statistics.median(map(host_seconds, here)):.2f}",
                        "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
                        "new tokens": round(statistics.median(row.new_tokens for row in here)),
                        "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
                        # Reading the prompt gives the first token.
                        "tokens per step":
                            f"{sum(row.new_tokens - 1 for row in here) / max(1, sum(row.steps for row in here)):.2f}"}
+
+
+def host_seconds(row: Row) -> float:
+    """Returns the seconds after the first token that were spent outside passes: proposing, deciding, and text."""
+    return row.seconds - row.first_seconds - row.pass_seconds
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -56,6 +56,24 @@ def test_pieces_of_other_files_fill_the_context_in_an_order_of_each_cursor(repo)
     assert 5000 < size <= 2000 * editors.PER_TOKEN and all(piece.path != one.cursor.path for piece in first)
 
 
+def test_a_suggestion_that_was_asked_for_ahead_is_given_up_when_the_user_types_on(repo, monkeypatch):
+    asked, calls = suggestions.asked_at(repo, "", 0, 1)[0], []
+
+    def ask(client, cursor, others, new):
+        calls.append((client.timeout.read, cursor.before.rpartition("\n")[2].strip(), cursor.after))
+        if client.timeout.read == 0.25:
+            raise httpx.ReadTimeout("given up")
+        return {"said": "", "prompt_tokens": 9, "read": 1, "new_tokens": 1, "first_seconds": None, "seconds": 0.5}
+
+    monkeypatch.setitem(editors.CLIENTS, "line", ask)
+    with httpx.Client(base_url="http://server", timeout=60) as client:
+        rows = list(editors._rows(client, asked, "server", "line", 0, 8, 0.25))
+    assert [row.state for row in rows] == ["cold", "typing", "left"]
+    (_, _, after), (_, some, _), (_, ahead, behind), (_, more, _) = calls
+    assert asked.truth.startswith(more) and more.startswith(some) and len(more) > len(some) and ahead == ""
+    assert [seconds for seconds, *_ in calls] == [60, 60, 0.25, 60] and "\n" + behind == after
+
+
 def test_next_edits_are_measured_cold_and_while_someone_types(repo, tmp_path, capsys):
     for part in toy(True):
         part.save_pretrained(tmp_path / "model")
