@@ -27,7 +27,6 @@ from longgraft.methods.needs import AUTO, default_method
 from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import place_of
 from longgraft.models.targets import load_target
-from longgraft.runtime.devices import device_of
 
 
 def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True, **options: Any) -> Session:
@@ -94,9 +93,8 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
     """Returns a session, and what it was made from; arguments as in `load`."""
     method, chosen = chosen_method(settings)
     check_options_read(method, settings)
-    device = device_of(settings.device)
     place = place_of(model)
-    method, notes = _without_slow_head(method, place.name, drafter, device.type == "cpu")
+    method, notes = _without_slow_head(method, place.name, drafter)
     loaded = with_method(load_target(place, chosen), drafter, method, chosen)
     loaded = replace(loaded, notes=(*loaded.notes, *notes))
     session = loaded.session(chosen)
@@ -110,15 +108,14 @@ def print_choices(session: Session) -> None:
     print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
 
 
-def _without_slow_head(method: Method, model: str, drafter: str | Path | None, on_cpu: bool
-                       ) -> tuple[Method, tuple[str, ...]]:
-    """Returns the method, without a head that ships where the default does not use it, and notes for people."""
+def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -> tuple[Method, tuple[str, ...]]:
+    """Returns the method, without a head that ships, and notes for people."""
     is_default = method.name == DEFAULT and method.is_usual
     ships = drafter == AUTO and shipped_head(model) is not None
-    if not is_default or not ships or default_method(model, drafter, on_cpu) == DEFAULT:
+    if not is_default or not ships or default_method(model, drafter) == DEFAULT:
         return method, ()
-    note = (f"the head of {model} made decoding no faster on any CPU that was measured, so method {HEADLESS} replaces "
-            f"{DEFAULT} (--drafter {model} uses the head)")
+    note = (f"the head of {model} made decoding no faster on any machine that was measured, so method {HEADLESS} "
+            f"replaces {DEFAULT} (--drafter {model} uses the head)")
     return find(HEADLESS), (note,)
 
 

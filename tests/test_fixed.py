@@ -17,6 +17,7 @@ from toys.trees import random_tree
 from longgraft.acceptance.rules import Greedy, Replay
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import triton
+from longgraft.comparison.with_plain import compare_with_plain
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense, Split
 from longgraft.engine.engine import Engine
@@ -348,6 +349,20 @@ def test_only_the_last_sampling_settings_stay_recorded():
         answered(session, toy_prompt(60), 12, Sampling(temperature=temperature, seed=1))
         counts.append(sum("draw" in key[0] for key in regions.recordings if isinstance(key[0], tuple)))
     assert counts == [2, 2, 2]      # a tree, and the last token alone
+
+
+def test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recording():
+    session = toy_session("eagle3", regions=Regions(recorder))
+    ids = toy_prompt(60)
+    first, later = (answered(session, ids, 12) for _ in range(2))
+    assert later.stats.recording_seconds == 0 < first.stats.recording_seconds < first.stats.decode_seconds
+    rest = first.stats.decode_seconds - first.stats.recording_seconds
+    assert first.stats.replayed_tokens_per_second == pytest.approx(11 / rest)
+    assert later.stats.replayed_tokens_per_second == later.stats.decode_tokens_per_second
+    compared = compare_with_plain(session, ids, first, Sampling(), 12)
+    assert compared["identical"] and compared["recorded"]
+    plain = compared["plain_tokens_per_second"]
+    assert compared["speedup"] == pytest.approx(first.stats.replayed_tokens_per_second / plain)
 
 
 def test_there_are_never_more_recordings_than_can_be_held():

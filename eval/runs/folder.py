@@ -56,13 +56,13 @@ class Run:
 
     @property
     def default(self) -> str:
-        """Returns the method that sessions use by default with this target, drafter and device."""
+        """Returns the method that sessions use by default with this target and drafter."""
         from longgraft.methods.needs import AUTO, default_method  # needs torch; runs are read without it
 
         drafter = self.config.get("drafter", AUTO)
         if drafter == COLD:
             drafter = None
-        return default_method(self.environment["target"], drafter, self.on_cpu)
+        return default_method(self.environment["target"], drafter)
 
     def describe(self) -> str:
         """Describes the run in one line."""

@@ -278,6 +278,9 @@ def _print_comparison(report: dict[str, Any]) -> None:
     why = may_differ(report["promise"], report["settings"]["temperature"] > 0)
     if why:
         answers += f" ({report['promise']}: {why})"
+    left_out = "reading the prompt"
+    if comparison["recorded"]:
+        left_out += " and recording CUDA graphs"
     print(f"plain decoding: {comparison['plain_tokens_per_second']:.1f} tokens/s; longgraft was "
-          f"{comparison['speedup']:.2f} times as fast (one run each, without reading the prompt); {answers}",
+          f"{comparison['speedup']:.2f} times as fast (one run each, without {left_out}); {answers}",
           file=sys.stderr)

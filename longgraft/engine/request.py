@@ -80,6 +80,7 @@ class Request:
         self._reused = 0
         self._prefill_seconds = 0.0
         self._decode_seconds: dict[str, float] = {}     # by part of a step
+        self._recording_seconds = 0.0
         self._forwards: dict[str, int] = {}
         self._peak = 0
         self._finish: FinishReason | None = None
@@ -106,7 +107,8 @@ class Request:
         return self._tally.stats(
             prompt_tokens=len(self._ids), reused_tokens=self._reused, first_difference=difference,
             prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._decode_seconds.values()),
-            seconds_by_part=dict(self._decode_seconds), forwards=dict(self._forwards),
+            seconds_by_part=dict(self._decode_seconds), recording_seconds=self._recording_seconds,
+            forwards=dict(self._forwards),
             peak_memory_bytes=self._peak)
 
     @property
@@ -226,6 +228,8 @@ class Request:
     def _decode(self) -> Step:
         """Proposes and verifies one tree, and shows the memories what came of it."""
         clock = self.verifier.clock
+        regions = self.verifier.regions
+        recorded_before = regions.seconds
         with clock.part("host"):
             verified = self.verifier.verify(self._proposed(), self._wants)
             path = verified.path.tolist()
@@ -240,6 +244,7 @@ class Request:
                         path=tuple(path), logprobs=self._logprobs(len(new)))
         for part, seconds in clock.lap().items():
             self._decode_seconds[part] = self._decode_seconds.get(part, 0.0) + seconds
+        self._recording_seconds += regions.seconds - recorded_before
         for kind, times in clock.counted().items():
             self._forwards[kind] = self._forwards.get(kind, 0) + times
         return step

@@ -36,6 +36,7 @@ class Stats:
         prefill_seconds: Wall-clock seconds of the prefill; shared passes include the work of other requests.
         decode_seconds: Wall-clock seconds of decoding, likewise.
         seconds_by_part: Seconds of decoding by part of a step.
+        recording_seconds: Seconds of decoding in which CUDA graphs were recorded, which later requests replay.
         peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last
             began.
         reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
@@ -56,6 +57,7 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
+    recording_seconds: float = 0.0
     peak_memory_bytes: int = 0
     reused_tokens: int = 0
     proposed_by_depth: tuple[int, ...] = ()
@@ -83,6 +85,11 @@ class Stats:
     def decode_tokens_per_second(self) -> float:
         """Tokens after the first, divided by the seconds of decoding alone."""
         return _ratio(self.new_tokens - 1, self.decode_seconds)
+
+    @property
+    def replayed_tokens_per_second(self) -> float:
+        """The same without the seconds in which CUDA graphs were recorded, as in later requests."""
+        return _ratio(self.new_tokens - 1, self.decode_seconds - self.recording_seconds)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON, without what depends on other requests."""

@@ -110,20 +110,17 @@ def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
     return embedded("drafter") if target == EMBEDDED else known.head if known else shipped_head(target)
 
 
-def default_method(model: str, drafter: str | Path | None, on_cpu: bool) -> str:
+def default_method(model: str, drafter: str | Path | None) -> str:
     """Returns the name of the method that a session of this model has by default.
 
-    It drafts with a head if one is known or given.  The heads that ship made decoding no faster on any CPU that was
-    measured (docs/results/qwen2.5-coder, smollm2), so there only a head that is named is used.
+    It drafts with a head if one is known or given.  The heads that ship made decoding no faster on any machine that was
+    measured (docs/results/qwen2.5-coder, smollm2, gpu/h100), so they are used only if they are named.
 
     Args:
         model: The target's name.
         drafter: AUTO, a place, the name of a model whose head ships, or None.
-        on_cpu: True if the target runs on a CPU.
     """
-    if drafter in (AUTO, None) and head_path(drafter, model) is None:
-        return HEADLESS
-    if drafter == AUTO and on_cpu and shipped_head(model) is not None:
+    if drafter in (AUTO, None) and (head_path(drafter, model) is None or shipped_head(model) is not None):
         return HEADLESS
     return DEFAULT
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -43,12 +44,14 @@ class Regions:
     Attributes:
         recordings: The replay of each recorded region, and what the region returned.
         recorded: Number of recordings ever made, those included that were dropped since.
+        seconds: Seconds that making them took.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
         self._recorder = recorder
         self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
         self.recorded = 0
+        self.seconds = 0.0
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
         self._told = False      # that there is no room for further recordings
@@ -66,9 +69,11 @@ class Regions:
             self._say_that_it_is_full()
             return region()
         if key not in self.recordings:
+            began = time.perf_counter()
             try:
                 self.recordings[key] = self._recorder(region)
                 self.recorded += 1
+                self.seconds += time.perf_counter() - began
             except RuntimeError as error:
                 self.forget()
                 self._recorder = None

@@ -144,8 +144,8 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
         else:
             yield "plain", again.reading()
     assert plain.end is not None
-    rate = end.stats.decode_tokens_per_second
-    plain_rate = plain.end.stats.decode_tokens_per_second
+    rate = end.stats.replayed_tokens_per_second
+    plain_rate = plain.end.stats.replayed_tokens_per_second
     at = first_divergence(progress.ids, again.ids)
     yield "compared", {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain_rate,
                        "speedup": rate / plain_rate if plain_rate else 0.0,
