@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run C: an EAGLE-3 head for a real model.  $1: folder with texts.  Under 9 minutes.
+# Run C, second command: an EAGLE-3 head for a real model.  $1: folder with texts.  Under 9 minutes.
 # WORK has the pieces of the model's GGUF file in WORK/pieces.  MODEL, RECIPE, EXTENSION, TO, MINUTES, MORE: see README.md.
 work=$(realpath -m "${WORK:-$HOME/longgraft}") data=$(realpath "$1")
 export TOKENIZERS_PARALLELISM=true LONGGRAFT_CACHE=$work/cache
@@ -7,9 +7,7 @@ export TOKENIZERS_PARALLELISM=true LONGGRAFT_CACHE=$work/cache
 model=${MODEL:-qwen2.5-coder-0.5b} here=$root/benchmarks/gpu minutes=${MINUTES:-7.2} more=${MORE:-1.6}
 assemble "$model"
 texts=(--data "$data/train_corpus.jsonl.gz" --valid "$data/train_corpus_valid.jsonl")
-for own in "$data"/own.jsonl.gz*; do
-    [ ! -e "$own" ] || { cat "$data"/own.jsonl.gz* > "$work/own.jsonl.gz"; texts+=(--data "$work/own.jsonl.gz"); break; }
-done
+[ ! -s "$work/own.jsonl" ] || texts+=(--data "$work/own.jsonl")
 longgraft 450 train drafter --model "$model" "${texts[@]}" --recipe "${RECIPE:-$here/coder_head.toml}" \
     --minutes "$minutes" --out "$work/short" || true
 keep() {        # replaces what comes back by this run's head
