@@ -23,7 +23,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -191,8 +190,8 @@ def _rows(client: httpx.Client, asked: Asked, server: str, name: str, context: i
         places[LEFT] = typed.typing()
     for state, there in places.items():
         here = there.changed() if name == "Zed" else there
-        if state == LEFT:
-            _give_up(client, CLIENTS[name], accepted(typed), others, new, leave)
+        if state == LEFT and not _given_up(client, CLIENTS[name], accepted(typed), others, new, leave):
+            continue        # it came in time
         found = CLIENTS[name](client, here.cursor, others, new)
         whole = here.cursor.before.rpartition("\n")[2] + here.truth     # an edit has the whole line
         wanted = (whole if name == "Zed" else here.truth).strip()
@@ -206,11 +205,15 @@ def accepted(asked: Asked) -> Cursor:
                    after=asked.cursor.after.removeprefix("\n"))
 
 
-def _give_up(client: httpx.Client, ask: Ask, cursor: Cursor, others: Sequence[Snippet], new: int, seconds: float
-             ) -> None:
-    """Asks for a suggestion, and closes the connection after some seconds."""
-    with httpx.Client(base_url=client.base_url, timeout=seconds) as impatient, suppress(httpx.ReadTimeout):
-        ask(impatient, cursor, others, new)
+def _given_up(client: httpx.Client, ask: Ask, cursor: Cursor, others: Sequence[Snippet], new: int, seconds: float
+              ) -> bool:
+    """Asks for a suggestion, closes the connection if nothing came for some seconds, and returns True if it did."""
+    with httpx.Client(base_url=client.base_url, timeout=seconds) as impatient:
+        try:
+            ask(impatient, cursor, others, new)
+        except httpx.ReadTimeout:
+            return True
+    return False
 
 
 @app.command()

@@ -76,7 +76,8 @@ def of_result_rows(rows: Path, data: Path, tokenizer: Any, name: str) -> Iterato
             continue
         fitted = as_it_is(example, tokenizer) if row["bucket"] == WHOLE else fit(example, tokenizer, row["bucket"])
         if fitted is not None and len(fitted.ids) == row["prompt_tokens"]:
-            group = QUESTIONS if row["bucket"] == WHOLE else suite
+            # Lengths are apart: the same row has about the same answer at each.
+            group = QUESTIONS if row["bucket"] == WHOLE else f"{suite}, {row['bucket'] // 1024}K"
             identity = f"{suite} {example.id} {row['bucket']}"
             yield RecordedAnswer(f"{group} ({name})", identity, example.id, fitted.ids, tuple(row["token_ids"]))
 

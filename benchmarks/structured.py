@@ -52,7 +52,7 @@ def main(model: str = "smollm2",
          first: int = 0, shapes: int = 50, out: Path = Path("results"), minutes: float = 12.0) -> None:
     """Measure one row per schema, in the order of the file, and print one row for all of them."""
     session = longgraft.load(model, method=method, tell=False)
-    plain = plain_session(session)
+    plain = plain_session(session, recorded=True)
     report = Report("structured", out, minutes, session.target.device, model=model, method=method, tokens=tokens)
     for name, shape in list(json.loads(SHAPES.read_text(encoding="utf-8")).items())[first:first + shapes]:
         report.take(name, (_row(session, plain, *one, tokens) for one in [(name, schema_of(shape))]))

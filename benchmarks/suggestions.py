@@ -89,7 +89,7 @@ class Row:
     new_tokens: int
     steps: int
     accepted: int
-    pass_seconds: float = 0.0       # of `seconds`, in passes after the prompt, with the choice of tokens
+    pass_seconds: float | None = None   # of `seconds`, in passes after the prompt; None in rows of before it was kept
 
 
 def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
@@ -179,8 +179,8 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                        "of them read": round(statistics.median(read)),
                        "gather, s": f"{statistics.median(row.gather_seconds for row in here):.2f}",
                        "reading, s": f"{statistics.median(row.first_seconds - row.gather_seconds for row in here):.2f}",
-                       "passes, s": f"{statistics.median(row.pass_seconds for row in here):.2f}",
-                       "host, s": f"{statistics.median(map(host_seconds, here)):.2f}",
+                       "passes, s": _median([row.pass_seconds for row in here]),
+                       "host, s": _median([host_seconds(row) for row in here]),
                        "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
                        "new tokens": round(statistics.median(row.new_tokens for row in here)),
                        "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
@@ -189,9 +189,17 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
                            f"{sum(row.new_tokens - 1 for row in here) / max(1, sum(row.steps for row in here)):.2f}"}
 
 
-def host_seconds(row: Row) -> float:
+def host_seconds(row: Row) -> float | None:
     """Returns the seconds after the first token that were spent outside passes: proposing, deciding, and text."""
+    if row.pass_seconds is None:
+        return None
     return row.seconds - row.first_seconds - row.pass_seconds
+
+
+def _median(values: Sequence[float | None]) -> str:
+    """Returns the median, or "" if a value is not known."""
+    known = [value for value in values if value is not None]
+    return f"{statistics.median(known):.2f}" if len(known) == len(values) else ""
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:

@@ -37,7 +37,7 @@ def main(model: str = "smollm2",
          tools: int = 30, out: Path = Path("results"), minutes: float = 12.0) -> None:
     """Measure one row per tool, and print one row for all of them."""
     session = longgraft.load(model=model, method=method)
-    plain, known = plain_session(session), json.loads(TOOLS.read_text())
+    plain, known = plain_session(session, recorded=True), json.loads(TOOLS.read_text())
     report = Report(f"tool-calls-{model}", out, minutes, session.target.device)
     report.about |= {"model": model, "method": method, "tokens": tokens}
     for n in range(tools):

@@ -114,7 +114,7 @@ def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -
     ships = drafter == AUTO and shipped_head(model) is not None
     if not is_default or not ships or default_method(model, drafter) == DEFAULT:
         return method, ()
-    note = (f"the head of {model} made decoding no faster on any machine that was measured, so method {HEADLESS} "
+    note = (f"the head of {model} made decoding no faster where it was measured, so method {HEADLESS} "
             f"replaces {DEFAULT} (--drafter {model} uses the head)")
     return find(HEADLESS), (note,)
 

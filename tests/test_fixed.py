@@ -17,7 +17,7 @@ from toys.trees import random_tree
 from longgraft.acceptance.rules import Greedy, Replay
 from longgraft.acceptance.sampling import Sampling
 from longgraft.attention.backends import triton
-from longgraft.comparison.with_plain import compare_with_plain
+from longgraft.comparison.with_plain import compare_with_plain, plain_session
 from longgraft.drafters.eagle3 import Eagle3Drafter
 from longgraft.drafters.pruning import Dense, Split
 from longgraft.engine.engine import Engine
@@ -360,9 +360,27 @@ def test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recordin
     assert first.stats.replayed_tokens_per_second == pytest.approx(11 / rest)
     assert later.stats.replayed_tokens_per_second == later.stats.decode_tokens_per_second
     compared = compare_with_plain(session, ids, first, Sampling(), 12)
-    assert compared["identical"] and compared["recorded"]
+    assert compared["identical"] and compared["plain_recording_seconds"] > 0
+    assert compared["recording_seconds"] == first.stats.recording_seconds
     plain = compared["plain_tokens_per_second"]
     assert compared["speedup"] == pytest.approx(first.stats.replayed_tokens_per_second / plain)
+
+
+def test_plain_decoding_is_recorded_for_times_and_not_for_tokens_even_if_the_method_was_refused():
+    made = []
+
+    def refusing(region):
+        made.append(region)
+        if len(made) == 3:
+            raise NotRecorded("a part waits")
+        return recorder(region)
+
+    session = toy_session("eagle3", regions=Regions(refusing))
+    with pytest.warns(UserWarning, match="without CUDA graphs: a part waits"):
+        found = answered(session, toy_prompt(60), 12)
+    assert not session.engine.regions.fixed and found.stats.recording_seconds > 0
+    assert plain_session(session, recorded=True).engine.regions.fixed
+    assert not plain_session(session).engine.regions.fixed
 
 
 def test_there_are_never_more_recordings_than_can_be_held():

@@ -70,10 +70,11 @@ class PromptMeasurement:
         key = variant.name, run
         if key not in self._engines:
             key = variant.name, ""
-        recordings = factory.regions.recorded
+        recorded_before = factory.regions.recorded, factory.regions.fixed
         request = GenerationRequest(self.ids, limit, sampling, eos=frozenset(eos))
         tokens, stats = self._answer(self._engines[key], request)
-        if factory.regions.recorded != recordings:      # recordings were made, whose time is not this answer's cost
+        if (factory.regions.recorded, factory.regions.fixed) != recorded_before:
+            # Recordings were made or refused, whose time is not this answer's cost.
             return self.decode(variant, sampling, limit, eos, run)
         if key[1]:
             factory.prompts[*key, self._length] = self._before[key] + 1

@@ -279,7 +279,7 @@ def _print_comparison(report: dict[str, Any]) -> None:
     if why:
         answers += f" ({report['promise']}: {why})"
     left_out = "reading the prompt"
-    if comparison["recorded"]:
+    if comparison["plain_recording_seconds"]:
         left_out += " and recording CUDA graphs"
     print(f"plain decoding: {comparison['plain_tokens_per_second']:.1f} tokens/s; longgraft was "
           f"{comparison['speedup']:.2f} times as fast (one run each, without {left_out}); {answers}",

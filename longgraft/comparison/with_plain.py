@@ -12,14 +12,20 @@ from longgraft.engine.lane import Lane
 from longgraft.engine.session import Generation, Session, answer
 from longgraft.methods.combinators import PlainDecoding
 from longgraft.runtime.clock import Clock
+from longgraft.runtime.cuda_graphs import EAGER, Regions
 
 
-def plain_session(session: Session) -> Session:
+def plain_session(session: Session, recorded: bool = False) -> Session:
     """Returns a session for plain decoding of the same target, in the same loop, on the same kernels.
 
-    With CUDA graphs its steps are recorded, too: launched one by one they would be several times slower.
+    Args:
+        session: The session to compare with.
+        recorded: True to record its steps in CUDA graphs if the session was to, even if one of the session's regions
+            was refused: launched one by one, plain decoding is several times slower.  False to compare tokens with
+            passes that share no recording, padding or fused kernel with the session's.
     """
-    lane = Lane(session.target, PlainDecoding(), Clock(), session.engine.regions.anew())
+    regions = Regions(session.engine.regions.given) if recorded else EAGER
+    lane = Lane(session.target, PlainDecoding(), Clock(), regions)
     return Session(Engine(lane, budget=1, chunk=session.engine.chunk), session.tokenizer)
 
 
@@ -27,9 +33,11 @@ def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, s
                        max_new_tokens: int) -> dict[str, Any]:
     """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are identical.
 
-    Seconds in which CUDA graphs were recorded do not count; `recorded` is True if there were any.
+    Seconds in which CUDA graphs were recorded do not count, and are returned, too.
     """
-    plain = answer(plain_session(session).open(list(ids), max_new_tokens, sampling))
+    alone = plain_session(session, recorded=True)
+    plain = answer(alone.open(list(ids), max_new_tokens, sampling))
+    alone.engine.regions.forget()       # recordings and what they run on refer to each other
     tokens = plain.token_ids
     if ours.finish_reason == "stop":        # plain decoding does not look for stop strings, so it may go on
         tokens = tokens[:len(ours.token_ids)]
@@ -37,5 +45,6 @@ def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, s
     rate = ours.stats.replayed_tokens_per_second
     plain_rate = plain.stats.replayed_tokens_per_second
     return {"identical": divergence is None, "first_divergence": divergence,
-            "plain_tokens_per_second": plain_rate, "recorded": plain.stats.recording_seconds > 0,
+            "plain_tokens_per_second": plain_rate, "recording_seconds": ours.stats.recording_seconds,
+            "plain_recording_seconds": plain.stats.recording_seconds,
             "speedup": rate / plain_rate if plain_rate else 0.0}

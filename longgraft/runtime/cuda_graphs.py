@@ -42,12 +42,14 @@ class Regions:
         recorder: Makes the recordings; None: everything runs eagerly, in its own shapes.
 
     Attributes:
+        given: The recorder that was given, also after it refused a region and everything runs eagerly.
         recordings: The replay of each recorded region, and what the region returned.
         recorded: Number of recordings ever made, those included that were dropped since.
-        seconds: Seconds that making them took.
+        seconds: Seconds that making them took, refused ones included.
     """
 
     def __init__(self, recorder: Recorder | None = None) -> None:
+        self.given = recorder
         self._recorder = recorder
         self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
         self.recorded = 0
@@ -73,12 +75,13 @@ class Regions:
             try:
                 self.recordings[key] = self._recorder(region)
                 self.recorded += 1
-                self.seconds += time.perf_counter() - began
             except RuntimeError as error:
                 self.forget()
                 self._recorder = None
                 warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}",
                               stacklevel=2)
+            self.seconds += time.perf_counter() - began
+            if self._recorder is None:
                 return region()
         replay, returned = self.recordings[key]
         replay()

@@ -23,6 +23,8 @@ MUTATIONS = (
     Mutation("the end of recordings is not said", "Regions.__call__", "            self._say_that_it_is_full()\n", "", "test_fixed.py::test_there_are_never_more_recordings_than_can_be_held"),
     Mutation("caches have no room for padded rows", "Lane._padded_capacity", "        capacity += SIZES[-1]\n", "", "test_fixed.py::test_caches_of_recorded_steps_have_room_for_padded_rows"),
     Mutation("only recordings that are still there count", "Regions", "self.recorded += 1", "self.recorded = len(self.recordings)", "test_fixed.py::test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_new_ones"),
-    Mutation("plain decoding is launched one by one to be compared with recordings", "plain_session", "Clock(), session.engine.regions.anew())", "Clock())", "test_fixed.py::test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recording"),
+    Mutation("plain decoding is launched one by one to be compared with recordings", "plain_session", "if recorded else EAGER", "if False else EAGER", "test_fixed.py::test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recording"),
     Mutation("the time of recording counts in a comparison", "compare_with_plain", "ours.stats.replayed_tokens_per_second", "ours.stats.decode_tokens_per_second", "test_fixed.py::test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recording"),
+    Mutation("plain decoding is not recorded after a refusal", "plain_session", "session.engine.regions.given", "session.engine.regions._recorder", "test_fixed.py::test_plain_decoding_is_recorded_for_times_and_not_for_tokens_even_if_the_method_was_refused"),
+    Mutation("tokens are compared with recorded passes", "plain_session", "if recorded else EAGER", "if True else EAGER", "test_fixed.py::test_plain_decoding_is_recorded_for_times_and_not_for_tokens_even_if_the_method_was_refused"),
 )

@@ -135,7 +135,8 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
     if not compare or end.reason in ("cancelled", "time"):
         return
     again = AnswerProgress(len(requested.ids))
-    plain = state.submitted(replace(requested, corpus=None), served.context, session=plain_session(state.session))
+    alone = plain_session(state.session, recorded=True)
+    plain = state.submitted(replace(requested, corpus=None), served.context, session=alone)
     async for step in _steps(plain, beat):
         if step is None:
             yield None
@@ -144,6 +145,7 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
         else:
             yield "plain", again.reading()
     assert plain.end is not None
+    alone.engine.regions.forget()       # recordings and what they run on refer to each other
     rate = end.stats.replayed_tokens_per_second
     plain_rate = plain.end.stats.replayed_tokens_per_second
     at = first_divergence(progress.ids, again.ids)
