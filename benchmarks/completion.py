@@ -17,6 +17,7 @@ import ast
 import csv
 import json
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -36,8 +37,8 @@ from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.repository.files import repository
 from longgraft.completion.repository.source import WORD
 from longgraft.completion.retrieval.candidates import FINDERS, CursorContext
-from longgraft.completion.retrieval.cursor_names import COMMON, cursor_names, without_strings
 from longgraft.completion.retrieval.gather import choose, gather
+from longgraft.completion.retrieval.similar_windows import COMMON
 from longgraft.completion.snippets import Cursor
 from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.session import Session, answer
@@ -47,6 +48,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 ABOVE = 10              # least number of lines above a held-out line
 CHARACTERS = 10         # least number of characters of a held-out line
 CONTEXTS = ("none", "file", "repository")
+# Strings and comments of Python.
+QUOTED = re.compile(r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)'
+                    r'|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?|#[^\n]*')
 PLAIN = "ar"
 SHOWN = (8_000, 16_000, 32_000)     # characters of pieces for which `names` counts
 
@@ -107,7 +111,7 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
         here = lines[number - 1]
         indent = here[:len(here) - len(here.lstrip())]
         cursor = Cursor(path, "\n".join([*lines[:number - 1], indent]), "")
-        new = set(WORD.findall(without_strings(path, here))) - COMMON - set(WORD.findall(cursor.before))
+        new = set(WORD.findall(QUOTED.sub("", here))) - COMMON - set(WORD.findall(cursor.before))
         asks = sorted(name for name in new if any(name in one.names for other, one in sources.items() if other != path))
         rest = "\n".join([here[len(indent):], *lines[number:]])
         found.append(Held(path, number, here.strip(), rest, cursor, tuple(asks)))
@@ -209,7 +213,7 @@ def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) ->
         for held in asked:
             sources = found.sources(held.path)[0]
             del sources[held.path]
-            place = CursorContext(held.cursor, cursor_names(held.cursor, sources.values()), found, sources)
+            place = CursorContext(held.cursor, found, sources)
             pieces = choose(place, finders, SHOWN[-1])
             for size in SHOWN:
                 sizes = accumulate(len(piece.text) for piece in pieces)

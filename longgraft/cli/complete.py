@@ -17,7 +17,7 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import STDIN, read_source
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
-from longgraft.completion.repository.symbols import LINE_END
+from longgraft.completion.snippets import LINE_END
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Pair, SamplingSettings, Settings
 

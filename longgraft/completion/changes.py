@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from longgraft.completion.repository.secret_files import secret_path, secret_text
-from longgraft.completion.repository.symbols import LINE_END
-from longgraft.completion.snippets import Change
+from longgraft.completion.snippets import LINE_END, Change
 
 HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 NOWHERE = "/dev/null"       # the path of a file that a diff makes or removes

@@ -26,9 +26,8 @@ from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
 from longgraft.completion.prompt.next_edit import NextEditLayout
 from longgraft.completion.prompt.stable_order import ANEW, STEADY, place
 from longgraft.completion.repository.files import repository
-from longgraft.completion.repository.symbols import LINE_END
 from longgraft.completion.retrieval.gather import Gathered, gather
-from longgraft.completion.snippets import Cursor, Snippet
+from longgraft.completion.snippets import LINE_END, Cursor, Snippet
 from longgraft.completion.stopping import Ending
 from longgraft.completion.window import Edit, RewriteEnding, Window
 from longgraft.engine.encoder import stop_strings

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from longgraft.completion.repository.secret_files import check_open
-from longgraft.completion.repository.symbols import LINE_END
-from longgraft.completion.snippets import Cursor
+from longgraft.completion.snippets import LINE_END, Cursor
 from longgraft.config.data_files import whole
 
 # Largest file of a cursor: it is read in a second, and no person wrote a larger one.

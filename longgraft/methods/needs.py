@@ -113,8 +113,9 @@ def head_path(drafter: str | Path | None, target: str) -> str | Path | None:
 def default_method(model: str, drafter: str | Path | None) -> str:
     """Returns the name of the method that a session of this model has by default.
 
-    It drafts with a head if one is known or given.  The heads that ship made decoding no faster where they were measured
-    (docs/results: qwen2.5-coder and smollm2 on CPUs, gpu/h100 the former's), so they are used only if they are named.
+    It drafts with a head if one is known or given.  The heads that ship made decoding no faster where they were
+    measured (docs/results: qwen2.5-coder and smollm2 on CPUs, gpu/h100 the former's), so they are used only if they are
+    named.
 
     Args:
         model: The target's name.

@@ -16,12 +16,10 @@ from threading import Lock
 from pathspec import GitIgnoreSpec
 
 from longgraft.completion.repository.gitignore import Rules, files_above, spec_of, vendored
-from longgraft.completion.repository.index import Index, Known, outline_from
+from longgraft.completion.repository.index import Index, Known
 from longgraft.completion.repository.languages import family
-from longgraft.completion.repository.outline import outline
 from longgraft.completion.repository.secret_files import secret_folder, secret_name, secret_text
 from longgraft.completion.repository.source import SECRET, Identity, Source, identity_of, read_source
-from longgraft.completion.repository.symbols import Outline
 
 MOST = 20_000           # most files visited, those nearest to the cursor first
 
@@ -103,15 +101,6 @@ class Repository:
         """True if the last call of `sources` for the file's languages returned this file."""
         indexed = self._sources.get(path)
         return indexed is not None and isinstance(indexed[1], Source)
-
-    def outline(self, source: Source) -> Outline:
-        if source.outlined is None:
-            if source.stored_outline:
-                source.outlined = outline_from(source.stored_outline)
-            else:
-                source.outlined = outline(source.path, self.text(source.path))
-                self._unsaved.add(source.path)
-        return source.outlined
 
     def save(self) -> None:
         """Writes to disk what was read since the last call."""

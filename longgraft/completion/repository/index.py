@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import astuple
 from pathlib import Path
 
 from longgraft.completion.repository.source import Identity, Source
-from longgraft.completion.repository.symbols import Definition, Import, Outline
 from longgraft.config.cache import cache_folder
 
-FORMAT = 1      # raise it when files are read in another way, so that older indexes are not used
+FORMAT = 2      # raise it when files are read in another way, so that older indexes are not used
 WAIT = 0.5      # seconds to wait for another process that writes the index
 TABLE = ("CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, modified INTEGER, size INTEGER, left_out "
-         "TEXT, names TEXT, heads TEXT, lines INTEGER, outline TEXT)")
+         "TEXT, names TEXT, lines INTEGER)")
 Known = tuple[Identity, Source | str]
 
 
 class Index:
     """The index of one repository, a SQLite file in the cache folder.
 
-    It holds names and line numbers, and no text.  It only saves time: one that cannot be read is built again,
+    It holds names and numbers of lines, and no text.  It only saves time: one that cannot be read is built again,
     and one that cannot be written is left as it is.
     """
 
@@ -54,7 +51,7 @@ class Index:
                 database.execute("PRAGMA synchronous = OFF")        # a broken index is built again
                 database.execute(TABLE)
                 database.executemany("DELETE FROM files WHERE path = ?", ((path,) for path in deleted))
-                database.executemany("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                database.executemany("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)",
                                      (_row(path, *read) for path, read in changed.items()))
                 database.commit()
         except (sqlite3.Error, OSError):
@@ -68,24 +65,11 @@ class Index:
 
 def _row(path: str, identity: Identity, read: Source | str) -> tuple[object, ...]:
     if isinstance(read, str):
-        return path, *identity, read, "", "", 0, ""
-    outline = read.stored_outline
-    if read.outlined is not None:
-        outline = json.dumps(astuple(read.outlined))
-    return path, *identity, "", " ".join(read.names), " ".join(read.heads), read.lines, outline
+        return path, *identity, read, "", 0
+    return path, *identity, "", " ".join(read.names), read.lines
 
 
-def _known(row: tuple[str, int, int, str, str, str, int, str]) -> tuple[str, Known]:
-    path, modified, size, left_out, names, heads, lines, outline = row
-    source = Source(path, frozenset(names.split()), frozenset(heads.split()), lines, stored_outline=outline)
+def _known(row: tuple[str, int, int, str, str, int]) -> tuple[str, Known]:
+    path, modified, size, left_out, names, lines = row
+    source = Source(path, frozenset(names.split()), lines)
     return path, ((modified, size), left_out or source)
-
-
-def outline_from(stored: str) -> Outline:
-    """Returns the outline that `Index` stored."""
-    definitions, imports = json.loads(stored)
-    return Outline(
-        tuple(Definition(name, first, last, head, kind, owner, tuple(bases))
-              for name, first, last, head, kind, owner, bases in definitions),
-        tuple(Import(module, level, tuple((name, alias) for name, alias in names), line, alias_of_module)
-              for module, level, names, line, alias_of_module in imports))

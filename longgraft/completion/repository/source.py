@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from longgraft.completion.repository.languages import heads
 from longgraft.completion.repository.secret_files import secret_text
-from longgraft.completion.repository.symbols import Outline
 
 LARGEST = 512 * 1024    # bytes: longer files are rarely written by hand
 GENERATED_NAMES = re.compile(
@@ -29,17 +27,12 @@ class Source:
 
     Attributes:
         names: Possible identifiers in it.
-        heads: Names that it seems to define.
-        stored_outline: Its outline as the index on disk has it, or "".
-        outlined, windows: Cached results of this text.
+        windows: Its windows with their names, once they were made.
     """
 
     path: str
     names: frozenset[str]
-    heads: frozenset[str]
     lines: int
-    stored_outline: str = ""
-    outlined: Outline | None = None
     windows: list[tuple[int, int, frozenset[str]]] = field(default_factory=list)
 
 
@@ -75,5 +68,4 @@ def read_source(root: Path, path: str, size: int) -> Source | str:
     lines = text.split("\n")
     if max(map(len, lines), default=0) > 5000 or len(text) > 5000 + 200 * len(lines):
         return "generated"      # minified code, or data
-    return Source(path, frozenset(WORD.findall(text)), frozenset(name for name, _ in heads(path, text)),
-                  len(lines))
+    return Source(path, frozenset(WORD.findall(text)), len(lines))

@@ -14,7 +14,6 @@ from posixpath import normpath
 from longgraft.completion.repository.files import LeftOut, repository
 from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Candidate, CursorContext, Finder
-from longgraft.completion.retrieval.cursor_names import cursor_names
 from longgraft.completion.snippets import Cursor, Snippet
 
 CHARACTERS = 4          # characters of code per token: more than with most tokenizers
@@ -47,7 +46,7 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
     with files.lock:
         sources, left_out = files.sources(cursor.path)
         sources.pop(cursor.path, None)
-        place = CursorContext(cursor, cursor_names(cursor, sources.values()), files, sources)
+        place = CursorContext(cursor, files, sources)
         gathered = Gathered(tuple(choose(place, FINDERS, MORE * CHARACTERS * tokens)), left_out)
         files.save()
         return gathered

@@ -7,12 +7,14 @@ window are shown with it, because they may resemble the lines after the cursor.
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from longgraft.completion.repository.files import Repository
 from longgraft.completion.repository.source import WORD, Source
-from longgraft.completion.retrieval.cursor_names import COMMON, rarity
 from longgraft.completion.snippets import Cursor
 
 WINDOW = 10             # lines of a window
@@ -21,6 +23,15 @@ FOLLOWING = 10          # lines after a window that are shown with it
 ORDINARY = 15           # least number of names that a window is assumed to have and the query lacks
 COPY = 0.8              # Jaccard index of the names of two windows above which they count as copies
 FILES = 48              # files searched window by window: those that share most names with the query
+# Keywords of languages, and names that are in most files; they do not count.
+COMMON = frozenset(re.findall(r"\w+", """
+    self cls this super the and for not are with from import return def class function func const let var val new true
+    false none null nil undefined True False None else elif then while try except catch finally raise throw throws yield
+    await async pass break continue lambda global static public private protected final void int float double bool
+    boolean char string str list dict set tuple object type interface struct enum impl trait pub use mod package export
+    default extends implements case switch match where include define ifdef endif template typename namespace using auto
+    print len range isinstance assert that will this has have any all was its which when can may one two int64 uint8 err
+    fmt std size_t unsigned Option Result Some Self String number extern typeof instanceof"""))
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,20 @@ class SimilarWindow:
         if self.path == other.path and self.first <= other.last and other.first <= self.last:
             return True
         return len(self.names & other.names) > COPY * len(self.names | other.names)
+
+
+def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
+    """Returns name -> 1 - log(1 + files with the name) / log(1 + files), for names that a file has.
+
+    The cursor's file counts as one that has none of them.
+    """
+    wanted = frozenset(names)
+    counts = Counter[str]()
+    files = 1
+    for source in sources:
+        files += 1
+        counts.update(wanted & source.names)
+    return {name: 1 - math.log1p(count) / math.log1p(files) for name, count in counts.items()}
 
 
 def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
