@@ -35,7 +35,7 @@ def test_the_json_of_statistics_has_each_under_its_own_name():
     stats = Stats(1, 9, (3, 4), {"draft": 5}, {"d6": 7}, {"plain": 8}, {"own": 9}, {"0.1": (1, 0.1, 0)},
                   {"2": (1, 0.2, 1)}, 10.0, 11.0, {"verify": 12.0}, 13, 14, (15,), 16)
     told, names = stats.as_dict(), {field.name for field in fields(Stats)}
-    assert names - told.keys() == {"proposed_by_depth", "first_difference"}
+    assert names - told.keys() == {"proposed_by_depth", "first_difference", "recording_seconds"}
     assert told.keys() - names == {"steps", "mat", "tokens_per_step", "decode_tokens_per_second"}
     assert told == {name: getattr(stats, name) for name in told} | {"accepted_per_step": [3, 4]}
 

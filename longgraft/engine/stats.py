@@ -36,13 +36,13 @@ class Stats:
         prefill_seconds: Wall-clock seconds of the prefill; shared passes include the work of other requests.
         decode_seconds: Wall-clock seconds of decoding, likewise.
         seconds_by_part: Seconds of decoding by part of a step.
-        recording_seconds: Seconds of decoding in which CUDA graphs were recorded, which later requests replay.
         peak_memory_bytes: Peak of the device's memory during the request; of several requests, since the last
             began.
         reused_tokens: Prompt tokens that were recalled from an earlier prompt instead of read.
         proposed_by_depth: Number of proposed nodes at each depth of the trees, from depth 1.
         first_difference: Place of the first token in which the prompt differs from the kept prompt that it
             follows longest; None if it continues a kept prompt, or if none is kept.
+        recording_seconds: Seconds of decoding in which CUDA graphs were recorded, which later requests replay.
     """
 
     prompt_tokens: int = 0
@@ -57,11 +57,11 @@ class Stats:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     seconds_by_part: Mapping[str, float] = field(default_factory=dict)
-    recording_seconds: float = 0.0
     peak_memory_bytes: int = 0
     reused_tokens: int = 0
     proposed_by_depth: tuple[int, ...] = ()
     first_difference: int | None = None
+    recording_seconds: float = 0.0
 
     @property
     def steps(self) -> int:
