@@ -18,6 +18,7 @@ from longgraft.yarn_drafters.checkpoint import load_head, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 from longgraft.yarn_drafters.rope import Rope
+from longgraft.yarn_drafters.training import frozen
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode_corpus, split_coded, train_tokenizer
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.drafter import (
@@ -337,6 +338,12 @@ def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
     assert all(torch.allclose(before[n], after[n], atol=1e-2) for n in before)
     assert torch.equal(before["d2t"], after["d2t"])
     assert any(not torch.equal(before[n], after[n]) for n in before)        # it did learn
+
+
+def test_a_target_whose_passes_round_activations_is_trained(monkeypatch):
+    """Passes beside weights in blocks do: only what makes logits of a hidden state must be the model's own."""
+    monkeypatch.setattr(frozen, "observed", lambda *_: (None, torch.zeros(1, 8, 32)))
+    frozen.check_logits(toy_target("gemma2"))
 
 
 def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, monkeypatch):

@@ -11,4 +11,5 @@ MUTATIONS = (
     Mutation("excerpts count as what the model wrote", "vocabulary:written_tokens", "first = max(start, end - document.own - document.ended)", "first = start", "test_training_drafter.py::test_a_vocabulary_is_counted_over_what_the_model_wrote"),
     Mutation("the file of the vocabulary is not read", "fresh:_counted", "if recipe.vocabulary is None:", "if True:", "test_training_drafter.py::test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_covers"),
     Mutation("context counts as covered", "vocabulary:covered", "coded[coded >= 0]", "np.where(coded < 0, ~coded, coded)", "test_training_drafter.py::test_the_share_that_a_vocabulary_covers_is_of_learnt_tokens_by_type"),
+    Mutation("logits of a pass are compared with the model's own", "check_logits", "target.model.get_decoder()(tokens, use_cache=False).last_hidden_state", "observed(target, (0,), tokens, tokens)[1]", "test_training_drafter.py::test_a_target_whose_passes_round_activations_is_trained"),
 )

@@ -204,9 +204,13 @@ def _as_decoded(target: Target, layers: Sequence[int], tokens: Tensor) -> tuple[
 
 @torch.no_grad()
 def check_logits(target: Target) -> None:
-    """Raises ValueError if `Target.logits` does not equal the model's own logits."""
+    """Raises ValueError if `Target.logits` of the model's own hidden states does not equal its own logits.
+
+    The engine's passes are not compared: beside weights in blocks they round activations to bytes, which changes some
+    logits by more than any tolerance that finds a missing scale.
+    """
     tokens = torch.arange(8, device=target.device)[None]
-    ours = target.logits(observed(target, (0,), tokens, torch.arange(8, device=target.device)[None])[1])
+    ours = target.logits(target.model.get_decoder()(tokens, use_cache=False).last_hidden_state)
     expected = target.model(tokens, use_cache=False).logits
     if not torch.allclose(ours, expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item()):
         raise ValueError(f"{target.name} computes its logits in a way of its own, which the trainer does not "
