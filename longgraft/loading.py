@@ -23,7 +23,7 @@ from longgraft.engine.session import Generation, Session
 from longgraft.methods.assembly import Loaded, with_method
 from longgraft.methods.chosen import check_options_read, chosen_method
 from longgraft.methods.find import Method, find
-from longgraft.methods.needs import AUTO, default_method
+from longgraft.methods.needs import AUTO
 from longgraft.models.catalogue import shipped_head
 from longgraft.models.places import place_of
 from longgraft.models.targets import load_target
@@ -112,7 +112,7 @@ def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -
     """Returns the method, without a head that ships, and notes for people."""
     is_default = method.name == DEFAULT and method.is_usual
     ships = drafter == AUTO and shipped_head(model) is not None
-    if not is_default or not ships or default_method(model, drafter) == DEFAULT:
+    if not is_default or not ships:
         return method, ()
     note = (f"the head of {model} made decoding no faster where it was measured, so method {HEADLESS} "
             f"replaces {DEFAULT} (--drafter {model} uses the head)")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from longgraft.completion.cursor import MOST_BYTES, locate
+from longgraft.completion.retrieval.candidates import counterpart, is_test
 from longgraft.completion.retrieval.gather import gather
-from longgraft.completion.retrieval.related_files import counterpart, is_test
 from longgraft.completion.snippets import Cursor, Snippet
 
 BODY = "\n".join(f"        self.part_{n} = {n}" for n in range(60))

@@ -9,7 +9,8 @@ methods=${METHODS:-ar,graft-x,graft-x-text,suffix,graft,eagle3}
 assemble "$model"
 longgraft 80 generate --model "$model" --dtype "$dtype" --chat --prompt-file "$root/longgraft/config/new_paths.py" \
     --prompt 'Replace the ValueError with an OSError.' --max-new-tokens "${NEW:-400}" --compare || true
-longgraft 90 verify --model "$model" --method graft-x --drafter "$model" --dtype "$dtype" --prompts "$data/repobench-p.jsonl" || true
+longgraft 90 verify --model "$model" --method graft-x --drafter "$model" --dtype "$dtype" \
+    --prompts "$data/repobench-p.jsonl" || true
 longgraft 180 sweep --model "$model" --dtype "$dtype" --suites repobench-p,qmsum --data "$data" --buckets "$lengths" \
     --prompts 1 --methods "$methods" --mode replay --repeats 3 --max-new-tokens 128 \
     --out "$work/run" || true

@@ -16,7 +16,7 @@ from longgraft.runtime.cuda_graphs import EAGER, Regions
 
 
 def plain_session(session: Session, recorded: bool = False) -> Session:
-    """Returns a session for plain decoding of the same target, in the same loop, on the same kernels.
+    """Returns a session for plain decoding of the same target, in the same loop.
 
     Args:
         session: The session to compare with.

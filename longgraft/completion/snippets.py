@@ -67,7 +67,7 @@ class Snippet:
 
     Attributes:
         first_line: Counted from 1.
-        why: The reason for the choice, in words for people: "imported: from .cache import KVCache".
+        why: The reason for the choice, in words for people: "like the lines before the cursor (0.12)".
         worth: Estimated usefulness; only its order matters.
     """
 

@@ -8,6 +8,6 @@ MUTATIONS = (
     Mutation("doctor downloads a model to look at it", "not_here", "if entry is None or here(entry)", "if entry is not None or here(entry)", "test_models.py::test_doctor_says_before_a_download_whether_a_model_fits"),
     Mutation("soft caps are left out", "usual_cache_dtype", "getattr(text, \"attn_logit_softcapping\", None) or ", "", "test_models.py::test_keys_beside_integers_are_in_bfloat16_if_compiled_kernels_attend"),
     Mutation("odd heads are attended in bfloat16", "usual_cache_dtype", " or head_size(text) % MOST_LANES", "", "test_models.py::test_keys_beside_integers_are_in_bfloat16_if_compiled_kernels_attend"),
-    Mutation("the default drafts with a head that loses", "default_method", "or shipped_head(model) is not None", "or False", "test_models.py::test_auto_drafter_is_the_head_that_ships"),
+    Mutation("the default drafts with a head that loses", "_without_slow_head", "if not is_default or not ships:", "if True:", "test_models.py::test_auto_drafter_is_the_head_that_ships"),
     Mutation("a head cannot be named by its model", "head_path", "shipped_head(str(drafter)) or drafter", "drafter", "test_models.py::test_auto_drafter_is_the_head_that_ships"),
 )

@@ -40,4 +40,5 @@ MUTATIONS = (
     Mutation("planned repeats pass for measured ones", "report:_provenance", "fewest, most = min(repeats.values(), default=0), max(repeats.values(), default=0)", "fewest = most = c['repeats']", "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
     Mutation("a method of few prompts is the fastest", "overview:fastest", " or cell.prompts < prompts", "", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
     Mutation("an oracle of few prompts bounds all", "oracle:bounds", "if len(speeds[method]) == prompts", "if prompts", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
+    Mutation("a report takes a head that ships for used", "default_method", "or shipped_head(model) is not None", "or False", "test_report.py::test_a_report_names_the_default_of_its_target_and_drafter"),
 )

@@ -7,13 +7,13 @@ real packages and with `benchmarks/completion.py`; nothing was trained.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from posixpath import dirname
+from posixpath import dirname, splitext
 
 from longgraft.completion.repository.files import Repository
 from longgraft.completion.repository.source import Source
-from longgraft.completion.retrieval.related_files import counterpart, is_test
 from longgraft.completion.retrieval.similar_windows import alike
 from longgraft.completion.snippets import Cursor
 
@@ -72,6 +72,19 @@ def related(place: CursorContext) -> Iterator[Candidate]:
                 worth = 0.09
         elif dirname(candidate) == dirname(path):
             yield Candidate(candidate, 1, min(source.lines, BEGINNING), 0.045, "beside it")
+
+
+def counterpart(path: str) -> str:
+    """Returns the name of a file without test prefix or suffix, which is the same for a file and its tests."""
+    stem = splitext(path.rsplit("/", 1)[-1])[0]
+    return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "",
+                  stem).strip("_")
+
+
+def is_test(path: str) -> bool:
+    """True if a file is a test by its name, or by its folder's name."""
+    stem = splitext(path.rsplit("/", 1)[-1])[0]
+    return counterpart(path) != stem.strip("_") or bool(re.search(r"(?:^|/)(?:tests?|__tests__|spec)/", path))
 
 
 Finder = Callable[[CursorContext], Iterator[Candidate]]
