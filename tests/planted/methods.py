@@ -7,7 +7,7 @@ MUTATIONS = (
     Mutation("options that a method does not read are ignored", "loading:open_session", "    check_options_read(method, settings)\n", "", "test_methods.py::test_an_option_that_the_method_does_not_read_is_refused"),
     Mutation("options that do not reach the other method are ignored", "_flags_read", "if not method.source:", "if True:", "test_methods.py::test_an_option_that_the_method_does_not_read_is_refused"),
     Mutation("another project's file hides the zoo", "find:_registered", 'if project.get("name") == PACKAGE:', "if PROJECT.exists():", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
-    Mutation("the zoo counts as another package", "find:_registered", "point.dist is not None and point.dist.name == PACKAGE", "False", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
+    Mutation("the zoo of an installed package counts as another package's", "find:_registered", "point.dist is not None and point.dist.name == PACKAGE", "PROJECT.exists() and point.dist is not None and point.dist.name == PACKAGE", "test_methods.py::test_the_zoo_of_an_installed_package_is_found_by_its_entry_points"),
     Mutation("a broken package hides the zoo", "find:_found", "    if what in zoo():\n        return zoo()[what]\n", "", "test_methods.py::test_an_installed_package_registers_methods"),
     Mutation("a method with changed choices falls back", "load_needs", " and method.is_usual", "", "test_methods.py::test_a_choice_of_a_method_has_no_fallback"),
     Mutation("a share that nothing reads is accepted", "GraftChoices.__post_init__", 'if self.pruning != "none" and self.retrieved is not None:', "if False:", "test_methods.py::test_choices_that_contradict_one_another_are_refused"),
