@@ -112,7 +112,7 @@ def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
             cold = state.decode(variant, SAMPLINGS["replay"], NEW, run="x")[1]
             assert sum(cold.accepted_per_step) < sum(stats.accepted_per_step)
     # The same row, cut to another length, has the same answer.
-    longer = PromptMeasurement(made, [variant], PROMPT, NEW, length=4096)
+    longer = PromptMeasurement(made, [variant], PROMPT, NEW, pool="the same row at 4096")
     assert longer.learned_from(variant, "replay") == 0
     found = longer.decode(variant, SAMPLINGS["replay"], NEW, run="replay")[1]
     assert found.accepted_per_step == cold.accepted_per_step
@@ -131,7 +131,7 @@ def test_a_lasting_memory_has_marks_of_its_own_in_every_run():
             ours = state.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
             if run == "replay":
                 assert ours == only.decode(variant, sampling, NEW, run=run)[1].accepted_per_step
-        assert made.prompts[variant.name, "x", 0] == made.prompts[variant.name, "replay", 0] == n + 1
+        assert made.prompts[variant.name, "x", ""] == made.prompts[variant.name, "replay", ""] == n + 1
         assert state.learned_from(variant, "x") == n
 
 

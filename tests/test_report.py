@@ -88,7 +88,8 @@ def test_a_prompt_with_a_speed_of_zero_counts():
                                             row("graft", 0, (2, 4), prompt="b", decode_seconds=0.0)]
     found = cell(rows, "graft", 4096)
     assert found.speedup == Mean(0.0, count=2) and found.speedups == (0.0, 3.0) and found.step_cost == 0.5
-    assert "x 0.500," in lines([rows[2], replace(rows[3], decode_tokens_per_second=30.0)], rows[2:])[-1]
+    before = replace(rows[3], decode_tokens_per_second=30.0)
+    assert "tokens per second x 0.000," in lines([rows[2], before], rows[2:])[-1]
 
 
 def test_a_mean_speedup_is_geometric_in_every_table_and_has_an_interval_from_five_prompts_on():
@@ -536,6 +537,13 @@ def test_a_comparison_pools_repeats_and_keeps_suites_and_lengths_apart():
     assert [line.split(": ")[0] for line in found[1:]] == [
         "replay, lcc, 8K, graft", "replay, qmsum, 4K, graft", "greedy, lcc, 4K, graft"]
     assert found[1].endswith("MAT -; 1 prompt")
+
+
+def test_the_ratio_of_two_runs_speeds_is_a_geometric_mean():
+    first, second = ([row("graft", rate, accepted, prompt=p) for p, rate, accepted in rows] for rows in (
+        (("a", 10, (2, 2)), ("b", 40, (0, 4))), (("a", 40, (4, 4)), ("b", 10, (0, 0)))))
+    # four times and a quarter as fast: not 2.125 times
+    assert lines(first, second)[-1].endswith("tokens per second x 1.000, MAT x 1.000; 2 prompts")
 
 
 def test_rows_of_prompts_with_other_texts_are_not_compared():

@@ -52,6 +52,18 @@ def test_every_row_comes_once_and_a_second_run_gives_the_same(rows, tmp_path):
     assert "identical" in (tmp_path / "a" / "summary.md").read_text()
 
 
+def test_a_method_learns_from_the_prompts_of_one_suite_and_length(rows, tmp_path):
+    """Another suite, or another length, may have the same rows, whose answers it would know."""
+    again = tmp_path / "again.jsonl"
+    again.write_bytes(rows.read_bytes())
+    options = {"suites": (str(rows), str(again)), "methods": ("suffix",), "modes": ("replay",), "check_tokens": None}
+    found = [row for row in sweep(config(rows, **options), tmp_path / "run") if row.key.method == "suffix"]
+    learned: dict[tuple[str, int], list[int]] = {}
+    for row in found:
+        learned.setdefault((row.key.suite, row.key.bucket), []).append(row.learned_from)
+    assert list(learned.values()) == [[0, 1]] * 4
+
+
 def test_edits_are_decoded_with_the_file_as_prediction(tmp_path, monkeypatch):
     predictions, usual = [], Fork.__init__
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 
 from longgraft.eval.reports.tables import length_name
@@ -22,8 +22,8 @@ def compare(first: Run, second: Run) -> list[str]:
 def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     """Returns the number of common rows, those whose tokens or counts differ, and paired ratios second/first.
 
-    Ratios are those of each prompt's median over repeats; their mean and its 95 % bootstrap interval, given from five
-    prompts on, are over prompts.
+    Ratios are those of each prompt's median over repeats; their mean, geometric for speeds, and its 95 % bootstrap
+    interval, given from five prompts on, are over prompts.
 
     Raises:
         ValueError: the runs have no measured row in common.
@@ -77,13 +77,16 @@ def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:
         groups.setdefault(key._replace(prompt_id="", repeat=0), {}).setdefault(key.prompt_id, []).append(pair)
     out = []
     for key, prompts in groups.items():
-        speed, mat = (_ratio(list(prompts.values()), name) for name in ("decode_tokens_per_second", "mat"))
+        by_prompt = list(prompts.values())
+        speed = _ratio(by_prompt, "decode_tokens_per_second", Mean.geometric)
+        mat = _ratio(by_prompt, "mat", Mean.of)     # a prompt may have none in the second run
         out.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: tokens per second {speed}, MAT "
                    f"{mat}; {len(prompts)} prompt{'s' * (len(prompts) > 1)}")
     return out
 
 
-def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str) -> str:
+def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str,
+           average: Callable[[Sequence[float]], Mean]) -> str:
     """Returns second over first, paired by prompt; prompts where the first has none are left out."""
     ratios = []
     for pairs in prompts:
@@ -94,7 +97,7 @@ def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str) -> str:
     if not ratios:
         return "-"
     left = "" if len(ratios) == len(prompts) else f" of {len(ratios)}"
-    return f"x {Mean.of(ratios):.3f}{left}"
+    return f"x {average(ratios):.3f}{left}"
 
 
 def _contents(rows: Sequence[Result]) -> str:

@@ -152,7 +152,7 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
                   and row.learned_from is not None]
         if before:
             yield (f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
-                   f"{max(before)} others of their mode. A prompt's repeats began alike.")
+                   f"{max(before)} others of their mode, suite and length. A prompt's repeats began alike.")
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:

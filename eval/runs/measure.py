@@ -20,7 +20,7 @@ class PromptMeasurement:
     """One prompt, from which `decode` starts any number of times, by any of the variants."""
 
     def __init__(self, factory: VariantEngines, variants: Iterable[Variant], ids: Sequence[int], limit: int,
-                 learning: bool = True, prediction: Sequence[int] = (), length: int = 0) -> None:
+                 learning: bool = True, prediction: Sequence[int] = (), pool: str = "") -> None:
         """Reads the prompt.
 
         Args:
@@ -30,14 +30,14 @@ class PromptMeasurement:
             limit: Most tokens of an answer.
             learning: False: lasting memories begin empty, and nothing is kept of what they learn.
             prediction: Token ids of a text that the answers may repeat.
-            length: The prompt's bucket; prompts of one bucket learn from one another.
+            pool: Names the prompts that learn from one another.
         """
         self.target = factory.target
         self.ids = list(ids)
         self._factory = factory
-        self._engines = factory.of([variant for variant in variants if variant.ours], learning, length)
-        self._length = length
-        self._before = {key: factory.prompts[*key, length] for key in self._engines}
+        self._engines = factory.of([variant for variant in variants if variant.ours], learning, pool)
+        self._pool = pool
+        self._before = {key: factory.prompts[*key, pool] for key in self._engines}
         self._fork = Fork(list(self._engines.values()), self.ids, limit, prediction)
 
     @property
@@ -77,7 +77,7 @@ class PromptMeasurement:
             # Recordings were made or refused, whose time is not this answer's cost.
             return self.decode(variant, sampling, limit, eos, run)
         if key[1]:
-            factory.prompts[*key, self._length] = self._before[key] + 1
+            factory.prompts[*key, self._pool] = self._before[key] + 1
         return tokens, stats
 
     def _answer(self, engine: Engine, generation: GenerationRequest) -> tuple[list[int], Stats]:

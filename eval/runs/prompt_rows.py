@@ -91,7 +91,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
     predicted = example.predicted(session.tokenizer)
     with PromptMeasurement(bench.engines, variants, fitted.ids, max(limit, config.check_tokens or 0),
-                           prediction=predicted, length=job.length) as state:
+                           prediction=predicted, pool=f"{job.suite} {job.length}") as state:
         checks = _Checks(config, state)
         modes = {key.mode for key in wanted}
         for mode in config.modes:

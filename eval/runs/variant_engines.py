@@ -31,7 +31,7 @@ class VariantEngines:
     """Makes the engines of variants, and keeps what lasting memories learn from prompt to prompt.
 
     A run is one pass over all prompts in one mode.  It does not know what another one learnt, nor what was learnt from
-    prompts of another length: these may be the same rows, cut differently, whose answers it would know.
+    prompts of another suite or length: these may be the same rows, cut differently, whose answers it would know.
 
     Attributes:
         loaded: The target.
@@ -42,7 +42,7 @@ class VariantEngines:
         runs: Names of the runs, which are the modes' names.
         clock: Measures the steps of all variants.
         regions: Record the steps of all variants.
-        prompts: Number of prompts of a length that a variant has answered in a run.
+        prompts: Number of prompts of a pool that a variant has answered in a run.
     """
 
     loaded: Loaded
@@ -53,8 +53,8 @@ class VariantEngines:
     runs: Sequence[str] = ()
     clock: Clock = field(init=False)
     regions: Regions = field(init=False)
-    prompts: Counter[tuple[str, str, int]] = field(init=False, default_factory=Counter)
-    _lasting: dict[tuple[str, str, int], dict[tuple, Memory]] = field(init=False, default_factory=dict)
+    prompts: Counter[tuple[str, str, str]] = field(init=False, default_factory=Counter)
+    _lasting: dict[tuple[str, str, str], dict[tuple, Memory]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock = Clock(profile=self.profile)
@@ -66,13 +66,13 @@ class VariantEngines:
     def target(self) -> Target:
         return self.loaded.target
 
-    def of(self, variants: Iterable[Variant], learning: bool = True, length: int = 0) -> Engines:
+    def of(self, variants: Iterable[Variant], learning: bool = True, pool: str = "") -> Engines:
         """Makes the engines for one prompt.  They share their memories, except that each run has its own lasting ones.
 
         Args:
             variants: Variants of our methods.
             learning: False: there are no runs, so nothing is learnt from the prompt.
-            length: The prompt's bucket; prompts of one bucket learn from one another.
+            pool: Names the prompts that learn from one another.
 
         Raises:
             ValueError: a head or calibration was not given, or runs cannot have memories of their own.
@@ -88,7 +88,7 @@ class VariantEngines:
             engines[variant.name, ""] = engine
             if learning and any(memory.lasting for memory in engine.proposer.memories):
                 for run in self.runs:
-                    engines[variant.name, run] = self._learning(variant, parts, (variant.name, run, length), engine)
+                    engines[variant.name, run] = self._learning(variant, parts, (variant.name, run, pool), engine)
         return engines
 
     def _joined(self, variant: Variant, costs: Mapping[str, LiveCosts | None]) -> Parts:
@@ -98,13 +98,13 @@ class VariantEngines:
         loaded = replace(self.loaded, method=self.method(variant), parts=parts)
         return loaded.joined_engine(variant.wanted(self.budget))
 
-    def _learning(self, variant: Variant, parts: Parts, learner: tuple[str, str, int], without_run: Engine) -> Engine:
+    def _learning(self, variant: Variant, parts: Parts, learner: tuple[str, str, str], without_run: Engine) -> Engine:
         """Returns the engine of a run, whose lasting memories are those of the prompt before.
 
         Args:
             variant: The variant.
             parts: Its parts.
-            learner: Who learns: variant, run and length.
+            learner: Who learns: variant, run and pool.
             without_run: The variant's engine that learns nothing.
         """
         memories = {key: memory for key, memory in parts.kept.items() if not memory.lasting}

@@ -13,5 +13,5 @@ MUTATIONS = (
     Mutation("the first token waits for others' memories", "PromptMeasurement._answer", "self._fork.prefill_seconds(engine.proposer.memories)", "self.prefill_seconds", "test_measure.py::test_time_to_the_first_token_includes_only_the_method_s_own_memories"),
     Mutation("the first token does not wait for its own memories", "PromptMeasurement._answer", "self._fork.prefill_seconds(engine.proposer.memories)", "self._fork.target_seconds", "test_measure.py::test_time_to_the_first_token_includes_only_the_method_s_own_memories"),
     Mutation("prompts of a sweep share a matrix", "VariantEngines.of", ", shared=shared)", ")", "test_measure.py::test_a_matrix_that_requests_share_begins_empty_with_each_prompt"),
-    Mutation("a row's answer at one length is known at the next", "VariantEngines.of", "(variant.name, run, length)", "(variant.name, run, 0)", "test_measure.py::test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session"),
+    Mutation("a row's answer at one length is known at the next", "VariantEngines.of", "(variant.name, run, pool)", "(variant.name, run, "")", "test_measure.py::test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session"),
 )

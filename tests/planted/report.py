@@ -32,6 +32,7 @@ MUTATIONS = (
     Mutation("runs are compared without their stages", "COUNTS", ', "stages"', "", "test_report.py::test_rows_differ_by_their_tokens_and_by_every_count"),
     Mutation("an allowed difference hides a forbidden one", "lossless_level", "if not any(check.held(", "if not all(check.held(", "test_report.py::test_an_allowed_difference_does_not_hide_a_forbidden_one"),
     Mutation("prompts with a speed of zero are left out", "cells:paired", "if theirs is not None and row.steps and", "if theirs is not None and row.decode_tokens_per_second and", "test_report.py::test_a_prompt_with_a_speed_of_zero_counts"),
+    Mutation("two runs' ratios are averaged arithmetically", "compare:_ratios", "Mean.geometric", "Mean.of", "test_report.py::test_the_ratio_of_two_runs_speeds_is_a_geometric_mean"),
     Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(ours[key], theirs[key])", "", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
     Mutation("a long list ends without a word", "report:_listed", 'if len(lines) > LISTED else []', 'if False else []', "test_report.py::test_a_long_list_has_twenty_lines_and_the_number_of_the_others"),
     Mutation("changes that were not committed are not told", "report:_provenance", 'if e.get("changed") else ""', 'if False else ""', "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
