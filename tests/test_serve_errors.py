@@ -142,6 +142,8 @@ def test_whole_surrogate_pairs_are_characters():
     (COMPLETIONS, b'{"prompt": "a", "seed": ' + b"9" * 10_000 + b"}", "more than 4,300 digits"),
     (COMPLETIONS, b'{"prompt": "a", "temperature": NaN}', "temperature is nan"),
     (COMPLETIONS, b'{"prompt": "a", "temperature": Infinity}', "temperature is inf"),
+    ("/v1/responses", b'{"input": "a", "metadata": {"a": 1e999}}', "metadata.a is inf; it must be a finite number"),
+    (CHAT, b'{"messages": [], "tools": [{"x": -1%s.0}]}' % (b"0" * 309), "tools[0].x is -inf"),
     ("/tokenize", b'{"content": "%s"}' % (b"a" * (2 ** 20 + 1)), "content has 1,048,577 characters, and 1,048,576"),
     ("/tokenize", b'{"content": 3}', "content must be"), ("/tokenize", b'{"content": "\\ud800"}', "content"),
     ("/detokenize", b'{"tokens": [96]}', "tokens holds 96"), ("/detokenize", b'{"tokens": "a"}', "tokens must be"),

@@ -116,7 +116,8 @@ def test_arguments_are_passed_on_as_they_arrive():
 
 
 @pytest.mark.parametrize(("arguments", "end"), [
-    ('{"a": "b', ""), ("{", ""), ("{a: 1}", "}\n</tool_call>"), ('{"a": NaN}', "}"), ('{"a": "\\ud83d"}', "}")])
+    ('{"a": "b', ""), ("{", ""), ("{a: 1}", "}\n</tool_call>"), ('{"a": NaN}', "}"), ('{"a": 1e999}', "}"),
+    ('{"a": "\\ud83d"}', "}")])
 def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(arguments, end):
     text = f'x <tool_call>\n{{"name": "f", "arguments": {arguments}{end}'
     at_once, growing = (CallReader(HERMES, ["f"]) for _ in range(2))
@@ -287,7 +288,7 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
     assert made[0]["tool_calls"][0]["id"] == made[1]["tool_call_id"] == "3456789ab"
 
 
-@pytest.mark.parametrize("arguments", ['{"city": "', "[1]", '{"city": "\\ud83d"}'])
+@pytest.mark.parametrize("arguments", ['{"city": "', '{"city": 1e999}', "[1]", '{"city": "\\ud83d"}'])
 def test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text(arguments):
     call = {"id": None, "type": None, "function": {"name": "weather", "arguments": arguments}}
     turns = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},

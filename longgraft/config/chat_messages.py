@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from longgraft.config.data_files import sendable
 
 TEXT_PARTS = ("text", "input_text", "output_text")      # types of content parts that hold text
 
@@ -61,10 +62,7 @@ def _with_parsed_arguments(call: Any) -> Any:
     written = call["function"].get("arguments")
     if not isinstance(written, str):
         return call
-    try:
-        arguments = json.loads(written)
-    except (ValueError, RecursionError):
-        return call
+    arguments = sendable(written)
     if not isinstance(arguments, dict):
         return call
     return call | {"function": call["function"] | {"arguments": arguments}}

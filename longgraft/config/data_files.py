@@ -42,6 +42,20 @@ def parse_json(text: str | bytes, where: str) -> Any:
     return value
 
 
+def sendable(text: str) -> Any:
+    """Returns the value of a JSON text that a model wrote, which can be sent and encoded again.
+
+    None if it is no JSON, or if it has half a character (a lone surrogate) or a number that is not finite, such
+    as NaN or 1e999.
+    """
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        return None
+    return value
+
+
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
     """Returns a JSON object; raises ValueError for anything else."""
     return checked_object(parse_json(text, where), where)

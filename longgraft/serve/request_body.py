@@ -10,6 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Coroutine
+from math import isfinite
 from typing import Any, TypeVar
 
 from fastapi.routing import APIRoute
@@ -26,7 +27,8 @@ Path = tuple[int | str, ...]
 # Limits of an answer, for which some clients send -1.
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
 NO_LIMIT = "For as many as are allowed, give a large number."
-ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")     # UTF-8 has no other half a character
+# Only a body that matches may have half a character, or a number that is not finite.
+UNSENDABLE = re.compile(rb"\\u[dD][89a-fA-F]|NaN|Infinity|\d[eE]\+?\d|\d{300}")
 
 
 class BodyRequest(Request):
@@ -102,8 +104,8 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     except ValueError as error:
         raise ApiError(400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
                        ) from error
-    if ESCAPED_SURROGATE.search(body):
-        _check_characters(value)
+    if UNSENDABLE.search(body):
+        _check_sendable(value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -111,8 +113,10 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     raise refusal       # raised out here, it has no context that would keep the whole parsed body in memory
 
 
-def _check_characters(body: Any) -> None:
-    """Raises ApiError about the first text with half a surrogate pair, which no tokenizer encodes."""
+def _check_sendable(body: Any) -> None:
+    """Raises ApiError about the first text with half a surrogate pair, which no tokenizer encodes, or the first
+    number that is not finite, which JSON cannot send back.
+    """
     waiting: list[tuple[str, Any]] = [("", body)]
     while waiting:
         name, value = waiting.pop()
@@ -121,6 +125,8 @@ def _check_characters(body: Any) -> None:
             if place is not None:
                 raise ApiError(400, f"{name or 'The body'} has half a character at place {place:,}: an emoji "
                                     "was cut in two. Cut the text elsewhere.", name or None)
+        elif isinstance(value, float) and not isfinite(value):
+            raise ApiError(400, f"{name or 'The body'} is {value}; it must be a finite number.", name or None)
         elif isinstance(value, list):
             for index in reversed(range(len(value))):
                 waiting.append((f"{name}[{index}]", value[index]))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from longgraft.config.data_files import sendable
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.tools.grammar import Tool
 
@@ -72,24 +72,11 @@ class ToolCall(JsonFields):
         """
         arguments = self.function.arguments or {}
         if isinstance(arguments, str):
-            parsed = _object(arguments)
-            if parsed is not None:
+            parsed = sendable(arguments)
+            if isinstance(parsed, dict):
                 arguments = parsed
         return {"id": self.id or "", "type": "function",
                 "function": {"name": self.function.name, "arguments": arguments}}
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    """Returns the JSON object that a text spells in characters that can be encoded.
-
-    None if it spells none.
-    """
-    try:
-        value = json.loads(text)
-        json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 class ToolFields(BaseModel):

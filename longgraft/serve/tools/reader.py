@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic_core import from_json
-
+from longgraft.config.data_files import sendable
 from longgraft.serve.tools.families import ToolFamily
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -257,7 +256,7 @@ class CallReader:
             head = HEAD.match(opened.text)
             if head is None:
                 return
-            name = parsed(head[1])
+            name = sendable(head[1])
             if name not in self.names:
                 return
             opened.begin = head.end()
@@ -269,11 +268,11 @@ class CallReader:
         if end > opened.shown:
             yield Piece(arguments=opened.text[opened.shown:end], call=opened.place)
             opened.shown = end
-            opened.called = opened.inner_end is not None and parsed(opened.text[opened.begin:end]) is not None
+            opened.called = opened.inner_end is not None and sendable(opened.text[opened.begin:end]) is not None
 
     def _whole_object(self, opened: _Object) -> Iterator[Piece]:
         """Yields the call of a complete object with its keys in another order."""
-        call = parsed(opened.text)
+        call = sendable(opened.text)
         if not isinstance(call, dict):
             return
         name = call.get("name")
@@ -337,17 +336,6 @@ class _Object:
                     return text[:count]
         self.text += text
         return text
-
-
-def parsed(text: str) -> Any:
-    """Returns the value of a JSON text.
-
-    None if it is none, or if it has half a character or a number like NaN.
-    """
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return None
 
 
 def _overlap(text: str, tag: str) -> int:
