@@ -313,7 +313,7 @@ def test_an_idle_connection_stays_open_for_the_time_that_its_header_names(monkey
         wire.sendall(HEALTH)
         answer = received(wire, HEALTHY)
         assert answer.startswith(b"HTTP/1.1 200") and wire.recv(64) == b"", "it is closed without a word"
-        assert time.monotonic() - began > 0.8
+        assert 0.8 < time.monotonic() - began < 4       # 5 is uvicorn's own
 
 
 def test_a_second_request_must_arrive_as_fast_as_the_first(monkeypatch):
