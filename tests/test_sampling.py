@@ -13,10 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import oracle
 
+from longgraft.acceptance.cpu_draws import nucleus_by_sort
 from longgraft.acceptance.gumbel import gumbel
 from longgraft.acceptance.rules import Greedy, Replay, Sampled, walk
 from longgraft.acceptance.sampling import Sampling
-from longgraft.acceptance.warping import _largest_dropped_mass
+from longgraft.acceptance.warping import largest_dropped_mass, nucleus
 from longgraft.trees.tree import ProposalTree
 
 SETTINGS = [Sampling(0.7), Sampling(1.0, top_k=1), Sampling(1.3, top_k=5), Sampling(1.0, top_k=99),
@@ -60,8 +61,9 @@ def test_top_p_keeps_the_tokens_that_a_sort_finds(vocab, temperature):
     rough[:, -1] = -0.0
     for logits in (smooth, rough, rough * 1e-3, torch.zeros(2, vocab)):
         for top_p in (1e-9, 1e-4, 0.25, 0.5, 0.9, 0.999, 1 - 1e-7):
-            found = Sampled(temperature, top_p=top_p).warp(logits)
-            assert torch.equal(found, oracle.nucleus(logits / temperature, top_p))
+            expected = oracle.nucleus(logits / temperature, top_p)
+            for drop in (nucleus, nucleus_by_sort):
+                assert torch.equal(drop(logits / temperature, top_p), expected)
 
 
 def test_a_dropped_mass_is_compared_as_a_float32():
@@ -69,7 +71,7 @@ def test_a_dropped_mass_is_compared_as_a_float32():
         share = np.float32(1 - top_p)
         border = (float(share) + float(np.nextafter(share, np.float32(2)))) / 2
         for mass in (math.nextafter(border, 0), border, math.nextafter(border, 2)):
-            assert (int(mass * 2 ** 62) > _largest_dropped_mass(top_p)) == (np.float32(mass) > share)
+            assert (int(mass * 2 ** 62) > largest_dropped_mass(top_p)) == (np.float32(mass) > share)
 
 
 class Watch(TorchDispatchMode):
@@ -90,7 +92,7 @@ class Watch(TorchDispatchMode):
 def test_a_draw_is_a_fixed_number_of_operations_that_no_host_waits_for(rule, most):
     found = set()
     for rows, vocab in ((1, 48), (60, 48), (7, 9000)):
-        logits, positions = random_logits(rows, vocab), torch.arange(rows) + 100
+        logits, positions = random_logits(rows, vocab).to("meta"), torch.arange(rows, device="meta") + 100
         rule.draw(logits, positions)        # a recording is copied once
         with Watch() as watch:
             rule.draw(logits, positions)
@@ -104,6 +106,18 @@ def test_a_row_of_nan_leaves_the_others_alone():
     broken[1] = float("nan")
     drawn, expected = (Sampled(top_p=0.8).draw(rows, torch.arange(3)) for rows in (broken, logits))
     assert torch.equal(drawn[::2], expected[::2]) and 0 <= int(drawn[1]) < 48
+
+
+@pytest.mark.parametrize("sampling", [*SETTINGS, Sampling(1e-5), Sampling(50.0), Sampling(1.0, top_p=0.9999)], ids=str)
+def test_a_cpu_draws_the_tokens_that_other_devices_draw(sampling):
+    """It looks at the tokens that can win only."""
+    positions = torch.arange(60) + 7
+    for logits in (random_logits(60, 5000), random_logits(60, 5000, 0.01), random_logits(60, 48).round()):
+        logits[0, 3:] = float("-inf")
+        logits[1, :-1] = float("-inf")
+        logits[2, 5] = 1e30
+        draws = rule(sampling)
+        assert torch.equal(draws.draw(logits, positions), draws.choose(logits, draws.keys(positions)))
 
 
 def test_the_noise_equals_that_computed_with_plain_integers():

@@ -7,20 +7,27 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+BITS = 52               # of a float64's mantissa
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # SplitMix64's increment as int64; arithmetic wraps at 2^64
 
 
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
     """Returns uniform float64 noise strictly inside (0, 1) for each key (`Sampled.keys`) and token.
 
-    keys, tokens: int64 on one device, broadcast against each other.  Seed, position and token each take one
-        step of
-    SplitMix64 (Steele et al., OOPSLA 2014) in integers, so the noise is the same on every device and for
-    every part of the vocabulary.
+    Args:
+        keys, tokens: int64 on one device, broadcast against each other.
     """
-    bits = mix(tokens * GOLDEN + keys).bitwise_right_shift_(12).bitwise_and_((1 << 52) - 1)
     # 52 bits plus a half give a float64 that is never 0 or 1.
-    return bits.double().add_(0.5).mul_(2.0 ** -52)
+    return random_bits(keys, tokens).double().add_(0.5).mul_(2.0 ** -BITS)
+
+
+def random_bits(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Returns uniform integers of BITS bits for each key and token.
+
+    Seed, position and token each take one step of SplitMix64 (Steele et al., OOPSLA 2014) in integers, so the
+    noise is the same on every device and for every part of the vocabulary.
+    """
+    return mix(tokens * GOLDEN + keys).bitwise_right_shift_(64 - BITS).bitwise_and_((1 << BITS) - 1)
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:

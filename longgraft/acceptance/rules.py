@@ -15,6 +15,7 @@ from typing import Protocol, final
 import torch
 from torch import Tensor
 
+from longgraft.acceptance.cpu_draws import nucleus_by_sort, winner
 from longgraft.acceptance.gumbel import GOLDEN, gumbel, mix, of_seed
 from longgraft.acceptance.warping import nucleus
 from longgraft.runtime.devices import sent
@@ -78,6 +79,10 @@ class DrawThenWalk(ABC):
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
         """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host read."""
 
+    def choose_on_cpu(self, logits: Tensor, keys: Tensor) -> Tensor:
+        """Returns the tokens that `choose` draws, and may read values."""
+        return self.choose(logits, keys)
+
     @property
     def guesses(self) -> DrawThenWalk:
         """This rule itself.
@@ -90,7 +95,10 @@ class DrawThenWalk(ABC):
     @final
     def draw(self, logits: Tensor, positions: Tensor) -> Tensor:
         """Draws tokens [n] int64 from logits [n, V] at positions [n] int64 on their device, without a host read."""
-        return self.choose(logits, self.keys(positions))
+        keys = self.keys(positions)
+        if logits.device.type == "cpu":
+            return self.choose_on_cpu(logits, keys)
+        return self.choose(logits, keys)
 
     @final
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
@@ -172,6 +180,10 @@ class Sampled(DrawThenWalk):
         tokens = torch.arange(logits.shape[-1], device=logits.device)
         return gumbel(keys[:, None], tokens).add_(self.warp(logits)).argmax(-1)
 
+    def choose_on_cpu(self, logits: Tensor, keys: Tensor) -> Tensor:
+        scores = self.warp(logits)
+        return torch.stack([winner(row, key) for row, key in zip(scores, keys, strict=True)])
+
     def apart(self, stream: int) -> Sampled:
         """Returns the same distribution with independent noise; stream: a number from 1 up, one per use."""
         return replace(self, seed=int(mix(torch.tensor(of_seed(self.seed) + stream))) & ((1 << 63) - 1))
@@ -187,7 +199,10 @@ class Sampled(DrawThenWalk):
             least = scores.topk(self.top_k).values[:, -1:]
             scores = scores.masked_fill(scores < least, float("-inf"))
         if self.top_p < 1.0:
-            scores = nucleus(scores, self.top_p)
+            if scores.device.type == "cpu":
+                scores = nucleus_by_sort(scores, self.top_p)
+            else:
+                scores = nucleus(scores, self.top_p)
         if self.min_p > 0.0:
             probabilities = scores.softmax(-1)
             least = self.min_p * probabilities.amax(-1, keepdim=True)

@@ -8,7 +8,7 @@ from struct import pack, unpack
 import torch
 from torch import Tensor
 
-_ONE = 1 << 62          # probability 1, as an integer
+ONE = 1 << 62          # probability 1, as an integer
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -20,9 +20,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     bits = (scores + 0.0).view(torch.int32)     # 0 for -0
     # Integers from 0 to 2^32 - 1 that sort as the scores do.
     order = (bits >> 31).bitwise_or_(-1 << 31).bitwise_xor_(bits).long().bitwise_and_((1 << 32) - 1)
-    mass = scores.softmax(-1).double().mul_(_ONE).long()
+    mass = masses(scores.softmax(-1))
     # The largest token stays, whatever top_p is.
-    least = mass.sum(-1, keepdim=True).sub_(1).clamp_(max=_largest_dropped_mass(top_p))
+    least = mass.sum(-1, keepdim=True).sub_(1).clamp_(max=largest_dropped_mass(top_p))
     border = torch.zeros_like(least)
     below = torch.zeros_like(least)
     for shift, count in ((21, 2048), (10, 2048), (0, 1024)):
@@ -39,11 +39,16 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     return scores.masked_fill(inside.logical_not_(), float("-inf"))
 
 
-def _largest_dropped_mass(top_p: float) -> int:
+def masses(probabilities: Tensor) -> Tensor:
+    """Returns probabilities as integers, whose sums are exact."""
+    return probabilities.double().mul_(ONE).long()
+
+
+def largest_dropped_mass(top_p: float) -> int:
     """Returns the largest mass that as a float32 is not above 1 - top_p, as transformers compares it."""
     bits, = unpack("i", pack("f", 1 - top_p))
     share, above = unpack("2f", pack("2i", bits, bits + 1))
-    middle = (share + above) / 2 * _ONE         # rounds to the neighbour with even bits
+    middle = (share + above) / 2 * ONE         # rounds to the neighbour with even bits
     if bits % 2:
         return math.ceil(middle) - 1
     return math.floor(middle)
