@@ -66,6 +66,11 @@ def test_every_method_decodes_exactly_the_targets_tokens(method, budget, family,
     assert found.stats.reused_tokens == (max(0, known - 1) if prompt == "recalled" else 0)
 
 
+def test_the_first_token_is_drawn_at_the_prompts_end():
+    for length in range(40, 60):
+        assert decoded_ids(toy_session("ar"), length, 1, SAMPLED) == plain("llama", length, 24, SAMPLED)[:1]
+
+
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("method", "family", "sampling", "costs"), covering(CHOOSING, FOUR, SAMPLINGS, COSTS),
                          ids=named)

@@ -170,7 +170,7 @@ def test_stop_strings_never_count_again_after_a_match():
     assert "".join(detokenizer.push([byte]) for byte in text.encode()) + detokenizer.finish() == text
 
 
-@pytest.mark.parametrize("stop", [[";"], [".", ";"]])
+@pytest.mark.parametrize("stop", [[";"], [".", ";"], [";", "."]])
 def test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token(stop):
     detokenizer = Detokenizer(Pieces([b"a;b.c;"]), stop)
     assert detokenizer.push([0]) + detokenizer.finish() == "a" and detokenizer.stopped
