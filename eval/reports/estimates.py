@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from longgraft.engine.stats import MATCHES
-from longgraft.eval.reports.cells import first_repeats
+from longgraft.eval.reports.groups import first_repeats
 from longgraft.eval.reports.tables import markdown
 from longgraft.eval.runs.rows import Judged, Row
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from longgraft.budget.cost_model import Costs, Points, along, curve
 from longgraft.config.method_roles import PLAIN
-from longgraft.eval.reports.cells import LOSSY, by_prompt, first_repeats, paired, plain_rows, ratios, speed_ratio
+from longgraft.eval.reports.cells import LOSSY, median_ratio, paired, speed_ratio
+from longgraft.eval.reports.groups import by_prompt, first_repeats, plain_rows
 from longgraft.eval.reports.run_costs import costs_of_run
 from longgraft.eval.reports.tables import length_name, markdown, number
 from longgraft.eval.runs.folder import Run
@@ -94,10 +95,10 @@ def speeds_by_method(rows: Sequence[Row]) -> dict[str, dict[Prompt, float]]:
     speeds: dict[str, dict[Prompt, float]] = {}
     for method in dict.fromkeys(row.key.method for row in rows if row.key.method != PLAIN):
         for repeats in by_prompt(row for row in rows if row.key.method == method):
-            ratio = ratios([paired(repeats, plain)], speed_ratio)
-            if ratio:
+            pairs = paired(repeats, plain)
+            if pairs:
                 key = repeats[0].key
-                speeds.setdefault(method, {})[key.suite, key.prompt_id] = ratio[0]
+                speeds.setdefault(method, {})[key.suite, key.prompt_id] = median_ratio(pairs, speed_ratio)
     return speeds
 
 

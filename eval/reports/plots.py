@@ -9,8 +9,9 @@ from typing import Any
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import ALL, LOSSY, TableCell, cells, measured
+from longgraft.eval.reports.cells import ALL, LOSSY, TableCell, cells
 from longgraft.eval.reports.estimates import FEWEST, judged
+from longgraft.eval.reports.groups import measured
 from longgraft.eval.reports.length_figure import errors, speedup_by_length
 from longgraft.eval.reports.panels import COLOURS, HATCHES, legend, pyplot, side_by_side, style_of
 from longgraft.eval.reports.steps import PARTS, acceptance_by_position, drafts, summed_seconds

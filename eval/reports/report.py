@@ -11,10 +11,11 @@ from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import TableCell, cells, check_of, first_repeats, measured
+from longgraft.eval.reports.cells import TableCell, cells, check_of
 from longgraft.eval.reports.concurrency import concurrency_table
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
+from longgraft.eval.reports.groups import first_repeats, measured
 from longgraft.eval.reports.oracle import oracle_tables
 from longgraft.eval.reports.overview import disturbances, lead, main_table, suite_overview
 from longgraft.eval.reports.steps import STEP_COLUMNS, acceptance_table, lines_of_steps, time_table

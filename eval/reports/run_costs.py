@@ -10,7 +10,7 @@ from typing import Any
 
 from longgraft.budget.cost_model import Costs
 from longgraft.config.method_roles import DENSE, PAPERS, PLAIN
-from longgraft.eval.reports.cells import measured
+from longgraft.eval.reports.groups import measured
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Result, Row
 from longgraft.eval.runs.variants import Variant

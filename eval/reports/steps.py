@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from longgraft.eval.reports.cells import first_repeats
+from longgraft.eval.reports.groups import first_repeats
 from longgraft.eval.reports.tables import length_name, markdown
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Row
