@@ -82,7 +82,7 @@ def _rank(cell: TableCell) -> tuple[bool, bool, float]:
 def _main_line(cell: TableCell, dtype: str, best: bool) -> list[str]:
     start = [length_name(cell.bucket), _prompts(cell), method_name(cell)]
     seconds = [number(cell.prefill_seconds), number(cell.answer_seconds)]
-    level = lossless_level([cell], dtype)
+    level = lossless_level(cell, dtype)
     if cell.failures:
         level += f"; {cell.failures} failed"
     if cell.method == PLAIN:

@@ -212,7 +212,7 @@ def _line(cell: TableCell, dtype: str) -> list[Any]:
         speeds = median(cell.speedups), cell.speedups[0], cell.speedups[-1]
     return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
             cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds,
-            cell.answer_seconds, *_ends(cell.end_to_end), cell.promise, lossless_level([cell], dtype), *speeds,
+            cell.answer_seconds, *_ends(cell.end_to_end), cell.promise, lossless_level(cell, dtype), *speeds,
             cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS), cell.step_cost,
             cell.forwards.get("draft"), cell.forwards.get("own")]
 
