@@ -72,6 +72,25 @@ class TableCell:
     forwards: Mapping[str, float] = field(default_factory=dict)
     step_cost: float | None = None
 
+    @property
+    def label(self) -> str:
+        """The method's name in tables; a lossy one is marked."""
+        if self.promise == LOSSY:
+            return f"{self.method} (LOSSY)"
+        return self.method
+
+    @property
+    def speed(self) -> float:
+        """The mean speed-up; 0 if it was not compared with plain decoding."""
+        if self.speedup is None:
+            return 0.0
+        return self.speedup.value
+
+    @property
+    def competes(self) -> bool:
+        """True for a lossless method that was compared with plain decoding."""
+        return self.speedup is not None and self.promise != LOSSY and self.method != PLAIN
+
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
     """Returns the cells of every mode x suite (and all suites together) x length x method, in the order of the rows."""

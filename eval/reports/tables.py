@@ -13,6 +13,7 @@ from longgraft.eval.reports.cells import ALL, LOSSY, TableCell
 from longgraft.eval.statistics import Mean
 
 KINDS = ("plain", "memory", "draft")
+LISTED = 20     # most divergences, failures and differing rows that are listed
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -28,6 +29,14 @@ def section(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> 
     return [f"{title}\n{markdown(head, lines)}"]
 
 
+def listed(lines: Sequence[str], prefix: str) -> list[str]:
+    """Returns the first LISTED lines behind a prefix, and the number of the others."""
+    shown = [f"{prefix}{line}" for line in lines[:LISTED]]
+    if len(lines) > LISTED:
+        shown.append(f"{prefix}and {len(lines) - LISTED} more")
+    return shown
+
+
 def length_name(length: int) -> str:
     """Returns a length's name in tables: 4K, 7.5K, whole."""
     if length == WHOLE:
@@ -35,18 +44,6 @@ def length_name(length: int) -> str:
     if length % 512:
         return str(length)
     return f"{length / 1024:g}K"
-
-
-def method_name(cell: TableCell) -> str:
-    """Returns a method's name in tables; a lossy one is marked."""
-    if cell.promise == LOSSY:
-        return f"{cell.method} (LOSSY)"
-    return cell.method
-
-
-def lossy_last(cells: Sequence[TableCell]) -> list[TableCell]:
-    """Returns the cells with those of lossy methods at the end."""
-    return sorted(cells, key=lambda cell: cell.promise == LOSSY)
 
 
 def number(value: float | Mean | None, spec: str = ".2f") -> str:
@@ -76,7 +73,7 @@ def suite_table(cells: Sequence[TableCell]) -> list[str]:
 
 def _suite_line(cell: TableCell) -> list[str]:
     middle, worst, best = spread(cell)
-    return [suite_name(cell.suite), length_name(cell.bucket), method_name(cell), str(cell.prompts), str(cell.loops),
+    return [suite_name(cell.suite), length_name(cell.bucket), cell.label, str(cell.prompts), str(cell.loops),
             number(middle), number(worst), number(best), number(cell.mat), number(cell.mat_pooled),
             _shares_of_steps(cell), number(cell.step_cost), number(cell.forwards.get("draft")),
             number(cell.forwards.get("own"))]

@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("equal errors have a line each", "_by_error", "(row.key.method, row.error), []", "(str(row.key), row.error), []", "test_report.py::test_failures_of_one_error_are_one_line"),
+    Mutation("equal errors have a line each", "_by_error", "(row.key.method, row.error)", "(str(row.key), row.error)", "test_report.py::test_failures_of_one_error_are_one_line"),
     Mutation("tables without loops include loops", "report:_details", "cells(rows, with_loops=False)", "cells(rows)", "test_report.py::test_the_main_table_is_shown_with_and_without_answers_that_loop"),
     Mutation("a speed-up is an arithmetic mean", "cells:_compared", "Mean.geometric(speedups)", "Mean.of(speedups)", "test_report.py::test_a_mean_speedup_is_geometric_in_every_table_and_has_an_interval_from_five_prompts_on"),
     Mutation("the interval of a geometric mean is left out", "Mean.geometric", "interval = exp(low), exp(high)", "interval = None", "test_report.py::test_a_mean_speedup_is_geometric_in_every_table_and_has_an_interval_from_five_prompts_on"),
@@ -33,13 +33,13 @@ MUTATIONS = (
     Mutation("an allowed difference hides a forbidden one", "lossless_level", "if not any(check.held(", "if not all(check.held(", "test_report.py::test_an_allowed_difference_does_not_hide_a_forbidden_one"),
     Mutation("prompts with a speed of zero are left out", "cells:paired", "if plain_row is not None and row.steps and", "if plain_row is not None and row.decode_tokens_per_second and", "test_report.py::test_a_prompt_with_a_speed_of_zero_counts"),
     Mutation("two runs' ratios are averaged arithmetically", "compare:_ratios", "Mean.geometric", "Mean.of", "test_report.py::test_the_ratio_of_two_runs_speeds_is_a_geometric_mean"),
-    Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(ours[key], theirs[key])", "", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
-    Mutation("a long list ends without a word", "report:_listed", 'if len(lines) > LISTED else []', 'if False else []', "test_report.py::test_a_long_list_has_twenty_lines_and_the_number_of_the_others"),
-    Mutation("changes that were not committed are not told", "report:_provenance", 'if e.get("changed") else ""', 'if False else ""', "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
+    Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(*pair)", "if True", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
+    Mutation("a long list ends without a word", "tables:listed", "if len(lines) > LISTED:", "if False:", "test_report.py::test_a_long_list_has_twenty_lines_and_the_number_of_the_others"),
+    Mutation("changes that were not committed are not told", "report:_provenance", 'if environment.get("changed"):', "if False:", "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
     Mutation("a method has learnt from the fewest prompts alone", "report:_learned", "{max(before)} others", "{min(before)} others", "test_report.py::test_summary_names_methods_that_learn_over_the_run"),
     Mutation("a profiled run on a GPU has no costs", "Run.times_parts", "self.on_cpu or bool(", "self.on_cpu and bool(", "test_report.py::test_the_costs_of_a_sweep_are_those_of_its_steps"),
-    Mutation("planned repeats pass for measured ones", "report:_provenance", "fewest, most = min(repeats.values(), default=0), max(repeats.values(), default=0)", "fewest = most = c['repeats']", "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
-    Mutation("a method of few prompts is the fastest", "overview:fastest", " or cell.prompts < prompts", "", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
+    Mutation("planned repeats pass for measured ones", "report:_provenance", "fewest = min(repeats.values(), default=0)\n    most = max(repeats.values(), default=0)", "fewest = most = config['repeats']", "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
+    Mutation("a method of few prompts is the fastest", "overview:fastest", " and cell.prompts >= prompts", "", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
     Mutation("an oracle of few prompts bounds all", "oracle:bounds", "if len(speeds[method]) == prompts", "if prompts", "test_report.py::test_a_method_that_lacks_prompts_is_not_the_fastest"),
     Mutation("a report takes a head that ships for used", "default_method", "or shipped_head(model) is not None", "or False", "test_report.py::test_a_report_names_the_default_of_its_target_and_drafter"),
 )
