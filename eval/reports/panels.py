@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
+from pathlib import Path
 from typing import Any
+
+from longgraft.eval.statistics import Mean
 
 # Okabe and Ito's palette: distinct for colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -20,9 +24,9 @@ def pyplot() -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "axes.spines.top": False,
-                     "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4,
-                     "legend.frameon": False}
+    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "legend.frameon": False,
+                     "axes.spines.top": False, "axes.spines.right": False,
+                     "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4}
     return plt
 
 
@@ -40,12 +44,49 @@ def style_of(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
 
 
+def bars(panel: Any, centres: Sequence[float], means: Sequence[Mean], index: int, **style: Any) -> None:
+    """Draws a bar for each mean, from `bottom` on if it is given, with its interval.
+
+    Args:
+        panel: The panel.
+        centres: Where the bars are.
+        means: The means.
+        index: The method's number among those in the legend.
+        style: More options of matplotlib's `bar`.
+    """
+    bottom = style.get("bottom", 0.0)
+    heights = []
+    below = []
+    above = []
+    for mean in means:
+        low, high = mean.interval or (nan, nan)     # not a number: no interval is drawn
+        heights.append(mean.value - bottom)
+        below.append(mean.value - low)
+        above.append(high - mean.value)
+    panel.bar(centres, heights, yerr=[below, above], color=COLOURS[index % len(COLOURS)],
+              hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0, **style)
+
+
 def legend(panels: Sequence[Any]) -> None:
     """Draws one legend for all panels below them: eleven methods beside them would leave no room."""
     named: dict[str, Any] = {}
     for panel in panels:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
             named.setdefault(name, handle)
+    columns = 5
+    if len(panels) == 1:
+        columns = 3
     if named:
         panels[0].figure.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0),
-                                ncols=min(len(named), 3 if len(panels) == 1 else 5))
+                                ncols=min(len(named), columns))
+
+
+def save(plt: Any, figure: Any, caption: str, path: Path) -> None:
+    """Writes a figure under its caption, without a date, and closes it."""
+    figure.suptitle(caption, fontsize=9, color="#444444")
+    figure.tight_layout()
+    metadata = None
+    if path.suffix == ".svg":
+        metadata = {"Date": None}
+    figure.savefig(path, metadata=metadata, dpi=150, bbox_inches="tight")
+    plt.close(figure)
