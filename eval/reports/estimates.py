@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from longgraft.engine.stats import MATCHES
-from longgraft.eval.reports.groups import by_method, first_repeats, grouped
+from longgraft.eval.reports.groups import by_method, by_mode_and_method, first_repeats
 from longgraft.eval.reports.tables import section
 from longgraft.eval.runs.rows import Judged, Row
 
@@ -51,7 +51,7 @@ def match_table(rows: Sequence[Row]) -> list[str]:
 def lines_of(rows: Sequence[Row]) -> Iterator[list[Any]]:
     """Yields rows for programs, in the order of COLUMNS."""
     whats: tuple[What, ...] = ("probability", "match")
-    for (mode, method), repeats in grouped(rows, lambda row: (row.key.mode, row.key.method)).items():
+    for (mode, method), repeats in by_mode_and_method(rows).items():
         for what in whats:
             for name, (nodes, expected, accepted) in judged(repeats, what).items():
                 yield [mode, method, what, name, nodes, round(expected, 4), accepted]

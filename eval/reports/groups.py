@@ -32,6 +32,11 @@ def by_method(rows: Iterable[AnyRow]) -> dict[str, list[AnyRow]]:
     return grouped(rows, lambda row: row.key.method)
 
 
+def by_mode_and_method(rows: Iterable[AnyRow]) -> dict[tuple[str, str], list[AnyRow]]:
+    """Returns the rows of each mode and method."""
+    return grouped(rows, lambda row: (row.key.mode, row.key.method))
+
+
 def by_length(rows: Iterable[AnyRow]) -> dict[int, list[AnyRow]]:
     """Returns the rows of each prompt length, the shortest first."""
     groups = grouped(rows, lambda row: row.key.bucket)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from longgraft.eval.statistics import Mean
 
@@ -13,6 +13,8 @@ from longgraft.eval.statistics import Mean
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = "osD^vPX*"
 HATCHES = ("", "///", "...", "xxx")
+
+Item = TypeVar("Item")
 
 
 def pyplot() -> Any:
@@ -65,6 +67,24 @@ def bars(panel: Any, centres: Sequence[float], means: Sequence[Mean], index: int
         above.append(high - mean.value)
     panel.bar(centres, heights, yerr=[below, above], color=COLOURS[index % len(COLOURS)],
               hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0, **style)
+
+
+def series(items: Mapping[tuple[str, str], list[Item]], shown: Mapping[str, str], mode: str
+           ) -> Iterator[tuple[str, dict[str, Any], list[Item]]]:
+    """Yields the name in the legend, the style and the items of each method that has any in this mode.
+
+    items: the cells or rows by mode and method
+    """
+    for index, (method, name) in enumerate(shown.items()):
+        if (mode, method) in items:
+            yield name, style_of(index), items[mode, method]
+
+
+def finish(panels: Sequence[Any], label: str, top: float | None = None) -> None:
+    """Labels and limits the vertical axis, and draws the legend."""
+    panels[0].set_ylabel(label)
+    panels[0].set_ylim(0, top)
+    legend(panels)
 
 
 def legend(panels: Sequence[Any]) -> None:

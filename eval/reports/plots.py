@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import add
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
 from longgraft.eval.reports.cells import ALL, LOSSY, TableCell, cells
-from longgraft.eval.reports.estimates import FEWEST, judged
-from longgraft.eval.reports.groups import by_method, by_mode, failures, grouped, measured, total_steps
+from longgraft.eval.reports.groups import by_method, by_mode, failures, grouped, measured
 from longgraft.eval.reports.length_figure import speedup_by_length
-from longgraft.eval.reports.panels import COLOURS, bars, legend, pyplot, save, side_by_side, style_of
-from longgraft.eval.reports.steps import PARTS, acceptance_by_position, drafts, summed_seconds
+from longgraft.eval.reports.panels import bars, finish, pyplot, save, series, side_by_side
+from longgraft.eval.reports.step_figures import acceptance_figure, estimates_figure, time_figure
 from longgraft.eval.reports.tables import length_name, prompt_count
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Result, Row
 
 SUFFIXES = (".svg", ".png", ".pdf")
 LABELS = {"mat": "MAT: accepted tokens per step", "speedup": "decoding speedup"}     # by field of a cell
-
-Item = TypeVar("Item", TableCell, Row)
 
 
 def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg") -> list[Path]:
@@ -51,10 +47,10 @@ def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg"
         for field in LABELS:
             figures[f"{field}_by_suite"] = _by_suite(plt, of_whole_prompts, shown, modes, field)
     figures["frontier"] = _frontier(plt, pooled, shown, modes)
-    figures["time_by_part"] = _time_by_part(plt, good, shown)
-    figures["acceptance_by_position"] = _by_position(plt, good, shown, modes)
+    figures["time_by_part"] = time_figure(plt, good, shown)
+    figures["acceptance_by_position"] = acceptance_figure(plt, good, shown, modes)
     if any(row.by_probability and row.key.method in shown for row in good):
-        figures["expected_and_accepted"] = _by_estimate(plt, good, shown, modes)
+        figures["expected_and_accepted"] = estimates_figure(plt, good, shown, modes)
     paths = []
     for name, figure in figures.items():
         caption = _caption(run, pooled, "length")
@@ -114,28 +110,6 @@ def _caption(run: Run, of_figure: Sequence[TableCell], each: str) -> str:
     return f"{environment['target']}, {numbers(environment)}, {environment['device']}; {prompts} a {each}"
 
 
-def _series(items: Mapping[tuple[str, str], list[Item]], shown: Mapping[str, str], mode: str
-            ) -> Iterator[tuple[str, dict[str, Any], list[Item]]]:
-    """Yields the name in the legend, the style and the items of each method that has any in this mode.
-
-    items: the cells or rows by mode and method
-    """
-    for index, (method, name) in enumerate(shown.items()):
-        if (mode, method) in items:
-            yield name, style_of(index), items[mode, method]
-
-
-def _by_mode_and_method(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    return grouped(rows, lambda row: (row.key.mode, row.key.method))
-
-
-def _finish(panels: Sequence[Any], label: str, top: float | None = None) -> None:
-    """Labels and limits the vertical axis, and draws the legend."""
-    panels[0].set_ylabel(label)
-    panels[0].set_ylim(0, top)
-    legend(panels)
-
-
 def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Draws MAT, the mean over prompts and its 95 % interval, against prompt length, one panel per mode."""
     figure, panels = side_by_side(plt, modes)
@@ -143,7 +117,7 @@ def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str
     drawn = [cell for cell in of_lengths if cell.method != PLAIN and cell.mat is not None]
     by_mode_and_method = grouped(drawn, lambda cell: (cell.mode, cell.method))
     for panel, mode in zip(panels, modes, strict=True):
-        for name, style, cells_of_method in _series(by_mode_and_method, shown, mode):
+        for name, style, cells_of_method in series(by_mode_and_method, shown, mode):
             lengths = []
             values = []
             lows = []
@@ -161,7 +135,7 @@ def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str
         panel.set_xticks(ticks, list(map(length_name, ticks)))
         panel.minorticks_off()
         panel.set_xlabel("prompt tokens")
-    _finish(panels, LABELS["mat"])
+    finish(panels, LABELS["mat"])
     return figure
 
 
@@ -189,7 +163,7 @@ def _by_suite(plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str]
             panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
         panel.set_axisbelow(True)
         panel.set_xticks(range(len(suites)), list(map(suite_name, suites)), rotation=20, ha="right")
-    _finish(panels, LABELS[field])
+    finish(panels, LABELS[field])
     return figure
 
 
@@ -204,7 +178,7 @@ def _frontier(plt: Any, pooled: Sequence[TableCell], shown: Mapping[str, str], m
     by_mode_and_method = grouped(drawn, lambda cell: (cell.mode, cell.method))
     for panel, mode in zip(panels, modes, strict=True):
         lengths = _frontier_lengths([cell for cell in drawn if cell.mode == mode])
-        for name, style, cells_of_method in _series(by_mode_and_method, shown, mode):
+        for name, style, cells_of_method in series(by_mode_and_method, shown, mode):
             mats = []
             rates = []
             for cell in cells_of_method:
@@ -217,7 +191,7 @@ def _frontier(plt: Any, pooled: Sequence[TableCell], shown: Mapping[str, str], m
                 style["markersize"] = 8
                 panel.plot(sum(mats) / len(mats), rate, linestyle="none", label=name, **style)
         panel.set_xlabel(LABELS["mat"])
-    _finish(panels, "tokens per second", 1.1 * highest)
+    finish(panels, "tokens per second", 1.1 * highest)
     return figure
 
 
@@ -225,62 +199,3 @@ def _frontier_lengths(of_mode: Sequence[TableCell]) -> set[int]:
     """Returns the lengths that plain decoding has, or all lengths if it was not measured."""
     cells_by_method = grouped(of_mode, lambda cell: cell.method)
     return {cell.bucket for cell in cells_by_method.get(PLAIN, of_mode)}
-
-
-def _time_by_part(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> Any:
-    """Draws the milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
-    figure, (panel,) = side_by_side(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
-    rows_by_method = by_method(rows)
-    seconds = [summed_seconds(rows_by_method[method]) for method in shown]
-    steps = [total_steps(rows_by_method[method]) for method in shown]
-    parts = [part for part in PARTS if any(part in spent for spent in seconds)]
-    left = [0.0] * len(shown)
-    for index, part in enumerate(parts):
-        widths = []
-        for spent, count in zip(seconds, steps, strict=True):
-            widths.append(1e3 * spent.get(part, 0.0) / count)
-        panel.barh(list(shown.values()), widths, left=left, color=COLOURS[index % len(COLOURS)], label=part)
-        left = list(map(add, left, widths))
-    panel.invert_yaxis()
-    panel.grid(axis="y", visible=False)
-    panel.set_xlabel("milliseconds per verification step")
-    panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
-
-
-def _by_position(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Draws the share of drafts that were accepted up to each position, from FEWEST drafts on."""
-    figure, panels = side_by_side(plt, modes)
-    for panel, mode in zip(panels, modes, strict=True):
-        for name, style, rows_of_method in _series(_by_mode_and_method(rows), shown, mode):
-            if (drafts(rows_of_method) or 0) < FEWEST:
-                continue
-            shares = [position.raw for position in acceptance_by_position(rows_of_method)]
-            panel.plot(range(1, len(shares) + 1), shares, label=name, **style)
-        panel.set_xlabel("position in the draft")
-    _finish(panels, "accepted share of drafts", 1)
-    return figure
-
-
-def _by_estimate(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Draws accepted share against mean estimate of the nodes in each tenth of it, with the number of nodes below."""
-    figure, axes = plt.subplots(2, len(modes), figsize=(5.2 * len(modes), 5.4), sharex=True, sharey="row",
-                                squeeze=False, height_ratios=(3, 1))
-    for (panel, below), mode in zip(axes.T, modes, strict=True):
-        panel.plot([0, 1], [0, 1], color="#000000", linewidth=0.8, linestyle=":")
-        for name, style, rows_of_method in _series(_by_mode_and_method(rows), shown, mode):
-            bins = judged(rows_of_method, "probability").values()
-            if bins:
-                estimates = [expected / nodes for nodes, expected, _ in bins]
-                below.plot(estimates, [nodes for nodes, _, _ in bins], **style)
-            enough = [judgement for judgement in bins if judgement[0] >= FEWEST]
-            if enough:
-                estimates = [expected / nodes for nodes, expected, _ in enough]
-                panel.plot(estimates, [accepted / nodes for nodes, _, accepted in enough], label=name, **style)
-        panel.set_title(mode)
-        below.set_yscale("log")
-        below.set_xlabel("estimated probability of the path")
-    axes[0, 0].set_ylabel("accepted share of nodes")
-    axes[1, 0].set_ylabel("nodes")
-    legend(list(axes[0]))
-    return figure
