@@ -1,7 +1,7 @@
 """Cells: the figures of one method on one suite and length.
 
-A failure enters no figure.  An answer that ended at once counts neither as a prompt nor as a failure, because nothing
-was decoded.
+A failure enters no figure.  An answer that ended at once counts neither as a prompt nor as a failure, because
+nothing was decoded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Pair = tuple[Row, Row]      # a row, and plain decoding's of the same prompt and
 
 @dataclass(frozen=True)
 class TableCell:
-    """One method on one suite and length in one mode; all figures but counts are None if nothing was measured.
+    """One method on one suite and length in one mode; figures are None if nothing was measured.
 
     Attributes:
         prompts: Number of measured prompts.
@@ -38,7 +38,7 @@ class TableCell:
         mat: Accepted tokens per step, the mean over prompts.
         mat_pooled: Accepted tokens per step over all steps, in which long answers count for more.
         rate: Tokens per second: first quartile, median and third quartile over prompts.
-        speedup: Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean over prompts.
+        speedup: Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean.
         speedups: The speed-up of each prompt, ascending.
         end_to_end: The same of prefill and decoding together, for answers of plain decoding's length.
         prefill_seconds: Seconds of the prefill, the mean over prompts.
@@ -46,7 +46,7 @@ class TableCell:
         tokens_per_step: Over all repeats, which differ if costs are measured while running.
         kinds: Number of steps by the kind of proposal, over all repeats.
         forwards: Forwards per step besides the verification, by network.
-        step_cost: Seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts.
+        step_cost: Seconds of a step over plain decoding's on the same prompt and repeat, median over prompts.
     """
 
     mode: str
@@ -80,6 +80,11 @@ class TableCell:
         return self.method
 
     @property
+    def parted(self) -> list[Check]:
+        """The checks of answers that differ from plain decoding's."""
+        return [check for check in self.checks if check.first_divergence is not None]
+
+    @property
     def speed(self) -> float:
         """The mean speed-up; 0 if it was not compared with plain decoding."""
         if self.speedup is None:
@@ -93,7 +98,7 @@ class TableCell:
 
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
-    """Returns the cells of every mode x suite (and all suites together) x length x method, in the order of the rows."""
+    """Returns the cells of every mode x suite (and all suites together) x length x method, in the rows' order."""
     promises: dict[str, str] = {}
     # Rows override failures, because failures of older versions have no promise.
     for row in sorted(rows, key=lambda row: isinstance(row, Row)):
@@ -101,10 +106,10 @@ def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
     modes = list(groups.by_mode(rows))
     methods = list(groups.by_method(rows))
     suites = list(groups.grouped(rows, lambda row: row.key.suite))
-    rows_of_cell = groups.grouped(rows, lambda row: (row.key.mode, row.key.suite, row.key.bucket, row.key.method))
+    rows_of_cell = groups.grouped(rows, _place_of)
     if len(suites) > 1:
         suites.append(ALL)
-        rows_of_cell |= groups.grouped(rows, lambda row: (row.key.mode, ALL, row.key.bucket, row.key.method))
+        rows_of_cell |= groups.grouped(rows, lambda row: _place_of(row, ALL))
     table_cells = []
     for mode, suite, length in product(modes, suites, groups.by_length(rows)):
         plain = groups.plain_rows(rows_of_cell.get((mode, suite, length, PLAIN), ()))
@@ -113,6 +118,10 @@ def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
             empty = TableCell(mode, suite, length, method, promises[method])
             table_cells.append(_filled(empty, rows_of_method, plain, with_loops))
     return table_cells
+
+
+def _place_of(row: Result, suite: str | None = None) -> tuple[str, str, int, str]:
+    return row.key.mode, suite or row.key.suite, row.key.bucket, row.key.method
 
 
 def _filled(cell: TableCell, rows: Sequence[Result], plain: Mapping[Key, Row], with_loops: bool) -> TableCell:
@@ -157,7 +166,7 @@ def _measured(cell: TableCell, prompts: Sequence[Sequence[Row]]) -> TableCell:
         seconds.append(median(row.decode_seconds for row in repeats))
     first, middle, third = np.quantile(rates, [0.25, 0.5, 0.75])
     forwards: dict[str, float] = {}
-    for network, count in groups.summed(row.forwards for row in rows).items():
+    for network, count in groups.summed(rows, lambda row: row.forwards).items():
         forwards[network] = count / groups.total_steps(rows)
     return replace(
         cell,
@@ -168,7 +177,7 @@ def _measured(cell: TableCell, prompts: Sequence[Sequence[Row]]) -> TableCell:
         prefill_seconds=mean(row.prefill_seconds for row in firsts),
         answer_seconds=mean(seconds),
         tokens_per_step=mean(row.tokens_per_step for row in rows),
-        kinds=groups.summed(row.kinds for row in rows),
+        kinds=groups.summed(rows, lambda row: row.kinds),
         forwards=forwards)
 
 
@@ -221,7 +230,8 @@ def _end_to_end_ratio(row: Row, plain: Row) -> float:
     speed = speed_ratio(row, plain)
     if speed == 0:
         return 0.0
-    return (plain.prefill_seconds + plain.decode_seconds) / (row.prefill_seconds + plain.decode_seconds / speed)
+    plain_seconds = plain.prefill_seconds + plain.decode_seconds
+    return plain_seconds / (row.prefill_seconds + plain.decode_seconds / speed)
 
 
 def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 
 from longgraft.eval.reports.groups import decodings, failures, grouped
@@ -11,7 +12,7 @@ from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Key, Result, Row
 from longgraft.eval.statistics import Mean
 
-COUNTS = ("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
+counts_of = attrgetter("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
 
 Pair = tuple[Row, Row]      # the first run's row, and the second's of the same key
 
@@ -33,26 +34,31 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     first_rows = _by_key(first)
     second_rows = _by_key(second)
     pairs = []
-    others = 0
+    changed = 0
     for key, row in first_rows.items():
         if key in second_rows:
             pair = (row, second_rows[key])
             if _same_prompt(*pair):
                 pairs.append(pair)
             else:
-                others += 1
-    if others and not pairs:
-        raise ValueError("The prompts of the two runs have the same ids and other texts, so no rows can be compared. "
-                         "Measure both on the same files.")
+                changed += 1
+    if changed and not pairs:
+        raise ValueError("The prompts of the two runs have the same ids and other texts, so no rows can be "
+                         "compared. Measure both on the same files.")
     if not pairs:
-        raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method and "
-                         f"repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
-    out = [f"{len(pairs)} rows in common; only in the first {_missing(first, second)}, only in the second "
-           f"{_missing(second, first)}; failed in the first {len(failures(first))}, in the second "
+        raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method "
+                         f"and repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
+    first_keys = {row.key for row in first}
+    second_keys = {row.key for row in second}
+    out = [f"{len(pairs)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
+           f"{len(second_keys - first_keys)}; failed in the first {len(failures(first))}, in the second "
            f"{len(failures(second))}."]
-    if others:
-        out.append(f"{others} more were measured on prompts of the same id and another text, and are left out.")
-    differ = [" ".join(map(str, row.key)) for row, other in pairs if _differ(row, other)]
+    if changed:
+        out.append(f"{changed} more were measured on prompts of the same id and another text, and are left out.")
+    differ = []
+    for row, second_row in pairs:
+        if counts_of(row) != counts_of(second_row):
+            differ.append(" ".join(map(str, row.key)))
     if differ:
         out.append(f"Tokens or counts differ in {len(differ)} of them:")
     else:
@@ -64,19 +70,9 @@ def _by_key(rows: Sequence[Result]) -> dict[Key, Row]:
     return {row.key: row for row in decodings(rows)}
 
 
-def _missing(rows: Sequence[Result], others: Sequence[Result]) -> int:
-    """Returns the number of rows that the other run has not, failures included."""
-    keys = {row.key for row in rows}
-    return len(keys.difference(row.key for row in others))
-
-
-def _differ(row: Row, other: Row) -> bool:
-    return any(getattr(row, name) != getattr(other, name) for name in COUNTS)
-
-
-def _same_prompt(row: Row, other: Row) -> bool:
+def _same_prompt(first: Row, second: Row) -> bool:
     """True unless the fingerprints differ; rows of earlier versions have none."""
-    return not row.fingerprint or not other.fingerprint or row.fingerprint == other.fingerprint
+    return not first.fingerprint or not second.fingerprint or first.fingerprint == second.fingerprint
 
 
 def _ratios(pairs: Sequence[Pair]) -> list[str]:
@@ -86,12 +82,13 @@ def _ratios(pairs: Sequence[Pair]) -> list[str]:
         prompts = grouped(alike, lambda pair: pair[0].key.prompt_id)
         speed = _ratio(prompts, "decode_tokens_per_second", Mean.geometric)
         mat = _ratio(prompts, "mat", Mean.of)     # a prompt may have none in the second run
-        lines.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: tokens per second {speed}, "
-                     f"MAT {mat}; {prompt_count(len(prompts))}")
+        lines.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: "
+                     f"tokens per second {speed}, MAT {mat}; {prompt_count(len(prompts))}")
     return lines
 
 
-def _ratio(prompts: Mapping[str, Sequence[Pair]], name: str, average: Callable[[Sequence[float]], Mean]) -> str:
+def _ratio(prompts: Mapping[str, Sequence[Pair]], name: str,
+           average: Callable[[Sequence[float]], Mean]) -> str:
     """Returns second over first, paired by prompt; prompts where the first has none are left out."""
     ratios = []
     for pairs in prompts.values():
@@ -113,8 +110,8 @@ def _contents(rows: Sequence[Result]) -> str:
     lengths = grouped(rows, lambda row: length_name(row.key.bucket))
     methods = grouped(rows, lambda row: row.key.method)
     modes = grouped(rows, lambda row: row.key.mode)
-    return (f"suites {_names(suites)}; lengths {_names(lengths)}; methods {_names(methods)}; modes {_names(modes)}; "
-            f"{len(failures(rows))} of {len(rows)} rows failed")
+    return (f"suites {_names(suites)}; lengths {_names(lengths)}; methods {_names(methods)}; "
+            f"modes {_names(modes)}; {len(failures(rows))} of {len(rows)} rows failed")
 
 
 def _names(groups: Iterable[str]) -> str:

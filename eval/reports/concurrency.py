@@ -34,7 +34,7 @@ def concurrency_table(batches: Sequence[Batch]) -> list[str]:
         else:
             measured.append(batch)
     groups = grouped(measured, lambda batch: batch.key._replace(repeat=0))
-    rates = {}
+    rates: dict[BatchKey, float] = {}
     for key, repeats in groups.items():
         rates[key] = median(batch.new_tokens / batch.seconds for batch in repeats)
     lines = [list(_line(key, repeats, rates)) for key, repeats in groups.items()]

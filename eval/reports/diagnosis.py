@@ -15,8 +15,6 @@ from longgraft.eval.reports.groups import grouped
 from longgraft.eval.reports.panels import pyplot, save, style_of
 from longgraft.eval.reports.tables import length_name, markdown, number
 
-Place = tuple[str, int]     # suite, length
-
 LINES = {OWN: "-", ROWS: ":", TARGET: "--"}
 ENOUGH = 30     # fewest starts that must have come to a depth: a share of fewer means little
 LABELS = {OWN: "its own", ROWS: "the target's keys and values", TARGET: "its features, too"}
@@ -43,10 +41,10 @@ def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
 
 
 def table(depths: Sequence[Depth]) -> list[str]:
-    """Returns Markdown: acceptance and agreement by depth, and what the target's rows and features would bring."""
+    """Returns Markdown: acceptance and agreement by depth, and what the target's states would bring."""
     lines = []
-    for (drafter, (suite, length)), of_drafter in _by_drafter_and_place(depths).items():
-        conditions = _by_condition(of_drafter)
+    for (drafter, suite, length), depths_of_drafter in _by_drafter_suite_and_length(depths).items():
+        conditions = grouped(depths_of_drafter, _condition_of)
         start = [drafter, suite_name(suite), length_name(length), str(conditions[OWN][0].starts)]
         for name, share in (("acceptance", acceptance), ("agreement", agreement)):
             shares = {}
@@ -57,12 +55,13 @@ def table(depths: Sequence[Depth]) -> list[str]:
                 lines.append([*start, name, condition, *map(number, values)])
     most = max(depth.depth for depth in depths)
     head = ["drafter", "suite", "prompt", "starts", "", "condition", *map(str, range(1, most + 1))]
-    return ["Acceptance: right, of the starts that were right at all depths before.  Agreement: right, of all starts, "
-            "the text's tokens being fed.  Gap: target less own.", "", *markdown(head, lines).splitlines()]
+    return ["Acceptance: right, of the starts that were right at all depths before.  "
+            "Agreement: right, of all starts, the text's tokens being fed.  Gap: target less own.", "",
+            *markdown(head, lines).splitlines()]
 
 
 def _gaps(drafters: Sequence[float | None], targets: Sequence[float | None]) -> list[float | None]:
-    """Returns by how much the target's shares are above the drafter's own; None where one of them is not known."""
+    """Returns by how much the target's shares are above the drafter's own; None where one is not known."""
     gaps = []
     for before, after in zip(drafters, targets, strict=True):
         gap = None
@@ -84,17 +83,19 @@ def agreement(depth: Depth) -> float | None:
 
 
 def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
-    """Draws acceptance above and agreement below: a column per suite and length, a colour per drafter, a line per
-    condition; acceptances of fewer than ENOUGH starts are left out."""
+    """Draws acceptance above and agreement below; acceptances of fewer than ENOUGH starts are left out.
+
+    Each suite and length has a column, each drafter a colour, and each condition a line.
+    """
     plt = pyplot()
-    places = list(grouped(depths, _place_of))
+    places = list(grouped(depths, lambda depth: (depth.suite, depth.bucket)))
     drafters = list(grouped(depths, lambda depth: depth.drafter))
-    figure, axes = plt.subplots(2, len(places), figsize=(1.2 + 3.2 * len(places), 6.4), sharex=True, sharey=True,
-                                squeeze=False)
-    for (drafter, place), of_drafter in _by_drafter_and_place(depths).items():
-        above, below = axes[:, places.index(place)]
+    width = 1.2 + 3.2 * len(places)
+    figure, axes = plt.subplots(2, len(places), figsize=(width, 6.4), sharex=True, sharey=True, squeeze=False)
+    for (drafter, suite, length), depths_of_drafter in _by_drafter_suite_and_length(depths).items():
+        above, below = axes[:, places.index((suite, length))]
         style = style_of(drafters.index(drafter)) | {"markersize": 3, "linewidth": 1.4}
-        for condition, of_condition in _by_condition(of_drafter).items():
+        for condition, of_condition in grouped(depths_of_drafter, _condition_of).items():
             style |= {"label": f"{drafter}: {LABELS[condition]}", "linestyle": LINES[condition]}
             _draw_line(above, of_condition, acceptance, style)
             _draw_line(below, of_condition, agreement, style)
@@ -110,21 +111,17 @@ def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
     return path
 
 
-def _draw_line(panel: Any, depths: Sequence[Depth], share: Callable[[Depth], float | None], style: dict[str, Any]
-               ) -> None:
+def _draw_line(panel: Any, depths: Sequence[Depth], share: Callable[[Depth], float | None],
+               style: dict[str, Any]) -> None:
     """Draws the shares that are known, by depth."""
     known = [depth for depth in depths if share(depth) is not None]
     if known:
         panel.plot([depth.depth for depth in known], list(map(share, known)), **style)
 
 
-def _place_of(depth: Depth) -> Place:
-    return depth.suite, depth.bucket
+def _by_drafter_suite_and_length(depths: Sequence[Depth]) -> dict[tuple[str, str, int], list[Depth]]:
+    return grouped(depths, lambda depth: (depth.drafter, depth.suite, depth.bucket))
 
 
-def _by_drafter_and_place(depths: Sequence[Depth]) -> dict[tuple[str, Place], list[Depth]]:
-    return grouped(depths, lambda depth: (depth.drafter, _place_of(depth)))
-
-
-def _by_condition(depths: Sequence[Depth]) -> dict[str, list[Depth]]:
-    return grouped(depths, lambda depth: depth.condition)
+def _condition_of(depth: Depth) -> str:
+    return depth.condition

@@ -16,10 +16,10 @@ FEWEST = 30     # nodes: a share of fewer means little
 
 
 def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:
-    """Returns bin -> (nodes, sum of their estimated probabilities, accepted nodes), for one repeat of each decoding.
+    """Returns bin -> (nodes, sum of their estimated probabilities, accepted nodes), of one repeat of each decoding.
 
-    what: bin nodes by the estimated probability of their path, in tenths; or retrieved nodes by the length of their
-    match
+    what: bin nodes by the estimated probability of their path, in tenths; or retrieved nodes by the length
+    of their match
     """
     bins: dict[str, Judged] = {}
     for row in first_repeats(rows):
@@ -38,7 +38,7 @@ def _lower_end(name: str) -> float:
 
 
 def match_table(rows: Sequence[Row]) -> list[str]:
-    """Returns the table of one mode: the acceptance of retrieved nodes by the length of the match that found them."""
+    """Returns the table of one mode: the acceptance of retrieved nodes by the length of their match."""
     lines = []
     for method, repeats in by_method(rows).items():
         bins = judged(repeats, "match")

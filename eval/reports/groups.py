@@ -82,9 +82,9 @@ def total_steps(rows: Sequence[Row]) -> int:
     return sum(row.steps for row in rows)
 
 
-def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Adds up several counts by name, in the order in which names occur."""
+def summed(rows: Iterable[Row], counts_of: Callable[[Row], Mapping[str, int]]) -> dict[str, int]:
+    """Adds up the counts of all rows by name, in the order in which names occur."""
     total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
+    for row in rows:
+        total.update(counts_of(row))
     return dict(total)

@@ -1,4 +1,4 @@
-"""The figure that answers first: speed-up by prompt length with intervals, and beside it what reading costs."""
+"""The figure that answers first: speed-up by prompt length, and beside it what reading costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.reports.cells import TableCell
 from longgraft.eval.reports.groups import grouped
-from longgraft.eval.reports.overview import fastest
+from longgraft.eval.reports.overview import fastest, most_prompts
 from longgraft.eval.reports.panels import COLOURS, bars, legend
 from longgraft.eval.reports.tables import length_name, prompt_count
 from longgraft.eval.statistics import Mean
@@ -28,10 +28,11 @@ def speedup_by_length(plt: Any, cells: Sequence[TableCell], shown: Mapping[str, 
         cells: The cells of all suites together.
         shown: Method -> its name in the legend.
         modes: The modes, in order.
-        default: The method whose answers are timed beside plain decoding's; the fastest one if it was not measured.
+        default: The method whose answers are timed beside plain decoding's; the fastest if it was not measured.
     """
     widths = [5.6] * len(modes) + [4.2]
-    figure, axes = plt.subplots(1, len(widths), figsize=(sum(widths), 4.0), width_ratios=widths, squeeze=False)
+    figure, axes = plt.subplots(1, len(widths), figsize=(sum(widths), 4.0), width_ratios=widths,
+                                squeeze=False)
     *panels, seconds = axes[0]
     cells_by_mode = grouped(cells, lambda cell: cell.mode)
     for panel, mode in zip(panels, modes, strict=True):
@@ -47,8 +48,9 @@ def speedup_by_length(plt: Any, cells: Sequence[TableCell], shown: Mapping[str, 
 
 
 def _speeds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], default: str) -> None:
-    """Draws a group of bars for each length, the fastest method first; they begin at plain decoding's speed."""
-    drawn = [cell for cell in cells if cell.method in shown and cell.method != PLAIN and cell.speedup is not None]
+    """Draws a group of bars for each length, the fastest method first, from plain decoding's speed on."""
+    compared = [cell for cell in cells if cell.speedup is not None and cell.method != PLAIN]
+    drawn = [cell for cell in compared if cell.method in shown]
     cells_by_length = grouped(drawn, lambda cell: cell.bucket)
     lengths = sorted(cells_by_length)
     drawn.sort(key=lambda cell: (cell.bucket, -cell.speed))
@@ -78,8 +80,8 @@ def _speeds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], de
     panel.set_ylim(bottom=0)
     ticks = []
     for length in lengths:
-        prompts = max(cell.prompts for cell in cells_by_length[length])
-        ticks.append(f"{length_name(length)}\n{prompt_count(prompts)}")
+        prompts = prompt_count(most_prompts(cells_by_length[length]))
+        ticks.append(f"{length_name(length)}\n{prompts}")
     panel.set_xticks(range(len(lengths)), ticks)
     panel.set_xlabel("prompt tokens")
 
@@ -88,15 +90,18 @@ def _write_above(panel: Any, centre: float, mean: Mean) -> None:
     top = mean.value
     if mean.interval is not None:
         top = mean.interval[1]
-    panel.annotate(f"{mean.value:.2f}", (centre, max(1.0, top)), (0, 3), textcoords="offset points", fontsize=9,
-                   ha="center", fontweight="bold")
+    panel.annotate(f"{mean.value:.2f}", (centre, max(1.0, top)), (0, 3), textcoords="offset points",
+                   fontsize=9, ha="center", fontweight="bold")
 
 
 def _timed(cells: Sequence[TableCell], shown: Mapping[str, str], default: str) -> str | None:
     """Returns the method whose seconds are drawn; None if none was compared with plain decoding."""
-    candidates = [cell for cell in cells if cell.method in shown]
-    if any(cell.method == default and cell.speedup is not None for cell in candidates):
-        return default
+    candidates = []
+    for cell in cells:
+        if cell.method == default and cell.speedup is not None and default in shown:
+            return default
+        if cell.method in shown:
+            candidates.append(cell)
     best = fastest(candidates)
     if best is None:
         return None
@@ -104,7 +109,7 @@ def _timed(cells: Sequence[TableCell], shown: Mapping[str, str], default: str) -
 
 
 def _seconds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], timed: str | None) -> None:
-    """Draws two bars for each length, plain decoding's and one method's: reading the prompt, then the answer."""
+    """Draws two bars for each length, plain decoding's and a method's: reading the prompt, then the answer."""
     drawn = [cell for cell in cells if cell.method in (PLAIN, timed) and cell.answer_seconds is not None]
     drawn.sort(key=lambda cell: (cell.bucket, cell.method != PLAIN))
     ticks = []
@@ -118,8 +123,8 @@ def _seconds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], t
         answer = cell.answer_seconds or 0.0
         panel.barh(place, reading, color=READING)
         panel.barh(place, answer, left=reading, color=colour)
-        panel.annotate(f"{reading:.1f} + {answer:.1f}", (reading + answer, place), (4, 0), textcoords="offset points",
-                       va="center", fontsize=8)
+        panel.annotate(f"{reading:.1f} + {answer:.1f}", (reading + answer, place), (4, 0),
+                       textcoords="offset points", va="center", fontsize=8)
         ticks.append(f"{length_name(cell.bucket)} {name}")
     panel.set_title("Seconds: reading (grey) + answer")
     panel.set_yticks(range(len(drawn)), ticks)

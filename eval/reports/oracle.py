@@ -35,7 +35,7 @@ BEYOND = 1.25       # times the longest measured prefix, up to which prices are 
 
 
 def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
-    """Returns the table of one mode: bounds for each length; nothing if no method is paired with plain decoding.
+    """Returns the table of one mode: bounds for each length; nothing if nothing is paired with plain decoding.
 
     Args:
         run: The run, from which the prices of passes are taken.
@@ -65,7 +65,7 @@ def _priced_widths(prices: Costs) -> list[int]:
 
 
 def _prices(run: Run) -> tuple[Costs | None, str]:
-    """Returns the prices of passes, or None and the reason: those of the run's file of costs, else of its rows."""
+    """Returns the prices in the run's file of costs, else those of its rows, else None and the reason."""
     file = run.config.get("costs")
     try:
         if file and Path(file).exists():
@@ -95,7 +95,7 @@ def bounds(rows: Sequence[Row], prices: Costs | None) -> list[tuple[str, list[fl
 
 
 def speeds_by_method(rows: Sequence[Row]) -> dict[str, dict[Prompt, float]]:
-    """Returns the speed-up of each prompt by each method other than plain decoding, paired with plain decoding."""
+    """Returns the speed-up of each prompt by each method other than plain decoding."""
     plain = plain_rows(rows)
     speeds: dict[str, dict[Prompt, float]] = {}
     for method, rows_of_method in by_method(rows).items():

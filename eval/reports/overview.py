@@ -1,11 +1,10 @@
-"""The first tables of a report: how much faster, how sure, and exact or not; and what disturbed the timing."""
+"""The first tables of a report: how much faster, how sure, exact or not, and what disturbed the timing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from longgraft.comparison.levels import Check
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
@@ -44,11 +43,13 @@ def lead(cells: Sequence[TableCell], default: str) -> list[str]:
     """Returns the answer in three sentences: how much faster the default is, with reading, and how exact."""
     decoding = []
     end_to_end = []
-    checks: list[Check] = []
+    same = 0
+    checked = 0
     for cell in pooled_cells(cells):
         if cell.method != default:
             continue
-        checks += cell.checks
+        same += len(cell.checks) - len(cell.parted)
+        checked += len(cell.checks)
         if cell.speedup is not None:
             where = f"at {length_name(cell.bucket)}"
             if cell.bucket == WHOLE:
@@ -57,9 +58,9 @@ def lead(cells: Sequence[TableCell], default: str) -> list[str]:
             end_to_end.append(f"{number(cell.end_to_end)} {where}")
     if not decoding:
         return []
-    same = sum(check.first_divergence is None for check in checks)
-    return [f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. With the reading of the prompt: "
-            f"{', '.join(end_to_end)}. {same} of {len(checks)} answers have plain decoding's tokens.\n"]
+    return [f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. "
+            f"With the reading of the prompt: {', '.join(end_to_end)}. "
+            f"{same} of {checked} answers have plain decoding's tokens.\n"]
 
 
 def pooled_cells(cells: Sequence[TableCell]) -> list[TableCell]:
@@ -73,9 +74,14 @@ def pooled_cells(cells: Sequence[TableCell]) -> list[TableCell]:
 
 def fastest(cells: Sequence[TableCell]) -> TableCell | None:
     """Returns the cell of the fastest lossless method that has all prompts; None if none was compared."""
-    prompts = max((cell.prompts for cell in cells), default=0)
+    prompts = most_prompts(cells)
     rivals = [cell for cell in cells if cell.competes and cell.prompts >= prompts]
     return max(rivals, key=lambda cell: cell.speed, default=None)
+
+
+def most_prompts(cells: Iterable[TableCell]) -> int:
+    """Returns the number of prompts of the method that has most."""
+    return max((cell.prompts for cell in cells), default=0)
 
 
 def _rank(cell: TableCell) -> tuple[bool, bool, float]:
@@ -136,8 +142,7 @@ def _suite_line(place: Place, cells: CellsByMethod, methods: Iterable[str]) -> l
     plain = cells.get(PLAIN)
     if plain is not None and plain.rate is not None:
         plain_speed = f"{plain.rate[1]:.1f}"
-    prompts = max(cell.prompts for cell in cells.values())
-    line = [suite_name(suite), length_name(length), str(prompts), plain_speed]
+    line = [suite_name(suite), length_name(length), str(most_prompts(cells.values())), plain_speed]
     best = fastest(list(cells.values()))
     for method in methods:
         cell = cells[method]
@@ -163,10 +168,12 @@ def _beside_fastest(places: Mapping[Place, CellsByMethod], default: str) -> Iter
         count += 1
         if best.speed > ours.speed:
             loss = f"{ours.speed / best.speed - 1:.0%}"
-            behind.append(f"{suite_name(suite)} {length_name(length)} ({best.method} {best.speed:.2f}, {loss})")
+            where = f"{suite_name(suite)} {length_name(length)}"
+            behind.append(f"{where} ({best.method} {best.speed:.2f}, {loss})")
     if not count:
         return
-    line = f"\n`{default}`, the default here, is the fastest in {count - len(behind)} of {count} suites and lengths"
+    ahead = count - len(behind)
+    line = f"\n`{default}`, the default here, is the fastest in {ahead} of {count} suites and lengths"
     if behind:
         line += f"; it is behind in {', '.join(behind)}"
     yield f"{line}."
@@ -186,8 +193,8 @@ def disturbances(rows: Sequence[Result]) -> Iterator[str]:
     ratios = drifts(timed)
     if ratios:
         drifted = sum(abs(ratio - 1) > DRIFT for ratio in ratios)
-        yield (f"Plain decoding ran at {min(ratios):.2f} to {max(ratios):.2f} of the speed of its first prompts of the "
-               f"same length; {drifted} of {len(ratios)} prompts are off by more than {DRIFT:.0%}.")
+        yield (f"Plain decoding ran at {min(ratios):.2f} to {max(ratios):.2f} of the speed of its first prompts "
+               f"of the same length; {drifted} of {len(ratios)} prompts are off by more than {DRIFT:.0%}.")
 
 
 def drifts(rows: Sequence[Row]) -> list[float]:

@@ -32,9 +32,11 @@ def pyplot() -> Any:
     return plt
 
 
-def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
+def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2
+                 ) -> tuple[Any, list[Any]]:
     """Returns a figure and its panels, which share a vertical axis; height, width: inches of each panel."""
-    figure, axes = plt.subplots(1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False)
+    size = (width * len(titles), height)
+    figure, axes = plt.subplots(1, len(titles), figsize=size, sharey=True, squeeze=False)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     return figure, list(axes[0])

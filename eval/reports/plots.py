@@ -26,7 +26,7 @@ def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg"
     """Draws all figures of a run into its folder; labels: method -> legend, methods without one are left out.
 
     Raises:
-        ValueError: nothing can be drawn, a label names a method that no row has, or the suffix is not supported.
+        ValueError: nothing can be drawn, a label names a method without rows, or the suffix is not supported.
     """
     suffix = checked_suffix(suffix)
     good = measured(run.rows)
@@ -65,7 +65,8 @@ def checked_suffix(suffix: str) -> str:
     """Returns ".png" for "png" and ".png"; raises ValueError for a suffix that is not supported."""
     dotted = f".{suffix.removeprefix('.')}"
     if dotted not in SUFFIXES:
-        raise ValueError(f"Figures with the suffix {suffix!r} cannot be written. Known: {', '.join(SUFFIXES)}.")
+        known = ", ".join(SUFFIXES)
+        raise ValueError(f"Figures with the suffix {suffix!r} cannot be written. Known: {known}.")
     return dotted
 
 
@@ -74,7 +75,8 @@ def _shown(rows: Sequence[Result], good: Sequence[Row], labels: Mapping[str, str
     rows_by_method = by_method(rows)
     unknown = [name for name in labels or () if name not in rows_by_method]
     if unknown:
-        raise ValueError(f"No row is of {', '.join(unknown)}. There are: {', '.join(rows_by_method) or 'none'}.")
+        present = ", ".join(rows_by_method) or "none"
+        raise ValueError(f"No row is of {', '.join(unknown)}. There are: {present}.")
     names: dict[str, str] = {}
     for row in good:
         names[row.key.method] = row.key.method
@@ -95,8 +97,8 @@ def _why_nothing(rows: Sequence[Result], description: str) -> str:
     if not rows:
         return f"There are no {description} to draw."
     if len(failed) < len(rows):
-        return (f"There is nothing to draw: of the {description} ({len(rows)}), {len(failed)} are failures and the "
-                "others ended at once.")
+        return (f"There is nothing to draw: of the {description} ({len(rows)}), {len(failed)} are failures and "
+                "the others ended at once.")
     return f"All {description} ({len(rows)}) are failures. The first: {failed[0].error}"
 
 
@@ -141,7 +143,7 @@ def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str
 
 def _by_suite(plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str], field: str
               ) -> Any:
-    """Draws the mean over uncut prompts and its 95 % interval: a group of bars per suite, a panel per mode."""
+    """Draws the mean over uncut prompts and its interval: a group of bars per suite, a panel per mode."""
     suites = list(grouped(of_suites, lambda cell: cell.suite))
     methods = [method for method in shown if method != PLAIN]
     width = 1 / (len(methods) + 1)

@@ -16,7 +16,7 @@ from longgraft.eval.runs.rows import Row
 
 
 def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str, str]]:
-    """Returns {_id, suite, continuation, model} of every answer; if there are several lengths, the longest one's."""
+    """Returns {_id, suite, continuation, model} of every answer; of several lengths, the longest one's."""
     answers: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: row.key.bucket):
         text = tokenizer.decode(row.token_ids, skip_special_tokens=True)

@@ -55,8 +55,8 @@ class StepShape:
 def costs_of_run(run: Run) -> Costs:
     """Returns the costs of the machine that a sweep ran on."""
     if not run.times_parts:
-        raise ValueError(f"{run.folder} was measured on a GPU without --profile: its seconds by part say when work "
-                         "was launched, not what it took. Run the sweep again with --profile.")
+        raise ValueError(f"{run.folder} was measured on a GPU without --profile: its seconds by part say when "
+                         "work was launched, not what it took. Run the sweep again with --profile.")
     return costs_of(run.rows, run.environment, run.config)
 
 
@@ -88,8 +88,8 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
             drafts.setdefault(prefix, {})[shape.width] = spent["draft"] / shape.levels
     methods = by_method(good)
     if not passes:
-        raise ValueError(f"Costs are taken from rows of the methods {PLAIN} and {DENSE} at the same prompt length; "
-                         f"this run has {', '.join(sorted(methods)) or 'no row'}.")
+        raise ValueError(f"Costs are taken from rows of the methods {PLAIN} and {DENSE} at the same prompt "
+                         f"length; this run has {', '.join(sorted(methods)) or 'no row'}.")
     speaking = _variants(methods, PAPERS) or _variants(methods, DENSE)
     host = _per_step([row for row in good if row.key.method in speaking])
     for part in ("verify", "accept", "draft"):

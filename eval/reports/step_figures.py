@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import add
 from typing import Any
 
+import numpy as np
+
 from longgraft.eval.reports.estimates import FEWEST, judged
-from longgraft.eval.reports.groups import by_method, by_mode_and_method, total_steps
+from longgraft.eval.reports.groups import by_method, by_mode_and_method
 from longgraft.eval.reports.panels import COLOURS, finish, legend, series, side_by_side
-from longgraft.eval.reports.steps import PARTS, acceptance_by_position, drafts, summed_seconds
+from longgraft.eval.reports.steps import PARTS, acceptance_by_position, drafts, milliseconds_by_part
 from longgraft.eval.runs.rows import Row
 
 
 def time_figure(plt: Any, rows: Sequence[Row], shown: Mapping[str, str]) -> Any:
-    """Draws the milliseconds of a step by what they were spent on, stacked, one bar per method, over all rows."""
+    """Draws the milliseconds of a step by what they were spent on: a stacked bar for each method."""
     figure, (panel,) = side_by_side(plt, ["time of a step"], height=0.5 * len(shown) + 1.6)
     rows_by_method = by_method(rows)
-    seconds = [summed_seconds(rows_by_method[method]) for method in shown]
-    steps = [total_steps(rows_by_method[method]) for method in shown]
-    parts = [part for part in PARTS if any(part in spent for spent in seconds)]
-    left = [0.0] * len(shown)
+    of_methods = [milliseconds_by_part(rows_by_method[method]) for method in shown]
+    recorded = set[str]().union(*of_methods)
+    parts = [part for part in PARTS if part in recorded]
+    left = np.zeros(len(shown))
     for index, part in enumerate(parts):
-        widths = []
-        for spent, count in zip(seconds, steps, strict=True):
-            widths.append(1e3 * spent.get(part, 0.0) / count)
+        widths = [milliseconds.get(part, 0.0) for milliseconds in of_methods]
         panel.barh(list(shown.values()), widths, left=left, color=COLOURS[index % len(COLOURS)], label=part)
-        left = list(map(add, left, widths))
+        left = left + widths
     panel.invert_yaxis()
     panel.grid(axis="y", visible=False)
     panel.set_xlabel("milliseconds per verification step")
@@ -50,21 +49,21 @@ def acceptance_figure(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], m
 
 
 def estimates_figure(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
-    """Draws accepted share against mean estimate of the nodes in each tenth of it, with the number of nodes below."""
+    """Draws accepted share against mean estimate of the nodes in each tenth of it, and their number below."""
     figure, axes = plt.subplots(2, len(modes), figsize=(5.2 * len(modes), 5.4), sharex=True, sharey="row",
                                 squeeze=False, height_ratios=(3, 1))
     groups = by_mode_and_method(rows)
     for (panel, below), mode in zip(axes.T, modes, strict=True):
         panel.plot([0, 1], [0, 1], color="#000000", linewidth=0.8, linestyle=":")
         for name, style, rows_of_method in series(groups, shown, mode):
-            bins = judged(rows_of_method, "probability").values()
-            if bins:
-                estimates = [expected / nodes for nodes, expected, _ in bins]
-                below.plot(estimates, [nodes for nodes, _, _ in bins], **style)
-            enough = [judgement for judgement in bins if judgement[0] >= FEWEST]
-            if enough:
-                estimates = [expected / nodes for nodes, expected, _ in enough]
-                panel.plot(estimates, [accepted / nodes for nodes, _, accepted in enough], label=name, **style)
+            bins = judged(rows_of_method, "probability")
+            if not bins:
+                continue
+            nodes, expected, accepted = np.array(list(bins.values())).T
+            below.plot(expected / nodes, nodes, **style)
+            enough = nodes >= FEWEST
+            if enough.any():
+                panel.plot((expected / nodes)[enough], (accepted / nodes)[enough], label=name, **style)
         panel.set_title(mode)
         below.set_yscale("log")
         below.set_xlabel("estimated probability of the path")

@@ -19,9 +19,10 @@ SHARES: Mapping[str, tuple[str, ...]] = {
 STEP_COLUMNS = (
     "mode", "bucket", "method",
     *(f"{part}_ms" for part in PARTS),
-    *(f"{share}_share" for share in (*SHARES, "other")),
-    *(f"accepted_{origin}" for origin in ORIGINS),
-    "drafts", "acceptance_by_position", "conditional_by_position", "stages", "first_token_seconds", "peak_memory_mib")
+    "verification_share", "drafting_share", "retrieving_share", "other_share",
+    "accepted_draft", "accepted_retrieved", "accepted_both",
+    "drafts", "acceptance_by_position", "conditional_by_position", "stages",
+    "first_token_seconds", "peak_memory_mib")
 
 ACCEPTANCE = """
 ### Acceptance by position
@@ -54,7 +55,7 @@ class Position(NamedTuple):
 
 
 def drafts(rows: Sequence[Row]) -> int | None:
-    """Returns the number of steps that proposed anything; None if a row does not say it, as those of old versions."""
+    """Returns the number of steps that proposed anything; None if a row of an old version does not say it."""
     proposed = 0
     for row in rows:
         if sum(row.kinds.values()) != row.steps:
@@ -64,7 +65,7 @@ def drafts(rows: Sequence[Row]) -> int | None:
 
 
 def acceptance_by_position(rows: Sequence[Row], deepest: int = DEEPEST) -> list[Position]:
-    """Returns the acceptance at positions 1, 2, ... of the drafts, as far as any was accepted, and one farther.
+    """Returns the acceptance at positions 1, 2, ..., as far as any was accepted, and one farther.
 
     It is empty if nothing was proposed, or if rows do not say what was.
     """
@@ -96,7 +97,7 @@ def acceptance_table(rows: Sequence[Row]) -> list[str]:
 
 
 def shares_of_time(rows: Sequence[Row]) -> dict[str, float]:
-    """Returns the shares of decoding's seconds by what they were spent on; empty if rows have no seconds by part."""
+    """Returns the shares of decoding's seconds by what they were spent on; empty if rows do not say it."""
     seconds = summed_seconds(rows)
     total = sum(seconds.values())
     if not total:
@@ -117,6 +118,15 @@ def summed_seconds(rows: Sequence[Row]) -> dict[str, float]:
     return seconds
 
 
+def milliseconds_by_part(rows: Sequence[Row]) -> dict[str, float]:
+    """Returns the milliseconds of a step by part."""
+    steps = total_steps(rows)
+    milliseconds = {}
+    for part, seconds in summed_seconds(rows).items():
+        milliseconds[part] = 1e3 * seconds / steps
+    return milliseconds
+
+
 def time_table(rows: Sequence[Row], times_parts: bool) -> list[str]:
     """Returns the table of one mode: a line for each length and method.
 
@@ -128,7 +138,7 @@ def time_table(rows: Sequence[Row], times_parts: bool) -> list[str]:
     for length, method, repeats in by_length_and_method(rows):
         shares = shares_of_time(repeats)
         if shares:
-            percentages = [f"{share:.1%}" for share in shares.values()]
+            percentages = map("{:.1%}".format, shares.values())
             milliseconds = 1e3 * sum(row.decode_seconds for row in repeats) / total_steps(repeats)
             lines.append([length_name(length), method, *percentages, f"{milliseconds:.1f}"])
     return section(TIME, ["length", "method", *SHARES, "other", "ms a step"], lines)
@@ -144,24 +154,23 @@ def by_length_and_method(rows: Sequence[Row]) -> Iterator[tuple[int, str, list[R
 
 
 def lines_of_steps(rows: Sequence[Row], run: Run) -> Iterator[list[Any]]:
-    """Yields rows for programs, in the order of STEP_COLUMNS: one per mode, length and method, over all suites.
+    """Yields rows for programs, in the order of STEP_COLUMNS: one per mode, length and method, of all suites.
 
-    Times and acceptance by position are over all repeats; accepted tokens by origin and stages are those of one repeat
-    of each prompt.
+    Times and acceptance by position are over all repeats. Accepted tokens by origin and stages are those of
+    one repeat of each prompt.
     """
     groups = grouped(rows, lambda row: (row.key.mode, row.key.bucket, row.key.method))
     for about, repeats in groups.items():
         prefill_seconds = median(row.prefill_seconds for row in repeats)
-        yield [*about, *_time_columns(repeats, run.times_parts), *_acceptance_columns(repeats), prefill_seconds,
-               _peak_mebibytes(repeats, run)]
+        yield [*about, *_time_columns(repeats, run.times_parts), *_acceptance_columns(repeats),
+               prefill_seconds, _peak_mebibytes(repeats, run)]
 
 
 def _time_columns(rows: Sequence[Row], times_parts: bool) -> Iterator[float | None]:
     """Yields the milliseconds of a step by part, and their shares, None if they are not known."""
-    seconds = summed_seconds(rows)
-    steps = total_steps(rows)
+    milliseconds = milliseconds_by_part(rows)
     for part in PARTS:
-        yield round(1e3 * seconds.get(part, 0.0) / steps, 4)
+        yield round(milliseconds.get(part, 0.0), 4)
     shares: Mapping[str, float] = {}
     if times_parts:
         shares = shares_of_time(rows)
@@ -174,14 +183,14 @@ def _time_columns(rows: Sequence[Row], times_parts: bool) -> Iterator[float | No
 
 def _acceptance_columns(rows: Sequence[Row]) -> Iterator[Any]:
     firsts = first_repeats(rows)
-    origins = summed(row.accepted_by_origin for row in firsts)
+    origins = summed(firsts, lambda row: row.accepted_by_origin)
     for origin in ORIGINS:
         yield origins.get(origin, 0)
     yield drafts(rows)
     positions = acceptance_by_position(rows)
     yield " ".join(f"{position.raw:.3f}" for position in positions)
     yield " ".join(f"{position.conditional:.3f}" for position in positions)
-    stages = summed(row.stages for row in firsts)
+    stages = summed(firsts, lambda row: row.stages)
     yield " ".join(f"{stage}:{stages[stage]}" for stage in sorted(stages))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import lt
 from statistics import median
 
 from longgraft.comparison.levels import EPSILON, level
@@ -61,7 +62,7 @@ def prompt_count(count: int) -> str:
 
 
 def suite_table(cells: Sequence[TableCell]) -> list[str]:
-    """Returns the table of one mode with a line for each suite, length and method: spread over prompts, and steps."""
+    """Returns the table of one mode with a line for each suite, length and method: spread, and steps."""
     head = ("suite", "length", "method", "prompts", "that loop", "median speed-up", "worst", "best", "MAT",
             "over all steps", f"steps: {' / '.join(KINDS)}", "step", "draft forwards", "own passes")
     lines = []
@@ -103,7 +104,7 @@ def lossless_level(cell: TableCell, dtype: str) -> str:
         return "lossy: not compared"
     if not checks:
         return "-"
-    parted = [check for check in checks if check.first_divergence is not None]
+    parted = cell.parted
     reached = level(checks, dtype)
     if not parted:
         return f"{reached}: identical ({len(checks)}/{len(checks)}, {_compared_tokens(cell)})"
@@ -123,7 +124,7 @@ def _compared_tokens(cell: TableCell) -> str:
     compared = [check.tokens for check in cell.checks]
     least = min(compared)
     most = max(compared)
-    if any(tokens < length for tokens, length in zip(compared, cell.lengths, strict=True)):
+    if any(map(lt, compared, cell.lengths)):
         return f"the first {least} of up to {max(cell.lengths)} tokens"
     if least == most:
         return f"all {least} tokens"
