@@ -98,7 +98,7 @@ class TableCell:
 
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
-    """Returns the cells of every mode x suite (and all suites together) x length x method, in the rows' order."""
+    """Returns the cells of every mode x suite (and all together) x length x method, in the rows' order."""
     promises: dict[str, str] = {}
     # Rows override failures, because failures of older versions have no promise.
     for row in sorted(rows, key=lambda row: isinstance(row, Row)):

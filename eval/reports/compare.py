@@ -31,6 +31,27 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     Raises:
         ValueError: the runs have no measured row in common.
     """
+    pairs, changed = _pairs(first, second)
+    first_keys = {row.key for row in first}
+    second_keys = {row.key for row in second}
+    out = [f"{len(pairs)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
+           f"{len(second_keys - first_keys)}; failed in the first {len(failures(first))}, in the second "
+           f"{len(failures(second))}."]
+    if changed:
+        out.append(f"{changed} more were measured on prompts of the same id and another text, and are left out.")
+    differ = []
+    for row, second_row in pairs:
+        if counts_of(row) != counts_of(second_row):
+            differ.append(" ".join(map(str, row.key)))
+    if differ:
+        out.append(f"Tokens or counts differ in {len(differ)} of them:")
+    else:
+        out.append("Tokens or counts differ in 0 of them.")
+    return [*out, *listed(differ, "  "), *_ratios(pairs)]
+
+
+def _pairs(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair], int]:
+    """Returns the measured rows of both runs, and how many more have other texts under the same ids."""
     first_rows = _by_key(first)
     second_rows = _by_key(second)
     pairs = []
@@ -48,22 +69,7 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     if not pairs:
         raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method "
                          f"and repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
-    first_keys = {row.key for row in first}
-    second_keys = {row.key for row in second}
-    out = [f"{len(pairs)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
-           f"{len(second_keys - first_keys)}; failed in the first {len(failures(first))}, in the second "
-           f"{len(failures(second))}."]
-    if changed:
-        out.append(f"{changed} more were measured on prompts of the same id and another text, and are left out.")
-    differ = []
-    for row, second_row in pairs:
-        if counts_of(row) != counts_of(second_row):
-            differ.append(" ".join(map(str, row.key)))
-    if differ:
-        out.append(f"Tokens or counts differ in {len(differ)} of them:")
-    else:
-        out.append("Tokens or counts differ in 0 of them.")
-    return [*out, *listed(differ, "  "), *_ratios(pairs)]
+    return pairs, changed
 
 
 def _by_key(rows: Sequence[Result]) -> dict[Key, Row]:

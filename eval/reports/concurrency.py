@@ -34,10 +34,12 @@ def concurrency_table(batches: Sequence[Batch]) -> list[str]:
         else:
             measured.append(batch)
     groups = grouped(measured, lambda batch: batch.key._replace(repeat=0))
-    rates: dict[BatchKey, float] = {}
+    rates = {}
+    lines = []
     for key, repeats in groups.items():
         rates[key] = median(batch.new_tokens / batch.seconds for batch in repeats)
-    lines = [list(_line(key, repeats, rates)) for key, repeats in groups.items()]
+    for key, repeats in groups.items():
+        lines.append(list(_line(key, repeats, rates)))
     return [*section(ABOUT, COLUMNS, lines), *failures]
 
 

@@ -16,7 +16,7 @@ FEWEST = 30     # nodes: a share of fewer means little
 
 
 def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:
-    """Returns bin -> (nodes, sum of their estimated probabilities, accepted nodes), of one repeat of each decoding.
+    """Returns bin -> (nodes, sum of estimated probabilities, accepted nodes), of one repeat of each decoding.
 
     what: bin nodes by the estimated probability of their path, in tenths; or retrieved nodes by the length
     of their match

@@ -109,7 +109,7 @@ def _timed(cells: Sequence[TableCell], shown: Mapping[str, str], default: str) -
 
 
 def _seconds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], timed: str | None) -> None:
-    """Draws two bars for each length, plain decoding's and a method's: reading the prompt, then the answer."""
+    """Draws two bars for each length, plain decoding's and a method's: reading, then the answer."""
     drawn = [cell for cell in cells if cell.method in (PLAIN, timed) and cell.answer_seconds is not None]
     drawn.sort(key=lambda cell: (cell.bucket, cell.method != PLAIN))
     ticks = []

@@ -35,7 +35,7 @@ BEYOND = 1.25       # times the longest measured prefix, up to which prices are 
 
 
 def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
-    """Returns the table of one mode: bounds for each length; nothing if nothing is paired with plain decoding.
+    """Returns the table of one mode: bounds for each length; nothing without plain decoding's rows.
 
     Args:
         run: The run, from which the prices of passes are taken.

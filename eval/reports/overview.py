@@ -65,11 +65,9 @@ def lead(cells: Sequence[TableCell], default: str) -> list[str]:
 
 def pooled_cells(cells: Sequence[TableCell]) -> list[TableCell]:
     """Returns the cells of all suites together, or of the only suite, without those that hold nothing."""
-    suites = [cell.suite for cell in cells]
-    suite = suites[0]
-    if ALL in suites:
-        suite = ALL
-    return [cell for cell in cells if cell.suite == suite and (cell.prompts or cell.failures or cell.checks)]
+    cells_by_suite = grouped(cells, lambda cell: cell.suite)
+    pooled = cells_by_suite.get(ALL, cells)
+    return [cell for cell in pooled if cell.prompts or cell.failures or cell.checks]
 
 
 def fastest(cells: Sequence[TableCell]) -> TableCell | None:

@@ -49,14 +49,9 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def bars(panel: Any, centres: Sequence[float], means: Sequence[Mean], index: int, **style: Any) -> None:
-    """Draws a bar for each mean, from `bottom` on if it is given, with its interval.
+    """Draws a bar for each mean, with its interval.
 
-    Args:
-        panel: The panel.
-        centres: Where the bars are.
-        means: The means.
-        index: The method's number among those in the legend.
-        style: More options of matplotlib's `bar`.
+    index: the method's number in the legend; style: more options of matplotlib's `bar`
     """
     bottom = style.get("bottom", 0.0)
     heights = []

@@ -112,7 +112,8 @@ def _caption(run: Run, of_figure: Sequence[TableCell], each: str) -> str:
     return f"{environment['target']}, {numbers(environment)}, {environment['device']}; {prompts} a {each}"
 
 
-def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
+def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str]
+                   ) -> Any:
     """Draws MAT, the mean over prompts and its 95 % interval, against prompt length, one panel per mode."""
     figure, panels = side_by_side(plt, modes)
     ticks = sorted(grouped(of_lengths, lambda cell: cell.bucket))
@@ -141,8 +142,8 @@ def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str
     return figure
 
 
-def _by_suite(plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str], field: str
-              ) -> Any:
+def _by_suite(plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str],
+              field: str) -> Any:
     """Draws the mean over uncut prompts and its interval: a group of bars per suite, a panel per mode."""
     suites = list(grouped(of_suites, lambda cell: cell.suite))
     methods = [method for method in shown if method != PLAIN]
@@ -177,9 +178,10 @@ def _frontier(plt: Any, pooled: Sequence[TableCell], shown: Mapping[str, str], m
     figure, panels = side_by_side(plt, modes)
     highest = 1.0
     drawn = [cell for cell in pooled if cell.prompts]
+    cells_by_mode = grouped(drawn, lambda cell: cell.mode)
     by_mode_and_method = grouped(drawn, lambda cell: (cell.mode, cell.method))
     for panel, mode in zip(panels, modes, strict=True):
-        lengths = _frontier_lengths([cell for cell in drawn if cell.mode == mode])
+        lengths = _frontier_lengths(cells_by_mode.get(mode, ()))
         for name, style, cells_of_method in series(by_mode_and_method, shown, mode):
             mats = []
             rates = []

@@ -33,7 +33,7 @@ MUTATIONS = (
     Mutation("an allowed difference hides a forbidden one", "lossless_level", "if not any(check.held(", "if not all(check.held(", "test_report.py::test_an_allowed_difference_does_not_hide_a_forbidden_one"),
     Mutation("prompts with a speed of zero are left out", "cells:paired", "if plain_row is not None and row.steps and", "if plain_row is not None and row.decode_tokens_per_second and", "test_report.py::test_a_prompt_with_a_speed_of_zero_counts"),
     Mutation("two runs' ratios are averaged arithmetically", "compare:_ratios", "Mean.geometric", "Mean.of", "test_report.py::test_the_ratio_of_two_runs_speeds_is_a_geometric_mean"),
-    Mutation("rows of other prompts are compared", "compare:lines", "if _same_prompt(*pair)", "if True", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
+    Mutation("rows of other prompts are compared", "compare:_pairs", "if _same_prompt(*pair)", "if True", "test_report.py::test_rows_of_prompts_with_other_texts_are_not_compared"),
     Mutation("a long list ends without a word", "tables:listed", "if len(lines) > LISTED:", "if False:", "test_report.py::test_a_long_list_has_twenty_lines_and_the_number_of_the_others"),
     Mutation("changes that were not committed are not told", "report:_provenance", 'if environment.get("changed"):', "if False:", "test_report.py::test_summary_says_with_what_and_how_it_was_measured"),
     Mutation("a method has learnt from the fewest prompts alone", "report:_learned", "{max(before)} others", "{min(before)} others", "test_report.py::test_summary_names_methods_that_learn_over_the_run"),
