@@ -233,7 +233,7 @@ def test_the_table_by_suite_shows_the_spread_over_prompts_and_shares_of_steps():
 def test_losslessness_names_its_level_and_the_margins_of_greedy_draws_only(dtype, checks, message):
     lengths = (96, 64) if checks[-1][0] == 64 else (96,) * len(checks)
     found = replace(cell(ROWS, "graft", 4096), checks=tuple(Check(*check) for check in checks), lengths=lengths)
-    assert lossless_level([found], dtype) == message
+    assert lossless_level(found, dtype) == message
 
 
 def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
@@ -242,7 +242,7 @@ def test_an_answer_that_ended_at_once_is_neither_a_prompt_nor_a_failure():
     assert cell(ended[-2:], "graft", 4096).prompts == 0 and cell(ended[-2:], "graft", 4096).failures == 0
     # It is a divergence if plain decoding went on.
     parted = [row("graft", 0, (), prompt="c", repeat=n, lossless=Check(8, 1)) for n in (0, 1)]
-    assert lossless_level([cell([*ROWS[:6], *parted], "graft", 4096)], "float32") == "none: 1/3 differ"
+    assert lossless_level(cell([*ROWS[:6], *parted], "graft", 4096), "float32") == "none: 1/3 differ"
 
 
 def line_of(text, start):
@@ -436,7 +436,7 @@ def test_an_allowed_difference_does_not_hide_a_forbidden_one():
     """Beside a replay, draws may differ and greedy answers, which have a margin, may not."""
     drawn, greedy = Check(2, 0), Check(2, 0, 0.7)
     of_one = replace(cell(ROWS, "graft", 4096), promise="distribution", mode="replay")
-    found = [lossless_level([replace(of_one, checks=checks)], "float32") for checks in ((drawn,), (drawn, greedy))]
+    found = [lossless_level(replace(of_one, checks=checks), "float32") for checks in ((drawn,), (drawn, greedy))]
     assert found == ["distribution: 1/1 differ, as they may", "none: 2/2 differ"]
 
 

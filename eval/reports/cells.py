@@ -1,21 +1,22 @@
 """Cells: the figures of one method on one suite and length.
 
-A failure enters no figure.  An answer that ended at once counts neither as a prompt nor as a failure, because nothing
-was decoded.
+A failure enters no figure.  An answer that ended at once counts neither as a prompt nor as a failure, because
+nothing was decoded.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, product
 from statistics import mean, median
 
 import numpy as np
 
 from longgraft.comparison.levels import Check, first_divergence
 from longgraft.config.method_roles import PLAIN
-from longgraft.eval.runs.rows import Failure, Key, Result, Row
+from longgraft.eval.reports import groups
+from longgraft.eval.runs.rows import Key, Result, Row
 from longgraft.eval.statistics import Mean
 
 ALL = "all"
@@ -26,7 +27,7 @@ Pair = tuple[Row, Row]      # a row, and plain decoding's of the same prompt and
 
 @dataclass(frozen=True)
 class TableCell:
-    """One method on one suite and length in one mode; all figures but counts are None if nothing was measured.
+    """One method on one suite and length in one mode; figures are None if nothing was measured.
 
     Attributes:
         prompts: Number of measured prompts.
@@ -37,7 +38,7 @@ class TableCell:
         mat: Accepted tokens per step, the mean over prompts.
         mat_pooled: Accepted tokens per step over all steps, in which long answers count for more.
         rate: Tokens per second: first quartile, median and third quartile over prompts.
-        speedup: Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean over prompts.
+        speedup: Decoding speed over plain decoding's of the same prompt and repeat, the geometric mean.
         speedups: The speed-up of each prompt, ascending.
         end_to_end: The same of prefill and decoding together, for answers of plain decoding's length.
         prefill_seconds: Seconds of the prefill, the mean over prompts.
@@ -45,7 +46,7 @@ class TableCell:
         tokens_per_step: Over all repeats, which differ if costs are measured while running.
         kinds: Number of steps by the kind of proposal, over all repeats.
         forwards: Forwards per step besides the verification, by network.
-        step_cost: Seconds of a step relative to plain decoding's on the same prompt and repeat, median over prompts.
+        step_cost: Seconds of a step over plain decoding's on the same prompt and repeat, median over prompts.
     """
 
     mode: str
@@ -53,10 +54,10 @@ class TableCell:
     bucket: int
     method: str
     promise: str
-    prompts: int
-    loops: int
-    failures: int
-    checks: tuple[Check, ...]
+    prompts: int = 0
+    loops: int = 0
+    failures: int = 0
+    checks: tuple[Check, ...] = ()
     lengths: tuple[int, ...] = ()
     mat: Mean | None = None
     mat_pooled: float | None = None
@@ -71,118 +72,145 @@ class TableCell:
     forwards: Mapping[str, float] = field(default_factory=dict)
     step_cost: float | None = None
 
+    @property
+    def label(self) -> str:
+        """The method's name in tables; a lossy one is marked."""
+        if self.promise == LOSSY:
+            return f"{self.method} (LOSSY)"
+        return self.method
 
-def measured(rows: Iterable[Result]) -> list[Row]:
-    """Returns the rows in which anything was decoded: no failures, and no answers that ended at once."""
-    return [row for row in rows if isinstance(row, Row) and row.steps > 0]
+    @property
+    def parted(self) -> list[Check]:
+        """The checks of answers that differ from plain decoding's."""
+        return [check for check in self.checks if check.first_divergence is not None]
 
+    @property
+    def speed(self) -> float:
+        """The mean speed-up; 0 if it was not compared with plain decoding."""
+        if self.speedup is None:
+            return 0.0
+        return self.speedup.value
 
-def first_repeats(rows: Iterable[Row]) -> list[Row]:
-    """Returns one row of each decoding: repeats have the same tokens, and only their times differ."""
-    found: dict[Key, Row] = {}
-    for row in sorted(rows, key=lambda row: row.key.repeat):
-        found.setdefault(row.key._replace(repeat=0), row)
-    return list(found.values())
+    @property
+    def competes(self) -> bool:
+        """True for a lossless method that was compared with plain decoding."""
+        return self.speedup is not None and self.promise != LOSSY and self.method != PLAIN
 
 
 def cells(rows: Sequence[Result], with_loops: bool = True) -> list[TableCell]:
-    """Returns the cells of every mode x suite (and all suites together) x length x method, in the order of the rows."""
+    """Returns the cells of every mode x suite (and all together) x length x method, in the rows' order."""
     promises: dict[str, str] = {}
     # Rows override failures, because failures of older versions have no promise.
     for row in sorted(rows, key=lambda row: isinstance(row, Row)):
         promises[row.key.method] = row.promise
-    methods = list(dict.fromkeys(row.key.method for row in rows))
-    suites = list(dict.fromkeys(row.key.suite for row in rows))
+    modes = list(groups.by_mode(rows))
+    methods = list(groups.by_method(rows))
+    suites = list(groups.grouped(rows, lambda row: row.key.suite))
+    rows_of_cell = groups.grouped(rows, _place_of)
     if len(suites) > 1:
         suites.append(ALL)
-    found = []
-    for mode in dict.fromkeys(row.key.mode for row in rows):
-        for suite in suites:
-            here = [row for row in rows if row.key.mode == mode and suite in (row.key.suite, ALL)]
-            for bucket in sorted({row.key.bucket for row in rows}):
-                mine = [row for row in here if row.key.bucket == bucket]
-                plain = plain_rows(mine)
-                for method in methods:
-                    own = [row for row in mine if row.key.method == method]
-                    about = mode, suite, bucket, method, promises[method]
-                    found.append(_cell(about, own, plain, with_loops))
-    return found
+        rows_of_cell |= groups.grouped(rows, lambda row: _place_of(row, ALL))
+    table_cells = []
+    for mode, suite, length in product(modes, suites, groups.by_length(rows)):
+        plain = groups.plain_rows(rows_of_cell.get((mode, suite, length, PLAIN), ()))
+        for method in methods:
+            rows_of_method = rows_of_cell.get((mode, suite, length, method), ())
+            empty = TableCell(mode, suite, length, method, promises[method])
+            table_cells.append(_filled(empty, rows_of_method, plain, with_loops))
+    return table_cells
 
 
-def plain_rows(rows: Iterable[Result]) -> dict[Key, Row]:
-    """Returns plain decoding's rows by their keys."""
-    return {row.key: row for row in rows if isinstance(row, Row) and row.key.method == PLAIN}
+def _place_of(row: Result, suite: str | None = None) -> tuple[str, str, int, str]:
+    return row.key.mode, suite or row.key.suite, row.key.bucket, row.key.method
 
 
-def by_prompt(rows: Iterable[Row]) -> list[list[Row]]:
-    """Returns the repeats of each prompt."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.key.suite, row.key.prompt_id), []).append(row)
-    return list(found.values())
+def _filled(cell: TableCell, rows: Sequence[Result], plain: Mapping[Key, Row], with_loops: bool) -> TableCell:
+    """Returns the cell with the figures of its rows."""
+    prompts = []
+    loops = 0
+    for repeats in groups.by_prompt(groups.decodings(rows)):
+        if repeats[0].loop and repeats[0].steps:
+            if not with_loops:
+                continue
+            loops += 1
+        prompts.append(repeats)
+    cell = replace(cell, loops=loops, failures=len(groups.failures(rows)))
+    if cell.promise != LOSSY:
+        cell = _checked(cell, prompts, plain)
+    answered = [repeats for repeats in prompts if repeats[0].steps]
+    if answered:
+        cell = _compared(_measured(cell, answered), answered, plain)
+    return cell
 
 
-def _cell(about: tuple[str, str, int, str, str], own: Sequence[Result], plain: Mapping[Key, Row], with_loops: bool
-          ) -> TableCell:
-    failures = sum(isinstance(row, Failure) for row in own)
-    prompts = by_prompt(row for row in own if isinstance(row, Row))
-    loops = sum(repeats[0].loop and repeats[0].steps > 0 for repeats in prompts)
-    if not with_loops:
-        prompts = [repeats for repeats in prompts if not (repeats[0].loop and repeats[0].steps)]
-        loops = 0
-    checks, lengths = _checks(prompts, plain) if about[-1] != LOSSY else ((), ())
-    kept = [repeats for repeats in prompts if repeats[0].steps]
-    if not kept:
-        return TableCell(*about, 0, loops, failures, checks, lengths)
-    rows = [row for repeats in kept for row in repeats]
-    firsts = first_repeats(rows)
-    steps = sum(row.steps for row in rows)
-    pairs = [paired(repeats, plain) for repeats in kept]
-    speedups = ratios(pairs, speed_ratio)
-    costs = ratios(pairs, _step_ratio)
-    end_to_end = ratios(pairs, _end_to_end_ratio)
-    return TableCell(
-        *about, len(kept), loops, failures, checks, lengths,
+def _checked(cell: TableCell, prompts: Sequence[Sequence[Row]], plain: Mapping[Key, Row]) -> TableCell:
+    """Returns the cell with the check of each prompt that has one, and the tokens of these answers."""
+    checks = []
+    lengths = []
+    for repeats in prompts:
+        check = _check_of_prompt(repeats, plain)
+        if check is not None:
+            checks.append(check)
+            lengths.append(len(repeats[0].token_ids))
+    return replace(cell, checks=tuple(checks), lengths=tuple(lengths))
+
+
+def _measured(cell: TableCell, prompts: Sequence[Sequence[Row]]) -> TableCell:
+    """Returns the cell with the figures that need no plain decoding."""
+    rows = list(chain.from_iterable(prompts))
+    firsts = groups.first_repeats(rows)
+    rates = []
+    seconds = []
+    for repeats in prompts:
+        rates.append(median(row.decode_tokens_per_second for row in repeats))
+        seconds.append(median(row.decode_seconds for row in repeats))
+    first, middle, third = np.quantile(rates, [0.25, 0.5, 0.75])
+    forwards: dict[str, float] = {}
+    for network, count in groups.summed(rows, lambda row: row.forwards).items():
+        forwards[network] = count / groups.total_steps(rows)
+    return replace(
+        cell,
+        prompts=len(prompts),
         mat=Mean.of([row.mat for row in firsts]),
-        mat_pooled=sum(sum(row.accepted_per_step) for row in firsts) / sum(row.steps for row in firsts),
-        rate=_quartiles([median(row.decode_tokens_per_second for row in repeats) for repeats in kept]),
-        speedup=Mean.geometric(speedups) if speedups else None,
-        speedups=tuple(sorted(speedups)),
-        end_to_end=Mean.geometric(end_to_end) if end_to_end else None,
+        mat_pooled=sum(sum(row.accepted_per_step) for row in firsts) / groups.total_steps(firsts),
+        rate=(float(first), float(middle), float(third)),
         prefill_seconds=mean(row.prefill_seconds for row in firsts),
-        answer_seconds=mean(median(row.decode_seconds for row in repeats) for repeats in kept),
+        answer_seconds=mean(seconds),
         tokens_per_step=mean(row.tokens_per_step for row in rows),
-        kinds=summed(row.kinds for row in rows),
-        forwards={network: times / steps for network, times in summed(row.forwards for row in rows).items()},
-        step_cost=median(costs) if costs else None)
+        kinds=groups.summed(rows, lambda row: row.kinds),
+        forwards=forwards)
 
 
-def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Adds up several counts by name, in the order in which names occur."""
-    total: Counter[str] = Counter()
-    for count in counts:
-        total.update(count)
-    return dict(total)
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    first, middle, third = np.quantile(values, [0.25, 0.5, 0.75])
-    return float(first), float(middle), float(third)
+def _compared(cell: TableCell, prompts: Sequence[Sequence[Row]], plain: Mapping[Key, Row]) -> TableCell:
+    """Returns the cell with the figures relative to plain decoding, if any prompt has both."""
+    speedups = []
+    end_to_end = []
+    step_costs = []
+    for repeats in prompts:
+        pairs = paired(repeats, plain)
+        if pairs:
+            speedups.append(median_ratio(pairs, speed_ratio))
+            end_to_end.append(median_ratio(pairs, _end_to_end_ratio))
+            step_costs.append(median_ratio(pairs, _step_ratio))
+    if not speedups:
+        return cell
+    return replace(cell, speedup=Mean.geometric(speedups), speedups=tuple(sorted(speedups)),
+                   end_to_end=Mean.geometric(end_to_end), step_cost=median(step_costs))
 
 
 def paired(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> list[Pair]:
     """Returns the repeats of a prompt that plain decoding has, too, with plain decoding's rows."""
-    found = []
+    pairs = []
     for row in repeats:
-        theirs = plain.get(row.key._replace(method=PLAIN))
-        if theirs is not None and row.steps and theirs.decode_tokens_per_second > 0:
-            found.append((row, theirs))
-    return found
+        plain_row = plain.get(row.key._replace(method=PLAIN))
+        if plain_row is not None and row.steps and plain_row.decode_tokens_per_second > 0:
+            pairs.append((row, plain_row))
+    return pairs
 
 
-def ratios(pairs: Sequence[Sequence[Pair]], ratio: Callable[[Row, Row], float]) -> list[float]:
-    """Returns the ratio of each prompt that has pairs: the median over its repeats."""
-    return [median(ratio(row, plain) for row, plain in repeats) for repeats in pairs if repeats]
+def median_ratio(pairs: Sequence[Pair], ratio: Callable[[Row, Row], float]) -> float:
+    """Returns the ratio of a prompt: the median over its repeats."""
+    return median(ratio(row, plain) for row, plain in pairs)
 
 
 def speed_ratio(row: Row, plain: Row) -> float:
@@ -202,19 +230,8 @@ def _end_to_end_ratio(row: Row, plain: Row) -> float:
     speed = speed_ratio(row, plain)
     if speed == 0:
         return 0.0
-    return (plain.prefill_seconds + plain.decode_seconds) / (row.prefill_seconds + plain.decode_seconds / speed)
-
-
-def _checks(prompts: Sequence[Sequence[Row]], plain: Mapping[Key, Row]
-            ) -> tuple[tuple[Check, ...], tuple[int, ...]]:
-    """Returns the check of each prompt that has one, and the tokens of these answers."""
-    checks, lengths = [], []
-    for repeats in prompts:
-        check = _check_of_prompt(repeats, plain)
-        if check is not None:
-            checks.append(check)
-            lengths.append(len(repeats[0].token_ids))
-    return tuple(checks), tuple(lengths)
+    plain_seconds = plain.prefill_seconds + plain.decode_seconds
+    return plain_seconds / (row.prefill_seconds + plain.decode_seconds / speed)
 
 
 def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check | None:
@@ -222,14 +239,16 @@ def _check_of_prompt(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> Check 
 
     An answer that ended at once counts only if it differs.
     """
-    first = None
+    checks = []
     for row in repeats:
         check = check_of(row, plain)
-        if check is not None and check.first_divergence is not None:
-            return check
-        if first is None:
-            first = check
-    return first if repeats[0].steps else None
+        if check is not None:
+            if check.first_divergence is not None:
+                return check
+            checks.append(check)
+    if checks and repeats[0].steps:
+        return checks[0]
+    return None
 
 
 def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
@@ -237,12 +256,15 @@ def check_of(row: Row, plain: Mapping[Key, Row]) -> Check | None:
 
     For a replay, whose ids are given, it returns the comparison that was drawn beside it.
     """
-    theirs = plain.get(row.key._replace(method=PLAIN, repeat=0)) or plain.get(row.key._replace(method=PLAIN))
-    if row.key.mode == "replay" or theirs is None:
+    plain_key = row.key._replace(method=PLAIN)
+    plain_row = plain.get(plain_key._replace(repeat=0)) or plain.get(plain_key)
+    if row.key.mode == "replay" or plain_row is None:
         return row.lossless
-    common = min((limit for limit in (row.limit, theirs.limit) if limit is not None), default=None)
-    expected, noted = theirs.token_ids[:common], row.lossless
+    limits = [limit for limit in (row.limit, plain_row.limit) if limit is not None]
+    common = min(limits, default=None)
+    expected = plain_row.token_ids[:common]
     at = first_divergence(row.token_ids[:common], expected)
+    noted = row.lossless
     if noted is None or noted.first_divergence != at:
         return Check(len(expected), at)
     return Check(len(expected), at, noted.margin, noted.at)

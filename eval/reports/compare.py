@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from statistics import median
 
-from longgraft.eval.reports.tables import length_name
+from longgraft.eval.reports.groups import decodings, failures, grouped
+from longgraft.eval.reports.tables import length_name, listed, prompt_count
 from longgraft.eval.runs.folder import Run
-from longgraft.eval.runs.rows import Failure, Key, Result, Row
+from longgraft.eval.runs.rows import Key, Result, Row
 from longgraft.eval.statistics import Mean
 
-COUNTS = ("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
-LISTED = 20     # most differing rows that are listed
+counts_of = attrgetter("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
+
+Pair = tuple[Row, Row]      # the first run's row, and the second's of the same key
 
 
 def compare(first: Run, second: Run) -> list[str]:
@@ -28,82 +31,94 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     Raises:
         ValueError: the runs have no measured row in common.
     """
-    ours, theirs = _answers(first), _answers(second)
-    shared = [key for key in ours if key in theirs]
-    common = [key for key in shared if _same_prompt(ours[key], theirs[key])]
-    if shared and not common:
-        raise ValueError("The prompts of the two runs have the same ids and other texts, so no rows can be compared. "
-                         "Measure both on the same files.")
-    if not common:
-        raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method and "
-                         f"repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
-    first_keys, second_keys = {row.key for row in first}, {row.key for row in second}
-    out = [f"{len(common)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
-           f"{len(second_keys - first_keys)}; failed in the first {_failures(first)}, in the second "
-           f"{_failures(second)}."]
-    others = len(shared) - len(common)
-    if others:
-        out.append(f"{others} more were measured on prompts of the same id and another text, and are left out.")
-    differ = [key for key in common if _differ(ours[key], theirs[key])]
-    out.append(f"Tokens or counts differ in {len(differ)} of them" + (":" if differ else "."))
-    out += [f"  {' '.join(map(str, key))}" for key in differ[:LISTED]]
-    if len(differ) > LISTED:
-        out.append(f"  and {len(differ) - LISTED} more")
-    return [*out, *_ratios([(ours[key], theirs[key]) for key in common])]
+    pairs, changed = _pairs(first, second)
+    first_keys = {row.key for row in first}
+    second_keys = {row.key for row in second}
+    out = [f"{len(pairs)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
+           f"{len(second_keys - first_keys)}; failed in the first {len(failures(first))}, in the second "
+           f"{len(failures(second))}."]
+    if changed:
+        out.append(f"{changed} more were measured on prompts of the same id and another text, and are left out.")
+    differ = []
+    for row, second_row in pairs:
+        if counts_of(row) != counts_of(second_row):
+            differ.append(" ".join(map(str, row.key)))
+    if differ:
+        out.append(f"Tokens or counts differ in {len(differ)} of them:")
+    else:
+        out.append("Tokens or counts differ in 0 of them.")
+    return [*out, *listed(differ, "  "), *_ratios(pairs)]
 
 
-def _answers(rows: Sequence[Result]) -> dict[Key, Row]:
-    return {row.key: row for row in rows if isinstance(row, Row)}
+def _pairs(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair], int]:
+    """Returns the measured rows of both runs, and how many more have other texts under the same ids."""
+    first_rows = _by_key(first)
+    second_rows = _by_key(second)
+    pairs = []
+    changed = 0
+    for key, row in first_rows.items():
+        if key in second_rows:
+            pair = (row, second_rows[key])
+            if _same_prompt(*pair):
+                pairs.append(pair)
+            else:
+                changed += 1
+    if changed and not pairs:
+        raise ValueError("The prompts of the two runs have the same ids and other texts, so no rows can be "
+                         "compared. Measure both on the same files.")
+    if not pairs:
+        raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method "
+                         f"and repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
+    return pairs, changed
 
 
-def _failures(rows: Sequence[Result]) -> int:
-    return sum(isinstance(row, Failure) for row in rows)
+def _by_key(rows: Sequence[Result]) -> dict[Key, Row]:
+    return {row.key: row for row in decodings(rows)}
 
 
-def _differ(row: Row, other: Row) -> bool:
-    return any(getattr(row, name) != getattr(other, name) for name in COUNTS)
-
-
-def _same_prompt(one: Row, other: Row) -> bool:
+def _same_prompt(first: Row, second: Row) -> bool:
     """True unless the fingerprints differ; rows of earlier versions have none."""
-    return not one.fingerprint or not other.fingerprint or one.fingerprint == other.fingerprint
+    return not first.fingerprint or not second.fingerprint or first.fingerprint == second.fingerprint
 
 
-def _ratios(pairs: Iterable[tuple[Row, Row]]) -> list[str]:
+def _ratios(pairs: Sequence[Pair]) -> list[str]:
     """Returns a line per mode, suite, length and method."""
-    groups: dict[Key, dict[str, list[tuple[Row, Row]]]] = {}
-    for pair in pairs:
-        key = pair[0].key
-        groups.setdefault(key._replace(prompt_id="", repeat=0), {}).setdefault(key.prompt_id, []).append(pair)
-    out = []
-    for key, prompts in groups.items():
-        by_prompt = list(prompts.values())
-        speed = _ratio(by_prompt, "decode_tokens_per_second", Mean.geometric)
-        mat = _ratio(by_prompt, "mat", Mean.of)     # a prompt may have none in the second run
-        out.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: tokens per second {speed}, MAT "
-                   f"{mat}; {len(prompts)} prompt{'s' * (len(prompts) > 1)}")
-    return out
+    lines = []
+    for key, alike in grouped(pairs, lambda pair: pair[0].key._replace(prompt_id="", repeat=0)).items():
+        prompts = grouped(alike, lambda pair: pair[0].key.prompt_id)
+        speed = _ratio(prompts, "decode_tokens_per_second", Mean.geometric)
+        mat = _ratio(prompts, "mat", Mean.of)     # a prompt may have none in the second run
+        lines.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: "
+                     f"tokens per second {speed}, MAT {mat}; {prompt_count(len(prompts))}")
+    return lines
 
 
-def _ratio(prompts: Sequence[Sequence[tuple[Row, Row]]], name: str,
+def _ratio(prompts: Mapping[str, Sequence[Pair]], name: str,
            average: Callable[[Sequence[float]], Mean]) -> str:
     """Returns second over first, paired by prompt; prompts where the first has none are left out."""
     ratios = []
-    for pairs in prompts:
+    for pairs in prompts.values():
         before = median(getattr(row, name) for row, _ in pairs)
         after = median(getattr(row, name) for _, row in pairs)
         if before > 0:
             ratios.append(after / before)
     if not ratios:
         return "-"
-    left = "" if len(ratios) == len(prompts) else f" of {len(ratios)}"
-    return f"x {average(ratios):.3f}{left}"
+    text = f"x {average(ratios):.3f}"
+    if len(ratios) < len(prompts):
+        text += f" of {len(ratios)}"
+    return text
 
 
 def _contents(rows: Sequence[Result]) -> str:
-    parts = []
-    for title, name in {"suites": "suite", "lengths": "bucket", "methods": "method", "modes": "mode"}.items():
-        values = list(dict.fromkeys(getattr(row.key, name) for row in rows))
-        names = [length_name(value) if name == "bucket" else value for value in values]
-        parts.append(f"{title} {', '.join(names) or 'none'}")
-    return "; ".join([*parts, f"{_failures(rows)} of {len(rows)} rows failed"])
+    """Describes which suites, lengths, methods and modes a run has, and how many rows failed."""
+    suites = grouped(rows, lambda row: row.key.suite)
+    lengths = grouped(rows, lambda row: length_name(row.key.bucket))
+    methods = grouped(rows, lambda row: row.key.method)
+    modes = grouped(rows, lambda row: row.key.mode)
+    return (f"suites {_names(suites)}; lengths {_names(lengths)}; methods {_names(methods)}; "
+            f"modes {_names(modes)}; {len(failures(rows))} of {len(rows)} rows failed")
+
+
+def _names(groups: Iterable[str]) -> str:
+    return ", ".join(groups) or "none"

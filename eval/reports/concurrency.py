@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.tables import length_name, markdown
-from longgraft.eval.runs.batches import Batch
+from longgraft.eval.reports.groups import grouped
+from longgraft.eval.reports.tables import length_name, section
+from longgraft.eval.runs.batches import Batch, BatchKey
 
 COLUMNS = ("suite", "length", "at once", "method", "prompts", "tokens/s", "times one at once", "times ar",
            "first token, s", "tokens/s of a request", "MAT", "identical")
@@ -24,34 +25,43 @@ alone.
 
 def concurrency_table(batches: Sequence[Batch]) -> list[str]:
     """Returns the table of one mode; nothing if no batch was measured."""
-    cells: dict[tuple, list[Batch]] = {}
+    measured = []
     failures = []
     for batch in batches:
         if batch.error:
             key = batch.key
             failures.append(f"\n{key.method}, {key.running} at once, {suite_name(key.suite)}: {batch.error}")
         else:
-            cells.setdefault(batch.key[:-1], []).append(batch)
+            measured.append(batch)
+    groups = grouped(measured, lambda batch: batch.key._replace(repeat=0))
     rates = {}
-    for about, repeats in cells.items():
-        rates[about] = median(batch.new_tokens / batch.seconds for batch in repeats)
-    lines = [list(_line(about, repeats, rates)) for about, repeats in cells.items()]
-    return [f"{ABOUT}\n{markdown(COLUMNS, lines)}", *failures] if lines else failures
+    lines = []
+    for key, repeats in groups.items():
+        rates[key] = median(batch.new_tokens / batch.seconds for batch in repeats)
+    for key, repeats in groups.items():
+        lines.append(list(_line(key, repeats, rates)))
+    return [*section(ABOUT, COLUMNS, lines), *failures]
 
 
-def _line(about: tuple, repeats: Sequence[Batch], rates: dict[tuple, float]) -> Iterator[str]:
-    suite, bucket, mode, method, running = about
-    yield from (suite_name(suite), length_name(bucket), str(running), method, str(repeats[0].prompts))
-    yield f"{rates[about]:.1f}"
-    for other in ((suite, bucket, mode, method, 1), (suite, bucket, mode, PLAIN, running)):
-        yield f"{rates[about] / rates[other]:.2f}" if other in rates else "-"
+def _line(key: BatchKey, repeats: Sequence[Batch], rates: Mapping[BatchKey, float]) -> Iterator[str]:
+    yield from (suite_name(key.suite), length_name(key.bucket), str(key.running), key.method)
+    yield str(repeats[0].prompts)
+    yield f"{rates[key]:.1f}"
+    for reference in (key._replace(running=1), key._replace(method=PLAIN)):
+        if reference in rates:
+            yield f"{rates[key] / rates[reference]:.2f}"
+        else:
+            yield "-"
     waits = list[float]()
     speeds = list[float]()
+    compared = 0
+    different = 0
     for batch in repeats:
         waits += batch.first_token_seconds
         speeds += batch.tokens_per_second
+        compared += batch.compared
+        different += batch.different
     yield f"{mean(waits):.2f}"
     yield f"{median(speeds):.1f}"
     yield f"{mean(batch.mat for batch in repeats):.2f}"
-    compared = sum(batch.compared for batch in repeats)
-    yield f"{compared - sum(batch.different for batch in repeats)}/{compared}"
+    yield f"{compared - different}/{compared}"

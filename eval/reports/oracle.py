@@ -7,9 +7,10 @@ from pathlib import Path
 
 from longgraft.budget.cost_model import Costs, Points, along, curve
 from longgraft.config.method_roles import PLAIN
-from longgraft.eval.reports.cells import LOSSY, by_prompt, first_repeats, paired, plain_rows, ratios, speed_ratio
+from longgraft.eval.reports.cells import LOSSY, median_ratio, paired, speed_ratio
+from longgraft.eval.reports.groups import by_length, by_method, by_prompt, first_repeats, plain_rows
 from longgraft.eval.reports.run_costs import costs_of_run
-from longgraft.eval.reports.tables import length_name, markdown, number
+from longgraft.eval.reports.tables import length_name, number, section
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Row
 from longgraft.eval.statistics import Mean
@@ -34,30 +35,37 @@ BEYOND = 1.25       # times the longest measured prefix, up to which prices are 
 
 
 def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
-    """Returns the table of one mode: bounds for each length; nothing if no method is paired with plain decoding.
+    """Returns the table of one mode: bounds for each length; nothing without plain decoding's rows.
 
     Args:
         run: The run, from which the prices of passes are taken.
         rows: The measured rows of the mode.
     """
     prices, missing = _prices(run)
-    lines = []
-    for bucket in sorted({row.key.bucket for row in rows}):
-        here = [row for row in rows if row.key.bucket == bucket and row.promise != LOSSY]
-        known = prices is not None and bucket <= BEYOND * max(prices.passes)
-        for name, speeds in bounds(here, prices if known else None):
-            lines.append([length_name(bucket), name, str(len(speeds)), number(Mean.geometric(speeds))])
-    if not lines:
-        return []
     about = ABOUT + missing
+    longest = -1.0      # no length is priced
     if prices is not None:
-        measured = sorted({rows for row in prices.passes.values() for rows in row})
-        about += BY_PRICE.format(rows=", ".join(map(str, measured)))
-    return [f"{about}\n{markdown(['length', 'bound', 'prompts', 'speed-up'], lines)}"]
+        about += BY_PRICE.format(rows=", ".join(map(str, _priced_widths(prices))))
+        longest = BEYOND * max(prices.passes)
+    lines = []
+    lossless = [row for row in rows if row.promise != LOSSY]
+    for length, rows_of_length in by_length(lossless).items():
+        prices_of_length = prices
+        if length > longest:
+            prices_of_length = None
+        for name, speeds in bounds(rows_of_length, prices_of_length):
+            lines.append([length_name(length), name, str(len(speeds)), number(Mean.geometric(speeds))])
+    return section(about, ["length", "bound", "prompts", "speed-up"], lines)
+
+
+def _priced_widths(prices: Costs) -> list[int]:
+    """Returns the numbers of rows of the measured passes, ascending."""
+    widths = set[int]().union(*prices.passes.values())
+    return sorted(widths)
 
 
 def _prices(run: Run) -> tuple[Costs | None, str]:
-    """Returns the prices of passes, or None and the reason: those of the run's file of costs, else of its rows."""
+    """Returns the prices in the run's file of costs, else those of its rows, else None and the reason."""
     file = run.config.get("costs")
     try:
         if file and Path(file).exists():
@@ -75,29 +83,27 @@ def bounds(rows: Sequence[Row], prices: Costs | None) -> list[tuple[str, list[fl
     prompts = max(map(len, speeds.values()))
     compared = [method for method in speeds if len(speeds[method]) == prompts]
     fastest = max(compared, key=lambda method: _mean(speeds[method]))
-    found = [(f"{fastest}, measured", list(speeds[fastest].values())),
+    named = [(f"{fastest}, measured", list(speeds[fastest].values())),
              ("hindsight: the fastest method of each prompt", hindsight(speeds))]
     if prices is not None:
-        once = first_repeats(rows)
-        own = [row for row in once if row.key.method == fastest]
-        plain = [row for row in once if row.key.method == PLAIN]
-        found.append((f"only accepted nodes of {fastest}", [without_waste(row, prices) for row in own]))
-        most = max(max(row) for row in prices.passes.values())
-        width, best = fastest_width(plain, prices, most)
-        found.append((f"no mistake, {width} rows a pass", best))
-    return found
+        rows_by_method = by_method(first_repeats(rows))
+        efficient = [without_waste(row, prices) for row in rows_by_method[fastest]]
+        named.append((f"only accepted nodes of {fastest}", efficient))
+        width, faultless = fastest_width(rows_by_method[PLAIN], prices, _priced_widths(prices)[-1])
+        named.append((f"no mistake, {width} rows a pass", faultless))
+    return named
 
 
 def speeds_by_method(rows: Sequence[Row]) -> dict[str, dict[Prompt, float]]:
-    """Returns the speed-up of each prompt by each method other than plain decoding, paired with plain decoding."""
+    """Returns the speed-up of each prompt by each method other than plain decoding."""
     plain = plain_rows(rows)
     speeds: dict[str, dict[Prompt, float]] = {}
-    for method in dict.fromkeys(row.key.method for row in rows if row.key.method != PLAIN):
-        for repeats in by_prompt(row for row in rows if row.key.method == method):
-            ratio = ratios([paired(repeats, plain)], speed_ratio)
-            if ratio:
+    for method, rows_of_method in by_method(rows).items():
+        for repeats in by_prompt(rows_of_method):
+            pairs = paired(repeats, plain)
+            if pairs and method != PLAIN:
                 key = repeats[0].key
-                speeds.setdefault(method, {})[key.suite, key.prompt_id] = ratio[0]
+                speeds.setdefault(method, {})[key.suite, key.prompt_id] = median_ratio(pairs, speed_ratio)
     return speeds
 
 
@@ -126,13 +132,15 @@ def fastest_width(plain: Sequence[Row], prices: Costs, most: int) -> tuple[int, 
         most: The most rows of a pass.
     """
     curves = [curve(prices.passes, row.prompt_tokens) for row in plain]
-    best, fastest = 1, [1.0] * len(plain)
+    best = 1
+    fastest = [1.0] * len(plain)
     for width in range(2, most + 1):
         speeds = []
         for row, points in zip(plain, curves, strict=True):
             speeds.append(_without_mistake(row.new_tokens - 1, points, width))
         if Mean.geometric(speeds).value > Mean.geometric(fastest).value:
-            best, fastest = width, speeds
+            best = width
+            fastest = speeds
     return best, fastest
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import Any, TypeVar
+
+from longgraft.eval.statistics import Mean
 
 # Okabe and Ito's palette: distinct for colour-blind readers and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = "osD^vPX*"
 HATCHES = ("", "///", "...", "xxx")
+
+Item = TypeVar("Item")
 
 
 def pyplot() -> Any:
@@ -20,15 +26,17 @@ def pyplot() -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "axes.spines.top": False,
-                     "axes.spines.right": False, "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4,
-                     "legend.frameon": False}
+    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "legend.frameon": False,
+                     "axes.spines.top": False, "axes.spines.right": False,
+                     "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4}
     return plt
 
 
-def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
+def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2
+                 ) -> tuple[Any, list[Any]]:
     """Returns a figure and its panels, which share a vertical axis; height, width: inches of each panel."""
-    figure, axes = plt.subplots(1, len(titles), figsize=(width * len(titles), height), sharey=True, squeeze=False)
+    size = (width * len(titles), height)
+    figure, axes = plt.subplots(1, len(titles), figsize=size, sharey=True, squeeze=False)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     return figure, list(axes[0])
@@ -40,12 +48,62 @@ def style_of(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "marker": MARKERS[marker], "markersize": 5}
 
 
+def bars(panel: Any, centres: Sequence[float], means: Sequence[Mean], index: int, **style: Any) -> None:
+    """Draws a bar for each mean, with its interval.
+
+    index: the method's number in the legend; style: more options of matplotlib's `bar`
+    """
+    bottom = style.get("bottom", 0.0)
+    heights = []
+    below = []
+    above = []
+    for mean in means:
+        low, high = mean.interval or (nan, nan)     # not a number: no interval is drawn
+        heights.append(mean.value - bottom)
+        below.append(mean.value - low)
+        above.append(high - mean.value)
+    panel.bar(centres, heights, yerr=[below, above], color=COLOURS[index % len(COLOURS)],
+              hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0, **style)
+
+
+def series(items: Mapping[tuple[str, str], list[Item]], shown: Mapping[str, str], mode: str
+           ) -> Iterator[tuple[str, dict[str, Any], list[Item]]]:
+    """Yields the name in the legend, the style and the items of each method that has any in this mode.
+
+    items: the cells or rows by mode and method
+    """
+    for index, (method, name) in enumerate(shown.items()):
+        if (mode, method) in items:
+            yield name, style_of(index), items[mode, method]
+
+
+def finish(panels: Sequence[Any], label: str, top: float | None = None) -> None:
+    """Labels and limits the vertical axis, and draws the legend."""
+    panels[0].set_ylabel(label)
+    panels[0].set_ylim(0, top)
+    legend(panels)
+
+
 def legend(panels: Sequence[Any]) -> None:
     """Draws one legend for all panels below them: eleven methods beside them would leave no room."""
     named: dict[str, Any] = {}
     for panel in panels:
         for handle, name in zip(*panel.get_legend_handles_labels(), strict=True):
             named.setdefault(name, handle)
+    columns = 5
+    if len(panels) == 1:
+        columns = 3
     if named:
         panels[0].figure.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0),
-                                ncols=min(len(named), 3 if len(panels) == 1 else 5))
+                                ncols=min(len(named), columns))
+
+
+def save(plt: Any, figure: Any, caption: str, path: Path) -> None:
+    """Writes a figure under its caption, without a date, and closes it."""
+    figure.suptitle(caption, fontsize=9, color="#444444")
+    figure.tight_layout()
+    metadata = None
+    if path.suffix == ".svg":
+        metadata = {"Date": None}
+    figure.savefig(path, metadata=metadata, dpi=150, bbox_inches="tight")
+    plt.close(figure)

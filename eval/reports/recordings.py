@@ -9,20 +9,22 @@ from typing import Any
 
 from longgraft.config.new_paths import new_file
 from longgraft.eval.prompts.suites import suite_name
+from longgraft.eval.reports.groups import decodings, grouped
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.plan import Reader
 from longgraft.eval.runs.rows import Row
 
 
 def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str, str]]:
-    """Returns {_id, suite, continuation, model} of every answer; if there are several lengths, the longest one's."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+    """Returns {_id, suite, continuation, model} of every answer; of several lengths, the longest one's."""
+    answers: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: row.key.bucket):
         text = tokenizer.decode(row.token_ids, skip_special_tokens=True)
         if text:        # an answer that ended at once cannot be replayed
-            suite, prompt = suite_name(row.key.suite), row.key.prompt_id
-            found[suite, prompt] = {"_id": prompt, "suite": suite, "continuation": text, "model": model}
-    return list(found.values())
+            suite = suite_name(row.key.suite)
+            prompt = row.key.prompt_id
+            answers[suite, prompt] = {"_id": prompt, "suite": suite, "continuation": text, "model": model}
+    return list(answers.values())
 
 
 def write(folder: Path, out: Path, mode: str, method: str) -> int:
@@ -33,12 +35,15 @@ def write(folder: Path, out: Path, mode: str, method: str) -> int:
     """
     new_file(out)
     run = Run.read(folder)
-    rows = [row for row in run.rows if isinstance(row, Row) and row.key.repeat == 0]
-    mine = [row for row in rows if (row.key.mode, row.key.method) == (mode, method)]
-    if not mine:
-        has = ", ".join(sorted({f"{row.key.method} {row.key.mode}" for row in rows})) or "no answers"
-        raise ValueError(f"{folder} has no answers of {method}, {mode}. It has: {has}.")
-    found = recordings(mine, Reader.open(run.config.get("model")).tokenizer, run.environment["target"])
+    rows = [row for row in decodings(run.rows) if row.key.repeat == 0]
+    groups = grouped(rows, lambda row: f"{row.key.method} {row.key.mode}")
+    rows_of_method = groups.get(f"{method} {mode}")
+    if rows_of_method is None:
+        present = ", ".join(sorted(groups)) or "no answers"
+        raise ValueError(f"{folder} has no answers of {method}, {mode}. It has: {present}.")
+    tokenizer = Reader.open(run.config.get("model")).tokenizer
+    answers = recordings(rows_of_method, tokenizer, run.environment["target"])
     with open(out, "x", encoding="utf-8") as file:
-        file.writelines(json.dumps(answer, ensure_ascii=False) + "\n" for answer in found)
-    return len(found)
+        for answer in answers:
+            file.write(json.dumps(answer, ensure_ascii=False) + "\n")
+    return len(answers)

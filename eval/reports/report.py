@@ -6,30 +6,30 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
-from longgraft.eval.reports.cells import TableCell, cells, check_of, first_repeats, measured
+from longgraft.eval.reports import groups
+from longgraft.eval.reports.cells import TableCell, cells, check_of
 from longgraft.eval.reports.concurrency import concurrency_table
 from longgraft.eval.reports.estimates import COLUMNS as ESTIMATE_COLUMNS
 from longgraft.eval.reports.estimates import lines_of, match_table
 from longgraft.eval.reports.oracle import oracle_tables
 from longgraft.eval.reports.overview import disturbances, lead, main_table, suite_overview
 from longgraft.eval.reports.steps import STEP_COLUMNS, acceptance_table, lines_of_steps, time_table
-from longgraft.eval.reports.tables import KINDS, length_name, lossless_level, suite_table
+from longgraft.eval.reports.tables import KINDS, length_name, listed, lossless_level, spread, suite_table
 from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
-COLUMNS = ("mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high",
-           "mat_pooled", "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low",
-           "speedup_high", "prefill_seconds", "answer_seconds", "end_to_end", "end_to_end_low", "end_to_end_high",
-           "promise", "lossless", "speedup_median", "speedup_worst", "speedup_best", "tokens_per_step",
-           *(f"{kind}_steps" for kind in KINDS), "step_cost", "draft_forwards", "own_passes", "answers")
+COLUMNS = (
+    "mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high", "mat_pooled",
+    "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low", "speedup_high",
+    "prefill_seconds", "answer_seconds", "end_to_end", "end_to_end_low", "end_to_end_high", "promise", "lossless",
+    "speedup_median", "speedup_worst", "speedup_best", "tokens_per_step", *(f"{kind}_steps" for kind in KINDS),
+    "step_cost", "draft_forwards", "own_passes", "answers")
 SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts")
-LISTED = 20     # most divergences, and most failures, that are listed
 
 DEFINITIONS = """
 - Speed-up: tokens per second over plain decoding's of the same prompt and repeat, decoding alone, after one shared
@@ -54,28 +54,25 @@ TURNS = """
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
               "A replay cannot diverge: losslessness is checked on a second answer, which is drawn.",
-    "sampled": "The target's own draws. Decoders that are not ours draw other random numbers: they are measured "
-               "greedily alone.",
-    "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers that loop."}
+    "sampled": "The target's own draws. Decoders that are not ours draw other random numbers: they are "
+               "measured greedily alone.",
+    "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers "
+              "that loop."}
 
 
 def write(folder: Path) -> None:
     """Writes the report into a sweep's folder."""
     run = Run.read(folder)
-    good, dtype = measured(run.rows), run.environment["dtype"]
+    good = groups.measured(run.rows)
     (folder / "summary.md").write_text(summary(run), encoding="utf-8")
-    found = cells(run.rows)
-    lines = [[*_line(cell, dtype), "all"] for cell in found]
-    if any(cell.loops for cell in found):
-        without = cells(run.rows, with_loops=False)
-        lines += [[*_line(cell, dtype), "without those that loop"] for cell in without]
-    _csv(folder / "summary.csv", COLUMNS, lines)
+    _csv(folder / "summary.csv", COLUMNS, _lines_of_cells(run))
     _csv(folder / "steps.csv", STEP_COLUMNS, lines_of_steps(good, run))
     estimates = list(lines_of(good))
     if estimates:
         _csv(folder / "estimates.csv", ESTIMATE_COLUMNS, estimates)
-    if any(row.score for row in good):
-        _csv(folder / "scores.csv", SCORE_COLUMNS, _scores(good))
+    scores = list(_lines_of_scores(good))
+    if scores:
+        _csv(folder / "scores.csv", SCORE_COLUMNS, scores)
 
 
 def _csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
@@ -86,19 +83,19 @@ def _csv(path: Path, columns: Sequence[str], lines: Iterable[Sequence[Any]]) -> 
 
 
 def summary(run: Run) -> str:
-    """Returns the text of summary.md: how much faster, how sure and exact or not, then how it was measured, then the
-    details."""
+    """Returns the text of summary.md: the answer, then how it was measured, then the details."""
     out = [f"# {run.environment['target']}: speed-up over plain decoding"]
     details: list[str] = []
-    modes = dict.fromkeys([*(row.key.mode for row in run.rows), *run.config.get("modes", ())])
-    for mode in modes:
-        rows = [row for row in run.rows if row.key.mode == mode]
+    rows_by_mode: dict[str, list[Result]] = groups.by_mode(run.rows)
+    for mode in run.config.get("modes", ()):
+        rows_by_mode.setdefault(mode, [])
+    for mode, rows in rows_by_mode.items():
         out += _first_tables(run, mode, rows)
         if rows:
             details += _details(run, mode, rows)
-    failed = [row for row in run.rows if isinstance(row, Failure)]
+    failed = groups.failures(run.rows)
     if failed:
-        out += ["\n## Failures\n", *_listed(_by_error(failed))]
+        out += ["\n## Failures\n", *listed(_by_error(failed), "- ")]
     out += ["\n## How it was measured\n", " ".join([_provenance(run), *disturbances(run.rows)]), DEFINITIONS]
     if any(row.turn > 1 for row in run.rows):
         out.append(TURNS)
@@ -108,22 +105,23 @@ def summary(run: Run) -> str:
 def _first_tables(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
     yield f"\n## Mode: {mode}\n"
     if rows:
-        found = cells(rows)
-        yield from lead(found, run.default)
-        yield main_table(found, run.environment["dtype"])
-        yield from suite_overview(found, run.default)
+        table_cells = cells(rows)
+        yield from lead(table_cells, run.default)
+        yield main_table(table_cells, run.environment["dtype"])
+        yield from suite_overview(table_cells, run.default)
     gaps = _gaps(run.config, rows)
     if gaps:
         yield f"\nNo prompt measured: {gaps}."
 
 
 def _details(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
-    found, good = cells(rows), measured(rows)
     yield f"\n## Details: {mode}\n\n{MODE_NOTES.get(mode, '')}"
-    if any(cell.loops for cell in found):
+    table_cells = cells(rows)
+    if any(cell.loops for cell in table_cells):
         without = cells(rows, with_loops=False)
         yield f"\n### Without answers that loop\n\n{main_table(without, run.environment['dtype'])}"
-    yield from suite_table(found)
+    yield from suite_table(table_cells)
+    good = groups.measured(rows)
     yield from acceptance_table(good)
     yield from time_table(good, run.times_parts)
     yield from oracle_tables(run, good)
@@ -133,33 +131,42 @@ def _details(run: Run, mode: str, rows: Sequence[Result]) -> Iterator[str]:
 
 
 def _provenance(run: Run) -> str:
-    e, c = run.environment, run.config
-    repeats = Counter((row.key.suite, row.key.bucket, row.key.prompt_id, row.key.mode, row.key.method)
-                      for row in run.rows)
-    fewest, most = min(repeats.values(), default=0), max(repeats.values(), default=0)
-    times = str(most) if fewest == most else f"{fewest} to {most}"
-    changed = ", with uncommitted changes" if e.get("changed") else ""
-    return (f"{e['target']}, {numbers(e)}, attention {e['attention']}, on {e['device']} with {e['threads']} threads; "
-            f"torch {e['torch']}, transformers {e['transformers']}; git {e['git'][:12]}{changed}. "
-            f"At most {c['max_new_tokens']} new tokens, {times} repeats, seed {c['seed']}, temperature "
-            f"{c['temperature']} where sampled.")
+    environment = run.environment
+    config = run.config
+    repeats = Counter(row.key._replace(repeat=0) for row in run.rows)
+    fewest = min(repeats.values(), default=0)
+    most = max(repeats.values(), default=0)
+    times = f"{fewest} to {most}"
+    if fewest == most:
+        times = str(most)
+    git = environment["git"][:12]
+    if environment.get("changed"):
+        git += ", with uncommitted changes"
+    return (f"{environment['target']}, {numbers(environment)}, attention {environment['attention']}, on "
+            f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, "
+            f"transformers {environment['transformers']}; git {git}. "
+            f"At most {config['max_new_tokens']} new tokens, {times} repeats, seed {config['seed']}, "
+            f"temperature {config['temperature']} where sampled.")
 
 
 def _learned(rows: Sequence[Result]) -> Iterator[str]:
     """Yields notes on methods that keep what they learnt on earlier prompts."""
-    for method in dict.fromkeys(row.key.method for row in rows):
-        before = [row.learned_from for row in rows if isinstance(row, Row) and row.key.method == method
-                  and row.learned_from is not None]
+    for method, rows_of_method in groups.by_method(rows).items():
+        before = []
+        for row in groups.decodings(rows_of_method):
+            if row.learned_from is not None:
+                before.append(row.learned_from)
         if before:
-            yield (f"- `{method}` learns over the run: its prompts began with what it had learnt from {min(before)} to "
-                   f"{max(before)} others of their mode, suite and length. A prompt's repeats began alike.")
+            yield (f"- `{method}` learns over the run: its prompts began with what it had learnt from "
+                   f"{min(before)} to {max(before)} others of their mode, suite and length. "
+                   "A prompt's repeats began alike.")
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:
     """Returns the requested lengths and suites without any row, as "64K (lcc, qmsum)"."""
     if "lengths" not in config:
         return ""
-    measured_at = {(row.key.suite, row.key.bucket) for row in rows}
+    measured_at = groups.grouped(rows, lambda row: (row.key.suite, row.key.bucket))
     gaps = []
     for length in config["lengths"] or (WHOLE,):
         suites = [suite_name(suite) for suite in config["suites"] if (suite, length) not in measured_at]
@@ -170,27 +177,28 @@ def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:
 
 def _divergences(rows: Sequence[Result]) -> list[str]:
     """Lists answers of methods that promise plain decoding's tokens and have other tokens."""
-    answers = {row.key: row for row in rows if isinstance(row, Row)}
-    found = []
-    for row in first_repeats(answers.values()):
-        check = check_of(row, answers)
+    lines = []
+    plain = groups.plain_rows(rows)
+    for row in groups.first_repeats(groups.decodings(rows)):
+        check = check_of(row, plain)
         if check is None or check.first_divergence is None or not check.held(row.promise, row.key.mode):
             continue
         line = f"{_named(row.key)}: differs from token {check.first_divergence} on"
         if check.margin is not None:
             line += f", margin {check.margin:.4f}"
-        found.append(line)
-    return ["", *_listed(found)] if found else []
+        lines.append(line)
+    if not lines:
+        return []
+    return ["", *listed(lines, "- ")]
 
 
 def _by_error(failed: Sequence[Failure]) -> list[str]:
     """Returns a line for each error of a method, with its decoding, or the number of decodings."""
-    found: dict[tuple[str, str], list[Key]] = {}
-    for row in failed:
-        found.setdefault((row.key.method, row.error), []).append(row.key)
     lines = []
-    for (method, error), keys in found.items():
-        where = _named(keys[0]) if len(keys) == 1 else f"{method}, {len(keys)} decodings"
+    for (method, error), alike in groups.grouped(failed, lambda row: (row.key.method, row.error)).items():
+        where = f"{method}, {len(alike)} decodings"
+        if len(alike) == 1:
+            where = _named(alike[0].key)
         lines.append(f"{where}: {error}")
     return lines
 
@@ -199,33 +207,40 @@ def _named(key: Key) -> str:
     return f"{suite_name(key.suite)} {length_name(key.bucket)} {key.prompt_id}, {key.method}, {key.mode}"
 
 
-def _listed(lines: Sequence[str]) -> list[str]:
-    more = [f"- and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-    return [f"- {line}" for line in lines[:LISTED]] + more
+def _lines_of_cells(run: Run) -> Iterator[list[Any]]:
+    """Yields the rows of summary.csv."""
+    dtype = run.environment["dtype"]
+    table_cells = cells(run.rows)
+    for cell in table_cells:
+        yield [*_line(cell, dtype), "all"]
+    if any(cell.loops for cell in table_cells):
+        for cell in cells(run.rows, with_loops=False):
+            yield [*_line(cell, dtype), "without those that loop"]
 
 
 def _line(cell: TableCell, dtype: str) -> list[Any]:
-    """Returns a row of summary.csv."""
-    speeds: tuple[float | None, ...] = (None,) * 3
-    if cell.speedups:
-        speeds = median(cell.speedups), cell.speedups[0], cell.speedups[-1]
-    return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures, *_ends(cell.mat),
-            cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup), cell.prefill_seconds,
-            cell.answer_seconds, *_ends(cell.end_to_end), cell.promise, lossless_level([cell], dtype), *speeds,
-            cell.tokens_per_step, *(cell.kinds.get(kind) for kind in KINDS), cell.step_cost,
-            cell.forwards.get("draft"), cell.forwards.get("own")]
+    return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures,
+            *_ends(cell.mat), cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup),
+            cell.prefill_seconds, cell.answer_seconds, *_ends(cell.end_to_end), cell.promise,
+            lossless_level(cell, dtype), *spread(cell), cell.tokens_per_step, *map(cell.kinds.get, KINDS),
+            cell.step_cost, cell.forwards.get("draft"), cell.forwards.get("own")]
 
 
-def _ends(mean: Mean | None) -> tuple[float | None, ...]:
-    return (None,) * 3 if mean is None else (mean.value, *(mean.interval or (None, None)))
+def _ends(mean: Mean | None) -> tuple[float | None, float | None, float | None]:
+    """Returns a mean and the ends of its interval."""
+    if mean is None:
+        return None, None, None
+    low, high = mean.interval or (None, None)
+    return mean.value, low, high
 
 
-def _scores(rows: Sequence[Row]) -> Iterator[list[Any]]:
+def _lines_of_scores(rows: Sequence[Row]) -> Iterator[list[Any]]:
     """Yields LongBench's scores per method; those of a lossless method are plain decoding's."""
     values: dict[tuple, list[float]] = {}
     for row in rows:
         if row.score:
-            about = row.key.mode, row.key.suite, row.key.bucket, row.score[0], row.key.method
-            values.setdefault(about, []).append(row.score[1])
-    for about, mine in values.items():
-        yield [*about, sum(mine) / len(mine), len(mine)]
+            metric, score = row.score
+            about = (row.key.mode, row.key.suite, row.key.bucket, metric, row.key.method)
+            values.setdefault(about, []).append(score)
+    for about, scores in values.items():
+        yield [*about, sum(scores) / len(scores), len(scores)]

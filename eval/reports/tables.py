@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import lt
 from statistics import median
 
-from longgraft.comparison.levels import EPSILON, Check, level
+from longgraft.comparison.levels import EPSILON, level
 from longgraft.config.method_roles import PLAIN
 from longgraft.eval.prompts.buckets import WHOLE
 from longgraft.eval.prompts.suites import suite_name
@@ -13,6 +14,7 @@ from longgraft.eval.reports.cells import ALL, LOSSY, TableCell
 from longgraft.eval.statistics import Mean
 
 KINDS = ("plain", "memory", "draft")
+LISTED = 20     # most divergences, failures and differing rows that are listed
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -21,46 +23,68 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
 
 
+def section(title: str, head: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Returns a titled table in Markdown; nothing if it has no lines."""
+    if not lines:
+        return []
+    return [f"{title}\n{markdown(head, lines)}"]
+
+
+def listed(lines: Sequence[str], prefix: str) -> list[str]:
+    """Returns the first LISTED lines behind a prefix, and the number of the others."""
+    shown = [f"{prefix}{line}" for line in lines[:LISTED]]
+    if len(lines) > LISTED:
+        shown.append(f"{prefix}and {len(lines) - LISTED} more")
+    return shown
+
+
 def length_name(length: int) -> str:
     """Returns a length's name in tables: 4K, 7.5K, whole."""
     if length == WHOLE:
         return "whole"
-    return f"{length / 1024:g}K" if length % 512 == 0 else str(length)
-
-
-def method_name(cell: TableCell) -> str:
-    """Returns a method's name in tables; a lossy one is marked."""
-    return f"{cell.method} (LOSSY)" if cell.promise == LOSSY else cell.method
-
-
-def lossy_last(found: Sequence[TableCell]) -> list[TableCell]:
-    """Returns the cells with those of lossy methods at the end."""
-    return sorted(found, key=lambda cell: cell.promise == LOSSY)
+    if length % 512:
+        return str(length)
+    return f"{length / 1024:g}K"
 
 
 def number(value: float | Mean | None, spec: str = ".2f") -> str:
     """Returns a number for a table, with its interval if it has one; "-" without a number."""
-    return "-" if value is None else format(value, spec)
+    if value is None:
+        return "-"
+    return format(value, spec)
 
 
-def suite_table(found: Sequence[TableCell]) -> list[str]:
-    """Returns the table of one mode with a line for each suite, length and method: spread over prompts, and steps."""
+def prompt_count(count: int) -> str:
+    """Returns "1 prompt" or "2 prompts"."""
+    if count == 1:
+        return "1 prompt"
+    return f"{count} prompts"
+
+
+def suite_table(cells: Sequence[TableCell]) -> list[str]:
+    """Returns the table of one mode with a line for each suite, length and method: spread, and steps."""
     head = ("suite", "length", "method", "prompts", "that loop", "median speed-up", "worst", "best", "MAT",
             "over all steps", f"steps: {' / '.join(KINDS)}", "step", "draft forwards", "own passes")
-    shown = [cell for cell in found if cell.prompts and cell.suite != ALL]
-    shown.sort(key=lambda cell: (cell.suite, cell.bucket, cell.promise == LOSSY))
-    lines = [_suite_line(cell) for cell in shown if cell.method != PLAIN]
-    return [f"\n### By suite: spread over prompts, and steps\n\n{markdown(head, lines)}"] if lines else []
+    lines = []
+    for cell in sorted(cells, key=lambda cell: (cell.suite, cell.bucket, cell.promise == LOSSY)):
+        if cell.prompts and cell.suite != ALL and cell.method != PLAIN:
+            lines.append(_suite_line(cell))
+    return section("\n### By suite: spread over prompts, and steps\n", head, lines)
 
 
 def _suite_line(cell: TableCell) -> list[str]:
-    worst, middle, best = None, None, None
-    if cell.speedups:
-        worst, middle, best = cell.speedups[0], median(cell.speedups), cell.speedups[-1]
-    return [suite_name(cell.suite), length_name(cell.bucket), method_name(cell), str(cell.prompts), str(cell.loops),
+    middle, worst, best = spread(cell)
+    return [suite_name(cell.suite), length_name(cell.bucket), cell.label, str(cell.prompts), str(cell.loops),
             number(middle), number(worst), number(best), number(cell.mat), number(cell.mat_pooled),
             _shares_of_steps(cell), number(cell.step_cost), number(cell.forwards.get("draft")),
             number(cell.forwards.get("own"))]
+
+
+def spread(cell: TableCell) -> tuple[float | None, float | None, float | None]:
+    """Returns the median, lowest and highest speed-up of a prompt; None without any."""
+    if not cell.speedups:
+        return None, None, None
+    return median(cell.speedups), cell.speedups[0], cell.speedups[-1]
 
 
 def _shares_of_steps(cell: TableCell) -> str:
@@ -70,25 +94,23 @@ def _shares_of_steps(cell: TableCell) -> str:
     return " / ".join(f"{cell.kinds.get(kind, 0) / steps:.0%}" for kind in KINDS)
 
 
-def lossless_level(found: Sequence[TableCell], dtype: str) -> str:
+def lossless_level(cell: TableCell, dtype: str) -> str:
     """Describes the losslessness of one method in one mode.
 
     It is the level that `longgraft verify` would name, and how many answers and tokens were compared.
     """
-    promise, mode = found[0].promise, found[0].mode
-    checks = [check for cell in found for check in cell.checks]
-    if promise == LOSSY:
+    checks = cell.checks
+    if cell.promise == LOSSY:
         return "lossy: not compared"
     if not checks:
         return "-"
-    parted = [check for check in checks if check.first_divergence is not None]
+    parted = cell.parted
     reached = level(checks, dtype)
     if not parted:
-        lengths = [length for cell in found for length in cell.lengths]
-        return f"{reached}: identical ({len(checks)}/{len(checks)}, {_compared(checks, lengths)})"
+        return f"{reached}: identical ({len(checks)}/{len(checks)}, {_compared_tokens(cell)})"
     differ = f"{len(parted)}/{len(checks)} differ"
-    if not any(check.held(promise, mode) for check in parted):
-        return f"{promise}: {differ}, as they may"
+    if not any(check.held(cell.promise, cell.mode) for check in parted):
+        return f"{cell.promise}: {differ}, as they may"
     margins = [check.margin for check in parted if check.margin is not None]
     if len(margins) < len(parted):      # of draws, a margin says nothing
         return f"{reached}: {differ}"
@@ -97,9 +119,13 @@ def lossless_level(found: Sequence[TableCell], dtype: str) -> str:
     return f"{reached}: {differ}, margin up to {max(margins):.2f}"
 
 
-def _compared(checks: Sequence[Check], lengths: Sequence[int]) -> str:
-    """Describes how many tokens of answers of these lengths were compared, at least and at most."""
-    least, most = min(check.tokens for check in checks), max(check.tokens for check in checks)
-    if any(check.tokens < length for check, length in zip(checks, lengths, strict=True)):
-        return f"the first {least} of up to {max(lengths)} tokens"
-    return f"all {least} tokens" if least == most else f"all {least} to {most} tokens"
+def _compared_tokens(cell: TableCell) -> str:
+    """Describes how many tokens of the answers were compared, at least and at most."""
+    compared = [check.tokens for check in cell.checks]
+    least = min(compared)
+    most = max(compared)
+    if any(map(lt, compared, cell.lengths)):
+        return f"the first {least} of up to {max(cell.lengths)} tokens"
+    if least == most:
+        return f"all {least} tokens"
+    return f"all {least} to {most} tokens"
