@@ -17,7 +17,6 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import STDIN, read_source
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
-from longgraft.completion.snippets import LINE_END
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Pair, SamplingSettings, Settings
 
@@ -120,10 +119,13 @@ def shown(completion: Completion) -> str:
     edit = completion.edit
     if edit is None:
         return completion.text
-    before = list(StringIO(LINE_END.sub("\n", completion.cursor.before + completion.cursor.after)))
-    after = [*before[:edit.first_line - 1], *StringIO(edit.text), *before[edit.last_line:]]
+    cursor = completion.cursor
+    before = list(StringIO(cursor.bom + cursor.text))      # git's lines end at \n only
+    after = list(StringIO(cursor.bom + edit.applied(cursor.text)))
+    # A tab ends a name with blanks, which `patch` would cut off there.
+    mark = "\t" if " " in edit.path else ""
     lines = []
-    for line in unified_diff(before, after, f"a/{edit.path}", f"b/{edit.path}"):
+    for line in unified_diff(before, after, f"a/{edit.path}{mark}", f"b/{edit.path}{mark}"):
         lines.append(line if line.endswith("\n") else f"{line}\n{UNENDED}\n")
     return "".join(lines).removesuffix("\n")
 

@@ -147,6 +147,7 @@ class Completer:
         edit = rewrite.edit(text.text, ended)
         text_of_edit = ""
         if edit is not None:
+            edit = edit.in_file(cursor.text)
             text_of_edit = edit.text
         return replace(completion, text=text_of_edit, edit=edit)
 

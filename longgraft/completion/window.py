@@ -7,9 +7,9 @@ differ.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from longgraft.completion.snippets import Cursor, common
+from longgraft.completion.snippets import LINE_END, Cursor, common
 
 REACH = 10          # lines above and below the cursor's, with which Sweep's models were trained
 REJOINED = 2        # lines of the window, not all blank, after which an edit is taken to be complete
@@ -25,13 +25,34 @@ class Edit:
         path: The file's path from the repository's root.
         first_line: The first line that is replaced, from 1.
         last_line: The last one; `first_line - 1` if the text is inserted before `first_line`.
-        text: Whole lines with their ends; "" if the lines are deleted.
+        text: Whole lines with their ends; "" if the lines are deleted.  The last line has no end if the file
+            ends with it and had no end there before.
     """
 
     path: str
     first_line: int
     last_line: int
     text: str
+
+    def applied(self, text: str) -> str:
+        """Returns a file's text after the edit."""
+        starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
+        return text[:starts[self.first_line - 1]] + self.text + text[starts[self.last_line]:]
+
+    def in_file(self, text: str) -> Edit:
+        """Returns an edit whose lines end with \\n as one of this file, with the line ends that it has there."""
+        lines = LINE_END.split(text)
+        ends = LINE_END.findall(text)
+        edit = self
+        if lines[-1] and self.last_line >= len(lines):      # the file's last line, which has no end
+            new = self.text
+            if self.first_line > len(lines):
+                new = f"{lines[-1]}\n{new}"
+            edit = replace(self, first_line=min(self.first_line, len(lines)), text=new.removesuffix("\n"))
+        if not ends:
+            return edit
+        end = ends[min(self.first_line, len(ends)) - 1]
+        return replace(edit, text=edit.text.replace("\n", end))
 
 
 @dataclass(frozen=True)

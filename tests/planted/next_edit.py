@@ -13,4 +13,10 @@ MUTATIONS = (
     Mutation("a rewrite that was cut off is an edit", "RewriteEnding.edit", 'if reason in ("eos", "stop"):', "if True:", "test_next_edit.py::test_a_rewrite_that_a_limit_cuts_off_is_no_edit"),
     Mutation("an edit is complete at a place that occurs twice", "Window.rejoined", "if len(places) != 1:", "if not places:", "test_next_edit.py::test_lines_that_occur_twice_after_a_change_do_not_complete_an_edit"),
     Mutation("lines after the window are added to it", "Window.edit", "for lines in (new, self._without_following(new))", "for lines in (new,)", "test_next_edit.py::test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it"),
+    Mutation("a file from Windows gets other line ends", "Completer.complete", "edit = edit.in_file(cursor.text)", "pass", "test_next_edit.py::test_the_edit_of_a_file_from_windows_has_its_line_ends"),
+    Mutation("new lines have the ends of the file's first line", "Edit.in_file", "end = ends[min(self.first_line, len(ends)) - 1]", "end = ends[0]", "test_next_edit.py::test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces"),
+    Mutation("lines after a last line without an end join it", "Edit.in_file", "if self.first_line > len(lines):", "if False:", "test_next_edit.py::test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces"),
+    Mutation("a file without a last line end gets one", "Edit.in_file", 'text=new.removesuffix("\\n")', "text=new", "test_next_edit.py::test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces"),
+    Mutation("a diff leaves out the byte order mark", "complete:shown", "before = list(StringIO(cursor.bom + cursor.text))", "before = list(StringIO(cursor.text))", "test_next_edit.py::test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends"),
+    Mutation("a diff's name with blanks ends at the first", "complete:shown", 'mark = "\\t" if " " in edit.path else ""', 'mark = ""', "test_next_edit.py::test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends"),
 )
