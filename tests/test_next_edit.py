@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import shutil
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -16,12 +14,10 @@ from toys.gguf_files import write_gguf
 from toys.served import asking
 
 import longgraft
-from longgraft.cli.complete import shown
 from longgraft.completion.changes import before_last_change, changes_of
-from longgraft.completion.cursor import locate
 from longgraft.completion.prompt.next_edit import current_window
-from longgraft.completion.snippets import LINE_END, Cursor
-from longgraft.completion.window import Edit, RewriteEnding, Window, without_empty
+from longgraft.completion.snippets import Cursor
+from longgraft.completion.window import Edit, RewriteEnding, Window
 from longgraft.models.catalogue import CATALOGUE
 
 BEFORE = """from shapes import area
@@ -156,12 +152,14 @@ def test_a_keystroke_reads_at_most_its_change_and_the_windows_anew(repo):
     assert read[0] > 900 and max(read[1:]) <= most
 
 
-def test_changes_are_read_from_a_diff_and_secrets_are_left_out():
-    two = DIFF + "--- a/old.py\n+++ /dev/null\n@@ -3,2 +2,0 @@\n-x\n-y\n\\ No newline at end of file\n"
-    first, second = changes_of(two + DIFF.replace("main.py", ".env") + DIFF.replace("Hello!", "AKIA" + "A1B2" * 4))
-    assert (first.path, first.line, first.new_lines) == ("main.py", 3, ("def greet(name):",))
-    assert (second.path, second.before, second.after, second.line) == ("old.py", ("x", "y"), (), 3)
-    assert changes_of(" \n") == ()
+def test_changes_of_a_git_repository_are_found_from_a_root_within_it(repo):
+    (repo / ".git").mkdir()
+    (repo / "inner").mkdir()
+    (repo / "main.py").rename(repo / "inner/main.py")
+    diff = DIFF.replace("main.py", "inner/main.py")
+    for changes in (diff, DIFF):
+        found = suggested(repo / "inner", REWRITTEN, changes=changes)
+        assert toy(True)[1].decode(found.prompt.ids).endswith(CHANGE + BLOCK)
 
 
 def shown_for(repo, changes: str, tokens: int = 8192) -> str:
@@ -180,13 +178,6 @@ def test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit(repo):
     long = "@@ -0,0 +1,100 @@\n" + "".join(f"+line{n}\n" for n in range(100))
     cut = shown_for(repo, f"+++ b/b.py\n{long}")
     assert "line19\n...\nline81\n" in cut and "line20" not in cut and "line99" in cut
-
-
-@pytest.mark.parametrize(("diff", "said"), [("x = 1", "have no hunk"), ("@@ -1,3 +1,3 @@\n a\n", "not complete"),
-                                            ("@@ -1 +1 @@\n?a\n", "not complete")])
-def test_a_text_that_is_no_diff_is_refused(diff, said):
-    with pytest.raises(ValueError, match=said):
-        changes_of(diff)
 
 
 def test_the_window_before_is_that_of_the_last_change_within_it():
@@ -274,52 +265,6 @@ def test_the_command_prints_a_diff(repo, saved, capsys, monkeypatch):
     monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(NOW))
     code, out, err = run(capsys, monkeypatch, *asked)
     assert (code, out) == (0, "\n") and "no edit: the model would change nothing" in err
-
-
-FILES = {
-    "windows": "a\r\nb\r\nc\r\n", "old-mac": "a\rb\rc\r", "unended": "a\nb\nc", "indented": "a\r\nb\r\n    ",
-    "marked": "\ufeffa\nb\nc\n", "empty": "", "blank": "\n\n", "blank-end": "a\nb\nc\n\n\n",
-    "two words": "a\nb\nc\n", "\u00fc": "\u00e9\n\U0001f600\nc \t\n"}
-
-
-@pytest.fixture(scope="module")
-def completion(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("completed")
-    (folder / "main.py").write_text(NOW)
-    return suggested(folder, "x", max_new_tokens=1)
-
-
-@pytest.mark.skipif(None in map(shutil.which, ("git", "patch")), reason="git or patch is not installed")
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("rewrite", [
-    lambda lines: [*lines, "new", "newer"], lambda lines: ["new", *lines],
-    lambda lines: without_empty(lines)[:-1] or ["new"],
-    lambda lines: [*lines[:1], "new", *lines[2:]], lambda lines: [*map(str.rstrip, lines), "x"]])
-def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends(name, rewrite, tmp_path,
-                                                                                     completion):
-    file = tmp_path / f"{name}.py"
-    before = FILES[name].encode()
-    file.write_bytes(before)
-    cursor = locate(tmp_path, file.name, 1)
-    wanted = rewrite(LINE_END.sub("\n", cursor.text).removesuffix("\n").split("\n"))
-    window = Window.around(replace(cursor, before="", after=LINE_END.sub("\n", cursor.text)))
-    edit = window.edit("\n".join(wanted)).in_file(cursor.text)
-    diff = shown(replace(completion, cursor=cursor, edit=edit)) + "\n"
-    for command in (["git", "apply", "-"], ["patch", "-p1", "-s"]):
-        file.write_bytes(before)
-        subprocess.run(command, cwd=tmp_path, check=True, input=diff.encode())
-        after = file.read_bytes().decode()
-        assert without_empty(LINE_END.split(after.removeprefix("\ufeff"))) == without_empty(wanted)
-        assert set(LINE_END.findall(after)) <= set(LINE_END.findall(FILES[name]) or ["\n"])
-        assert after == cursor.bom + edit.applied(cursor.text)
-
-
-@pytest.mark.parametrize(("text", "edit", "wanted"), [
-    ("a\r\nb", (3, 2, "c\n"), (2, 2, "b\r\nc")), ("a\r\nb", (2, 2, "c\n"), (2, 2, "c")),
-    ("a\r\nb", (1, 1, "c\n"), (1, 1, "c\r\n")), ("a\nb\r\nc\n", (2, 2, "x\ny\n"), (2, 2, "x\r\ny\r\n")),
-    ("a\nb", (2, 2, ""), (2, 2, "")), ("", (1, 0, "x\n"), (1, 0, "x\n")), ("a\n", (2, 1, "x\n"), (2, 1, "x\n"))])
-def test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces(text, edit, wanted):
-    assert Edit("a.py", *edit).in_file(text) == Edit("a.py", *wanted)
 
 
 def answering(says: str):

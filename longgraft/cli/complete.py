@@ -59,12 +59,12 @@ class CursorOptions(Checked):
 
     def cursor(self) -> Cursor:
         """Returns the cursor in the file; raises ValueError if there is no such place."""
-        from longgraft.completion.changes import changes_of
+        from longgraft.completion.changes import changes_of, from_root
         from longgraft.completion.cursor import locate
 
         assert self.line is not None
         text = None if self.text is None else read_source(self.text)
-        changes = () if self.changes is None else changes_of(read_source(self.changes))
+        changes = () if self.changes is None else from_root(self.root, changes_of(read_source(self.changes)))
         return replace(locate(self.root, self.file, self.line, self.column, text), changes=changes)
 
 

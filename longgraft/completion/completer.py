@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
-from longgraft.completion.changes import changes_of
+from longgraft.completion.changes import changes_of, from_root
 from longgraft.completion.cursor import locate
 from longgraft.completion.options import LEAST, NEXT_EDIT, CompletionOptions
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
@@ -327,7 +327,7 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     SamplingDefaults().sampling(draw)       # checked before a model is loaded
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
-    cursor = replace(locate(repo, file, line, column, text), changes=changes_of(changes))
+    cursor = replace(locate(repo, file, line, column, text), changes=from_root(Path(repo), changes_of(changes)))
     if session is not None and options:
         raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is "
                          "loaded.")

@@ -6,7 +6,6 @@ MUTATIONS = (
     Mutation("the window before is the window now", "before_last_change", "return (*lines[:start], *change.old_lines, *lines[end:])", "return tuple(lines)", "test_next_edit.py::test_the_prompt_has_sweeps_layout"),
     Mutation("changes are laid out from the last to the first", "NextEditLayout._changes", "reversed(blocks)", "blocks", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
     Mutation("the middle of a long change is shown", "next_edit:_shortened", "if len(lines) > CHANGE_LINES:", "if False:", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
-    Mutation("changes of secret files are shown", "changes_of", "if not secret_path(change.path)", "if True", "test_next_edit.py::test_changes_are_read_from_a_diff_and_secrets_are_left_out"),
     Mutation("a next edit has no prediction", "NextEditLayout.lay_out", 'prediction=(self.coder.encode("\\n".join(window.lines)),)', "prediction=()", "test_next_edit.py::test_the_current_window_is_a_prediction"),
     Mutation("an editor's window is no prediction", "prompts:plain_prompt", "if window is None:", "if True:", "test_next_edit.py::test_zed_gets_the_models_answer_and_the_fields_that_it_reads"),
     Mutation("/completion ignores its prediction", "prompts:prepared", "(*requested.predictions, predicted)", "requested.predictions", "test_next_edit.py::test_a_prompts_window_and_a_given_prediction_are_both_predictions"),
@@ -14,9 +13,5 @@ MUTATIONS = (
     Mutation("an edit is complete at a place that occurs twice", "Window.rejoined", "if len(places) != 1:", "if not places:", "test_next_edit.py::test_lines_that_occur_twice_after_a_change_do_not_complete_an_edit"),
     Mutation("lines after the window are added to it", "Window.edit", "for lines in (new, self._without_following(new))", "for lines in (new,)", "test_next_edit.py::test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it"),
     Mutation("a file from Windows gets other line ends", "Completer.complete", "edit = edit.in_file(cursor.text)", "pass", "test_next_edit.py::test_the_edit_of_a_file_from_windows_has_its_line_ends"),
-    Mutation("new lines have the ends of the file's first line", "Edit.in_file", "end = ends[min(self.first_line, len(ends)) - 1]", "end = ends[0]", "test_next_edit.py::test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces"),
-    Mutation("lines after a last line without an end join it", "Edit.in_file", "if self.first_line > len(lines):", "if False:", "test_next_edit.py::test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces"),
-    Mutation("a file without a last line end gets one", "Edit.in_file", 'text=new.removesuffix("\\n")', "text=new", "test_next_edit.py::test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces"),
-    Mutation("a diff leaves out the byte order mark", "complete:shown", "before = list(StringIO(cursor.bom + cursor.text))", "before = list(StringIO(cursor.text))", "test_next_edit.py::test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends"),
-    Mutation("a diff's name with blanks ends at the first", "complete:shown", 'mark = "\\t" if " " in edit.path else ""', 'mark = ""', "test_next_edit.py::test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends"),
+    Mutation("a diff of the repository around a root has other paths", "changes:from_root", "change.path.removeprefix(way)", "change.path", "test_next_edit.py::test_changes_of_a_git_repository_are_found_from_a_root_within_it"),
 )
