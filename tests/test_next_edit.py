@@ -29,6 +29,7 @@ def greet():
 
 greet()
 print(area(2))
+print(area(3))
 """
 NOW = BEFORE.replace("def greet():", "def greet(name):")
 REWRITTEN = NOW.replace('"Hello!"', 'f"Hello, {name}!"')
@@ -109,7 +110,8 @@ def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer
 
 @pytest.mark.parametrize(("begun", "whole"), [
     ("abcXef", "abcXefgh"), ("abcXe", None), ("abc", None), ("abcef", "abcefgh"), ("abcXdefg", "abcXdefgh"),
-    ("abcdefghi", "abcdefgh"), ("abcdefghX", None), ("abcXYZ", None)])
+    ("abcdefghi", "abcdefgh"), ("abcdefghX", None), ("abcXYZ", None),
+    ("abcXefgY", "abcXefgh"), ("abcXefXY", "abcXefgh")])
 def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, whole):
     ending = RewriteEnding("block", Window("a.py", 1, LINES, FOLLOWING))
     text = "".join(f"{line}\n" for line in begun)
@@ -118,10 +120,18 @@ def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, who
     assert ending.of(text + "par") in (None, len(text))
 
 
-def test_lines_that_occur_twice_after_a_change_do_not_complete_an_edit():
-    window = Window("a.py", 1, tuple("abcxyxyd"))
-    assert window.rejoined("a\nZ\nx\ny\n") is None
-    assert Window("a.py", 1, ("a", "b", "", "", "c")).rejoined("Z\n\n\n") is None       # nor do empty ones
+@pytest.mark.parametrize(("lines", "begun"), [
+    ("a x y x y d", "a Z x y"), ("x y b x y c", "x y Z x y"), ("a  b  c d", "Z  b "), ("a  c d", "Z  c"),
+    ("f ( x ) } tail", "g ( q ) }")])
+def test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit(lines, begun):
+    window = Window("a.py", 1, tuple(lines.split(" ")), ("", "next"))
+    assert window.rejoined("\n".join(begun.split(" ")) + "\n") is None
+
+
+def test_a_blank_line_after_the_window_may_begin_an_insertion():
+    window = Window("a.py", 1, LINES, ("", "i"))
+    whole = "\n".join(LINES) + "\n\n"
+    assert (window.rejoined(whole), window.rejoined(whole + "i\n")) == (None, "\n".join(LINES))
 
 
 def test_the_window_is_the_cursors_line_with_ten_lines_on_each_side():

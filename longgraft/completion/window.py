@@ -6,13 +6,17 @@ differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from longgraft.completion.snippets import LINE_END, Cursor, common
 
 REACH = 10          # lines above and below the cursor's, with which Sweep's models were trained
-REJOINED = 2        # lines of the window, not all blank, after which an edit is taken to be complete
+# Lines of the window after which an edit is taken to be complete.  Blank lines do not count: an inserted
+# function often ends like the one after it.
+REJOINED = 2
+WORD = re.compile(r"\w")
 FOLLOWING = 64      # most lines after the window that an answer may repeat
 Lines = tuple[str, ...]
 
@@ -93,19 +97,36 @@ class Window:
         """Returns the rewritten window if the beginning of an answer shows it: after its first difference it
         has come back to the window's lines, or it repeats what follows the window.  Returns None if it may go
         on to change.
+
+        Lines after the place where it came back do not count, so steps of any length give the same window.
         """
         lines = text.split("\n")[:-1]       # the last line is still being decoded
         same = common(lines, self.lines)
         beyond = lines[len(self.lines):]
-        if same == len(self.lines) and beyond and beyond == list(self.following[:len(beyond)]):
+        repeats = any(map(str.strip, beyond)) and beyond == list(self.following[:len(beyond)])
+        if same == len(self.lines) and repeats:
             return "\n".join(self.lines)
-        tail = tuple(lines[same:])[-REJOINED:]
-        if len(tail) < REJOINED or not any(line.strip() for line in tail):
+        for end in range(same + 1, len(lines) + 1):
+            rest = self._rest(lines[same:end], same)
+            if rest is not None:
+                return "\n".join([*lines[:end], *rest])
+        return None
+
+    def _rest(self, rewritten: Sequence[str], same: int) -> Lines | None:
+        """Returns the window's lines after those with which the rewritten lines end; None if these are too
+        few to be recognized, have brackets only, or occur elsewhere in the window.
+
+        Args:
+            same: Number of unchanged lines before the rewritten ones.
+        """
+        shown = [number for number, line in enumerate(rewritten) if line.strip()]
+        if len(shown) < REJOINED:
             return None
-        places = [at for at in range(same, len(self.lines)) if self.lines[at:at + REJOINED] == tail]
-        if len(places) != 1:
+        tail = tuple(rewritten[shown[-REJOINED]:])
+        places = [at for at in range(len(self.lines)) if self.lines[at:at + len(tail)] == tail]
+        if len(places) != 1 or places[0] < same or not WORD.search("".join(tail)):
             return None
-        return "\n".join([*lines, *self.lines[places[0] + REJOINED:]])
+        return self.lines[places[0] + len(tail):]
 
     def _edit(self, old: Lines, new: Lines) -> Edit | None:
         start = common(old, new)
