@@ -100,7 +100,8 @@ FOLLOWING = ("i", "j", "k")
 @pytest.mark.parametrize(("answer", "edit"), [
     ("abcXefgh", (4, 4, "X")), ("abcXYdefgh", (4, 3, "XY")), ("abcefgh", (4, 4, "")), ("abcdefghX", (9, 8, "X")),
     ("Xbcdefgh", (1, 1, "X")), ("abcdefgh", None), ("abcdefghij", None), ("abcXefghijk", (4, 4, "X")), ("", None),
-    ("abcdefg", (8, 8, "")), ("abcdXfYh", (5, 7, "XfY"))])
+    ("abcdefg", (8, 8, "")), ("abcdXfYh", (5, 7, "XfY")), ("abcdefgXij", (8, 8, "X")), ("abcdefijk", (7, 8, "")),
+    ("abcdefgXi", (8, 8, "Xi"))])
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer, edit, end):
     found = Window("a.py", 1, LINES, FOLLOWING).edit("\n".join(answer) + end)

@@ -137,11 +137,13 @@ class Window:
         return Edit(self.path, self.first_line + start, self.first_line + len(old) - end - 1, text)
 
     def _without_following(self, lines: Lines) -> Lines:
-        """Returns an answer's lines without those that follow the window in the file, if it repeats the last
-        line of the window and then these."""
+        """Returns an answer's lines without those that follow the window in the file, if it ends with the last
+        line of the window and then these, or with enough of these to be recognized."""
         most = min(len(lines) - 1, len(self.following))
         for count in range(most, 0, -1):
-            if lines[-count - 1:] == (self.lines[-1], *self.following[:count]):
+            repeated = self.following[:count]
+            enough = sum(map(bool, map(WORD.search, repeated))) >= REJOINED
+            if lines[-count:] == repeated and (enough or lines[-count - 1] == self.lines[-1]):
                 return lines[:-count]
         return lines
 

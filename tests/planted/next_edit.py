@@ -19,4 +19,6 @@ MUTATIONS = (
     Mutation("an edit is complete after two brackets", "Window._rest", 'or not WORD.search("".join(tail))', "", "test_next_edit.py::test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit"),
     Mutation("a blank line after the window ends an answer", "Window.rejoined", "any(map(str.strip, beyond))", "beyond", "test_next_edit.py::test_a_blank_line_after_the_window_may_begin_an_insertion"),
     Mutation("a long step hides where an answer came back", "Window.rejoined", "range(same + 1, len(lines) + 1)", "range(len(lines), len(lines) + 1)", "test_next_edit.py::test_an_edit_is_complete_when_the_answer_comes_back_to_the_window"),
+    Mutation("lines after a window whose last line changed are added to it", "Window._without_following", "(enough or lines", "(lines", "test_next_edit.py::test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it"),
+    Mutation("one line like the next after the window is left out", "Window._without_following", ">= REJOINED", ">= 1", "test_next_edit.py::test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it"),
 )
