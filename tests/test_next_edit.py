@@ -93,6 +93,29 @@ def test_a_rewrite_that_a_limit_cuts_off_is_no_edit(repo):
     assert len(found.generation.token_ids) == limit      # those of the rewritten lines come on top of --max-new-tokens
 
 
+@pytest.mark.parametrize(("stop", "edit"), [((), EDIT), (("</s>",), EDIT), (("\n\n",), None), (('name}!"',), None)])
+def test_a_rewrite_that_a_stop_string_cuts_off_is_no_edit(repo, stop, edit):
+    found = suggested(repo, REWRITTEN + "<|file_sep|>", until="stop", stop=("<|file_sep|>", *stop))
+    assert (found.edit, found.ended) == (edit, "stop")
+
+
+def test_the_new_lines_of_an_edit_are_told_once(repo):
+    told = []
+    assert suggested(repo, REWRITTEN, tell=told.append).text == EDIT.text
+    suggested(repo, NOW + "<|file_sep|>", stop="<|file_sep|>", tell=told.append)
+    assert told == [EDIT.text]
+
+
+def test_passages_leave_room_for_the_whole_rewritten_window(repo):
+    for n in range(20):
+        (repo / f"more{n}.py").write_text("def area(side):\n" + f"    return side * {n}\n" * 20)
+    session = completing(fim=True)
+    positions = min(session.engine.limits.values())
+    found = suggested(repo, REWRITTEN, session, max_new_tokens=positions - 1300)
+    answer = len(found.prompt.prediction[0]) + positions - 1300
+    assert found.used and positions - 500 < len(found.prompt.ids) + answer <= positions
+
+
 LINES = tuple("abcdefgh")
 FOLLOWING = ("i", "j", "k")
 
@@ -273,19 +296,26 @@ def test_the_command_prints_a_diff(repo, saved, capsys, monkeypatch):
                                                "b/main.py"))
     found = json.loads(run(capsys, monkeypatch, *asked, "--json")[1])
     assert found["edit"] == vars(EDIT) and found["layout"] == "next-edit"
-    monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(NOW))
-    code, out, err = run(capsys, monkeypatch, *asked)
-    assert (code, out) == (0, "\n") and "no edit: the model would change nothing" in err
+    assert run(capsys, monkeypatch, *asked, "--stream")[1] == out
 
 
-def answering(says: str):
+@pytest.mark.parametrize(("ended", "why"), [
+    ("eos", "the model would change nothing"), ("length", "the rewritten lines reached their limit of tokens"),
+    ("stop", "a stop string cut the rewritten lines off, or the model")])
+def test_the_command_says_why_there_is_no_edit(repo, saved, capsys, monkeypatch, ended, why):
+    monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(NOW, ended))
+    code, out, err = run(capsys, monkeypatch, *ask(repo, saved))
+    assert (code, out) == (0, "\n") and f"no edit: {why}" in err
+
+
+def answering(says: str, ended: str = "eos"):
     """Returns a function in place of decoding, after which the model has answered with this text."""
     from longgraft.engine.session import Generation
 
     def step_through(self, request):
         with request:
             self.text = says
-            return Generation(says, [], request.stats, "eos")
+            return Generation(says, [], request.stats, ended)
     return step_through
 
 
@@ -312,7 +342,7 @@ def test_a_model_without_the_separator_is_refused(repo):
 
 
 def test_a_prompt_without_room_for_the_window_is_refused(repo):
-    with pytest.raises(ValueError, match=r"prompt may have 64\. Give more"):
+    with pytest.raises(ValueError, match=r"prompt may have 64\. Allow more"):
         suggested(repo, "x", tokens=64)
 
 

@@ -99,8 +99,10 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
         prompt = Completer(session).lay_out(place.root, cursor, options)[0]
         print(session.tokenizer.decode(prompt.ids))
         return
+    streams = output.stream and options.layout != NEXT_EDIT     # an edit is a diff, which is known at its end
+
     def tell(text: str) -> None:
-        if output.stream:
+        if streams:
             print(text, end="", flush=True)
 
     completion = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)),
@@ -108,7 +110,7 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
     if output.as_json:
         print(json.dumps(described(completion, session.target.name)))
         return
-    print("" if output.stream else shown(completion))
+    print("" if streams else shown(completion))
     if output.explain:
         print("\n".join(explained(completion)), file=sys.stderr)
     print("\n".join(summed_up(completion)), file=sys.stderr)
@@ -198,7 +200,7 @@ def summed_up(completion: Completion) -> list[str]:
     ended = f"{completion.ended}, repeats itself" if completion.loops else completion.ended
     lines = []
     if prompt.form == NEXT_EDIT and completion.edit is None:
-        lines.append("no edit: the model would change nothing, or did not come to an end")
+        lines.append(f"no edit: {no_edit(completion)}")
     return [*lines, "",
             f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them "
             f"of {completion.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
@@ -208,6 +210,15 @@ def summed_up(completion: Completion) -> list[str]:
             f"decoded {stats.new_tokens} tokens ({ended}) in {stats.decode_seconds:.2f} s "
             f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, "
             f"{stats.tokens_per_step:.2f} tokens per step)"]
+
+
+def no_edit(completion: Completion) -> str:
+    """Returns why a next edit has no edit."""
+    if completion.ended == "length":
+        return "the rewritten lines reached their limit of tokens; --max-new-tokens sets it"
+    if completion.ended == "stop":
+        return "a stop string cut the rewritten lines off, or the model would change nothing"
+    return "the model would change nothing"
 
 
 def _number(count: int, what: str) -> str:

@@ -154,10 +154,12 @@ class RewriteEnding:
 
     Attributes:
         until: stop: where the model ends it; line and block: as soon as one edit is complete.
+        cuts: True if stop strings may end it within the window; False if they are tokens that end texts.
     """
 
     until: str
     window: Window
+    cuts: bool = False
 
     def of(self, text: str) -> int | None:
         """Returns where the answer that begins with this text ends; None if it may go on."""
@@ -174,15 +176,15 @@ class RewriteEnding:
         return text
 
     def edit(self, text: str, reason: str) -> Edit | None:
-        """Returns the edit of an answer; None for one that a limit cut off, because it would delete the lines
-        that it did not reach.
+        """Returns the edit of an answer; None for one that a limit or a stop string cut off, because it would
+        delete the lines that it did not reach.
 
         Args:
             reason: The answer's finish reason, or `until` if it ended where `of` said.
         """
         if reason == self.until != "stop":
             return self.window.edit(self.window.rejoined(text) or text)
-        if reason in ("eos", "stop"):
+        if reason == "eos" or (reason == "stop" and not self.cuts):
             return self.window.edit(text)
         return None
 

@@ -81,7 +81,7 @@ class NextEditLayout:
         left = tokens - len(self.coder.begin) - len(windows)
         if left < 0:
             raise ValueError(f"The lines around the cursor take {len(windows):,} tokens, and the prompt may "
-                             f"have {tokens:,}. Give more, such as 8192.")
+                             f"have {tokens:,}. Allow more, or take a model with more positions.")
         changes = self._changes(cursor.changes, left)
         used = arrange(snippets, self._cost, left - len(changes), before, self.habit)
         ids = (*self.coder.begin, *chain.from_iterable(map(self._snippet, used)), *changes, *windows)
