@@ -46,7 +46,7 @@ class Completion:
     """A completion.
 
     Attributes:
-        text: The text that follows the cursor; of a next edit, the new lines.
+        text: The text that follows the cursor, with the file's line ends; of a next edit, the new lines.
         generation: All decoded tokens, to the end of the step in which the completion ended.
         ended: line, block, or the generation's finish reason.
         cursor: The cursor.
@@ -138,11 +138,12 @@ class Completer:
         request = self.session.open(prompt.ids, limit, sampling, options.stop, tuple(eos),
                                     prediction=prompt.prediction or None)
         ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
-        text = _CompletionText(ending, prompt.held, tell if rewrite is None else _keep)
+        text = _CompletionText(ending, prompt.held, _keep if rewrite else _with_ends(tell, cursor.line_end))
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
-        completion = Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
+        in_file = text.text.replace("\n", cursor.line_end)
+        completion = Completion(in_file, generation, ended, cursor, prompt, gathered, seconds)
         if rewrite is None:
             return completion
         edit = rewrite.edit(text.text, ended)
@@ -241,6 +242,11 @@ def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> lis
 def _with_unified_ends(cursor: Cursor) -> Cursor:
     """Returns the cursor in a text with line ends \\n, which models know."""
     return replace(cursor, before=LINE_END.sub("\n", cursor.before), after=LINE_END.sub("\n", cursor.after))
+
+
+def _with_ends(tell: Callable[[str], None], end: str) -> Callable[[str], None]:
+    """Returns a function that tells text with a file's line end."""
+    return lambda text: tell(text.replace("\n", end))
 
 
 def _keep(text: str) -> None:

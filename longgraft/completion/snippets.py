@@ -67,6 +67,12 @@ class Cursor:
         """The file's text, without the byte order mark."""
         return self.before + self.after
 
+    @property
+    def line_end(self) -> str:
+        """The line end before the cursor, or the first one after it."""
+        before = LINE_END.findall(self.before)
+        return [*before[-1:], *LINE_END.findall(self.after), "\n"][0]
+
 
 @dataclass(frozen=True)
 class Snippet:

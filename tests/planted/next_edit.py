@@ -23,7 +23,7 @@ MUTATIONS = (
     Mutation("one line like the next after the window is left out", "Window._without_following", ">= REJOINED", ">= 1", "test_next_edit.py::test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it"),
     Mutation("a rewrite that a stop string cut off is an edit", "RewriteEnding.edit", "and not self.cuts", "", "test_next_edit.py::test_a_rewrite_that_a_stop_string_cuts_off_is_no_edit"),
     Mutation("a token that ends texts cuts a rewrite off", "Completer._cuts", "text not in added and text != END_MARK", "text", "test_next_edit.py::test_a_rewrite_that_a_stop_string_cuts_off_is_no_edit"),
-    Mutation("the whole rewritten window is told", "Completer.complete", "tell if rewrite is None else _keep", "tell", "test_next_edit.py::test_the_new_lines_of_an_edit_are_told_once"),
+    Mutation("the whole rewritten window is told", "Completer.complete", "_keep if rewrite else _with_ends(tell, cursor.line_end)", "tell", "test_next_edit.py::test_the_new_lines_of_an_edit_are_told_once"),
     Mutation("passages leave no room for the rewritten window", "Completer._most_of_rewrite", "max(0, excess)", "0", "test_next_edit.py::test_passages_leave_room_for_the_whole_rewritten_window"),
     Mutation("a streamed next edit is no diff", "complete:complete", "streams = output.stream and options.layout != NEXT_EDIT", "streams = output.stream", "test_next_edit.py::test_the_command_prints_a_diff"),
     Mutation("a rewrite that was cut off is said to change nothing", "complete:no_edit", 'if completion.ended == "length":', "if False:", "test_next_edit.py::test_the_command_says_why_there_is_no_edit"),
