@@ -27,4 +27,5 @@ MUTATIONS = (
     Mutation("passages leave no room for the rewritten window", "Completer._most_of_rewrite", "max(0, excess)", "0", "test_next_edit.py::test_passages_leave_room_for_the_whole_rewritten_window"),
     Mutation("a streamed next edit is no diff", "complete:complete", "streams = output.stream and options.layout != NEXT_EDIT", "streams = output.stream", "test_next_edit.py::test_the_command_prints_a_diff"),
     Mutation("a rewrite that was cut off is said to change nothing", "complete:no_edit", 'if completion.ended == "length":', "if False:", "test_next_edit.py::test_the_command_says_why_there_is_no_edit"),
+    Mutation("a window that spells the separator is no prediction", "current_window", 'head.rpartition(f"{SEPARATOR}{CURRENT}{path}\\n")[2]', 'head.rpartition(SEPARATOR)[2].removeprefix(f"{CURRENT}{path}\\n")', "test_next_edit.py::test_the_window_is_found_in_the_prompt_of_an_editor"),
 )

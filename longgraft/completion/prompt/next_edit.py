@@ -121,13 +121,14 @@ def current_window(prompt: str) -> str | None:
     Editors send such prompts as text (Zed, cursortab.nvim, vscode-nes).  Sweep's 7B has lines after the
     paths, a mark at the cursor, and the answer's beginning at the end.
     """
-    parts = prompt.rsplit(SEPARATOR, 2)
-    if len(parts) < 3:
+    head, _, updated = prompt.rpartition(SEPARATOR)
+    place, _, begun = updated.partition("\n")
+    if not place.startswith(UPDATED):
         return None
-    _, current, updated = parts
-    place, _, window = current.partition("\n")
-    same_place, _, begun = updated.partition("\n")
-    if not place.startswith(CURRENT) or same_place != UPDATED + place.removeprefix(CURRENT):
+    # The window may spell the separator, as this file does.
+    path = place.removeprefix(UPDATED)
+    window = head.rpartition(f"{SEPARATOR}{CURRENT}{path}\n")[2]
+    if window == head:
         return None
     window = window.replace(CURSOR, "")
     return window.removeprefix(begun) or None
