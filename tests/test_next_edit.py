@@ -310,6 +310,13 @@ def test_the_command_says_why_there_is_no_edit(repo, saved, capsys, monkeypatch,
     assert (code, out) == (0, "\n") and f"no edit: {why}" in err
 
 
+def test_a_diff_may_have_a_file_that_is_not_utf_8(repo, saved, capsys, monkeypatch):
+    latin = DIFF.replace("main.py", "other.py").replace("Hello", "Gr\u00fc\u00df")
+    (repo / "changes").write_bytes(latin.encode("latin-1") + DIFF.encode())
+    code, out, _ = run(capsys, monkeypatch, *ask(repo, saved, "--changes", repo / "changes", "--prompt"))
+    assert code == 0 and CHANGE + BLOCK in out and '    print("Gr\ufffd\ufffd!")' in out
+
+
 def answering(says: str, ended: str = "eos"):
     """Returns a function in place of decoding, after which the model has answered with this text."""
     from longgraft.engine.session import Generation

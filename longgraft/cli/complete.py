@@ -22,7 +22,7 @@ from longgraft.config.settings import Pair, SamplingSettings, Settings
 
 if TYPE_CHECKING:
     from longgraft.completion.completer import Completion
-    from longgraft.completion.snippets import Cursor, Snippet
+    from longgraft.completion.snippets import Change, Cursor, Snippet
 
 completing = typer.Typer()
 
@@ -64,7 +64,10 @@ class CursorOptions(Checked):
 
         assert self.line is not None
         text = None if self.text is None else read_source(self.text)
-        changes = () if self.changes is None else from_root(self.root, changes_of(read_source(self.changes)))
+        changes: tuple[Change, ...] = ()
+        if self.changes is not None:
+            # A diff has files of several encodings; only the texts of those in UTF-8 can be right.
+            changes = from_root(self.root, changes_of(read_source(self.changes, "replace")))
         return replace(locate(self.root, self.file, self.line, self.column, text), changes=changes)
 
 

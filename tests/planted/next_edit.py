@@ -28,4 +28,5 @@ MUTATIONS = (
     Mutation("a streamed next edit is no diff", "complete:complete", "streams = output.stream and options.layout != NEXT_EDIT", "streams = output.stream", "test_next_edit.py::test_the_command_prints_a_diff"),
     Mutation("a rewrite that was cut off is said to change nothing", "complete:no_edit", 'if completion.ended == "length":', "if False:", "test_next_edit.py::test_the_command_says_why_there_is_no_edit"),
     Mutation("a window that spells the separator is no prediction", "current_window", 'head.rpartition(f"{SEPARATOR}{CURRENT}{path}\\n")[2]', 'head.rpartition(SEPARATOR)[2].removeprefix(f"{CURRENT}{path}\\n")', "test_next_edit.py::test_the_window_is_found_in_the_prompt_of_an_editor"),
+    Mutation("a diff with a file that is not UTF-8 is refused", "CursorOptions.cursor", 'self.changes, "replace"', "self.changes", "test_next_edit.py::test_a_diff_may_have_a_file_that_is_not_utf_8"),
 )
