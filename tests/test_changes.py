@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from longgraft.completion.changes import changes_of
+from longgraft.completion.changes import before_last_change, changes_of
+from longgraft.completion.snippets import Change
 
 
 def test_changes_are_read_from_a_diff_and_secrets_are_left_out():
@@ -58,3 +59,13 @@ def test_a_diff_without_text_is_no_change(diff):
 def test_no_hunk_of_a_file_is_shown_that_holds_secrets_by_either_name_or_in_another_hunk():
     key = "@@ -9,0 +9 @@\n+AKIA" + "A1B2" * 4 + "\n"
     assert changes_of(hunk("a/.env", "b/env.txt") + hunk("a/x.py", "b/x.py") + key + hunk("a/id_rsa", "b/y.py")) == ()
+
+
+@pytest.mark.parametrize(("first", "lines", "old", "new", "before"), [
+    (1, "abXYcd", "PQR", "XY", "abPQRcd"), (4, "Ycd", "PQR", "XY", "QRcd"), (1, "abX", "PQR", "XY", "abP"),
+    (4, "Y", "PQ", "XY", "Q"), (4, "Ycd", "P", "XY", "cd"), (5, "cd", "P", "XY", "cd"), (1, "ab", "P", "XY", "ab"),
+    (1, "abcd", "PQ", "", "abPQcd"), (1, "ab", "PQ", "", "abPQ"), (4, "d", "PQ", "", "d"), (4, "Zcd", "P", "XY", "Zcd"),
+    (1, "abXYcd", "", "XY", "abcd")])
+def test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them(first, lines, old, new, before):
+    changes = [Change("a.py", tuple(old), tuple(new), 3)]       # "ab", then the new lines, then "cd"
+    assert "".join(before_last_change("a.py", first, tuple(lines), changes)) == before

@@ -226,7 +226,8 @@ def test_the_window_before_is_that_of_the_last_change_within_it():
     ("<|file_sep|>current/a.py:6:7\nx = 1\ny<|cursor|>\n<|file_sep|>updated/a.py:6:7\nx = 1\n", "y\n"),
     ("<|file_sep|>current/a\r\nx = 1\r\n<|file_sep|>updated/a\r\n", "x = 1\r\n"),
     ("<|file_sep|>current/a\nx = '<|file_sep|>'\n<|file_sep|>updated/a\n", "x = '<|file_sep|>'\n"),
-    (BLOCK + "x\n<|file_sep|>other\n", None), (CHANGE, None), (NOW, None), ("", None), (BLOCK.replace("updated/main", "updated/other"), None),
+    (BLOCK + "x\n<|file_sep|>other\n", None), (CHANGE, None), (NOW, None), ("", None),
+    (BLOCK.replace("updated/main", "updated/other"), None),
     (BLOCK.replace("current/", "later/"), None), ("<|file_sep|>current/a\nx\n", None),
     ("<|file_sep|>current/a\n<|file_sep|>updated/a\n", None)])
 def test_the_window_is_found_in_the_prompt_of_an_editor(prompt, window):

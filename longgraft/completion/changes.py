@@ -98,6 +98,8 @@ def before_last_change(path: str, first_line: int, lines: Sequence[str],
                        changes: Sequence[Change]) -> tuple[str, ...]:
     """Returns lines of a file as they were before the last change among them; as they are if none of them changed.
 
+    Of a change that begins above the lines, or ends below them, they have as many old lines as new ones.
+
     Args:
         path: The file's path.
         first_line: Number of the first of the lines, from 1.
@@ -108,8 +110,14 @@ def before_last_change(path: str, first_line: int, lines: Sequence[str],
         if change.path == path:
             start = change.line - first_line + change.same
             end = start + len(change.new_lines)
-            if start >= 0 and end <= len(lines) and tuple(lines[start:end]) == change.new_lines:
-                return (*lines[:start], *change.old_lines, *lines[end:])
+            first = max(0, start)
+            new = change.new_lines[first - start:len(lines) - start]
+            touches = bool(new) or first == start == end <= len(lines)
+            if touches and tuple(lines[first:first + len(new)]) == new:
+                old = change.old_lines
+                if end > len(lines):
+                    old = old[:len(lines) - start]
+                return (*lines[:first], *old[first - start:], *lines[first + len(new):])
     return tuple(lines)
 
 

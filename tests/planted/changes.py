@@ -16,4 +16,7 @@ MUTATIONS = (
     Mutation("a diff of binary files is refused", "changes_of", "and not compared:", ":", "test_changes.py::test_a_diff_without_text_is_no_change"),
     Mutation("a secret file is shown after it got another name", "Names.secret", "self.paths", "self.paths[1:]", "test_changes.py::test_no_hunk_of_a_file_is_shown_that_holds_secrets_by_either_name_or_in_another_hunk"),
     Mutation("other hunks of a file with a secret are shown", "changes_of", "secrets.add(change.path)", "changes.pop()", "test_changes.py::test_no_hunk_of_a_file_is_shown_that_holds_secrets_by_either_name_or_in_another_hunk"),
+    Mutation("a change that begins above the window is not undone", "before_last_change", "touches = bool(new)", "touches = start >= 0 and bool(new)", "test_changes.py::test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them"),
+    Mutation("old lines below the window are shown in it", "before_last_change", "if end > len(lines):", "if False:", "test_changes.py::test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them"),
+    Mutation("old lines above the window are shown in it", "before_last_change", "*old[first - start:]", "*old", "test_changes.py::test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them"),
 )

@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("the window before is the window now", "before_last_change", "return (*lines[:start], *change.old_lines, *lines[end:])", "return tuple(lines)", "test_next_edit.py::test_the_prompt_has_sweeps_layout"),
+    Mutation("the window before is the window now", "before_last_change", "return (*lines[:first], *old[first - start:], *lines[first + len(new):])", "return tuple(lines)", "test_next_edit.py::test_the_prompt_has_sweeps_layout"),
     Mutation("changes are laid out from the last to the first", "NextEditLayout._changes", "reversed(blocks)", "blocks", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
     Mutation("the middle of a long change is shown", "next_edit:_shortened", "if len(lines) > CHANGE_LINES:", "if False:", "test_next_edit.py::test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit"),
     Mutation("a next edit has no prediction", "NextEditLayout.lay_out", 'prediction=(self.coder.encode("\\n".join(window.lines)),)', "prediction=()", "test_next_edit.py::test_the_current_window_is_a_prediction"),
