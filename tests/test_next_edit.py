@@ -357,9 +357,11 @@ def test_a_prompt_without_room_for_the_window_is_refused(repo):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--changes", "main.py"], "have no hunk"), (["--changes", "-", "--text", "-"], "both read standard input")])
+    (["--changes", "main.py"], "have no hunk"), (["--changes", "diff"], "only --layout next-edit reads changes"),
+    (["--changes", "-", "--text", "-"], "both read standard input")])
 def test_a_mistake_is_reported_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
     monkeypatch.chdir(repo)
+    (repo / "diff").write_text(DIFF)
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "complete", "--file", "main.py", "--line", "1", *words)
     assert code == 2 and said in err and len(err.splitlines()) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import subprocess
 from dataclasses import replace
@@ -12,7 +13,7 @@ from toys.completing import completing
 import longgraft
 from longgraft.cli.complete import shown
 from longgraft.completion.cursor import locate
-from longgraft.completion.snippets import LINE_END
+from longgraft.completion.snippets import LINE_END, Cursor
 from longgraft.completion.window import Edit, Window, without_empty
 
 FILES = {
@@ -59,3 +60,19 @@ def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_
     ("a\nb", (2, 2, ""), (2, 2, "")), ("", (1, 0, "x\n"), (1, 0, "x\n")), ("a\n", (2, 1, "x\n"), (2, 1, "x\n"))])
 def test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces(text, edit, wanted):
     assert Edit("a.py", *edit).in_file(text) == Edit("a.py", *wanted)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_applied_edit_gives_the_file_the_rewritten_lines(seed):
+    draw = random.Random(seed)
+    for _ in range(20):
+        lines = draw.choices(("", "    ", "a", "b", "}", "\u00e9 "), k=draw.randint(0, 9))
+        text = "".join(line + draw.choice(("\n", "\r\n")) for line in lines) + draw.choice(("", "", "end"))
+        shown_lines = LINE_END.sub("\n", text).split("\n")
+        window = Window.around(Cursor("a.py", "", "\n".join(shown_lines)))
+        at = draw.randint(0, len(shown_lines))
+        new = [*shown_lines[:at], *draw.choices("abX", k=draw.randint(0, 3)), *shown_lines[at + draw.randint(0, 3):]]
+        edit = window.edit("\n".join(new))
+        after = text if edit is None else edit.in_file(text).applied(text)
+        wanted = new if without_empty(new) else shown_lines     # an empty answer changes nothing
+        assert without_empty(LINE_END.split(after)) == without_empty(wanted)

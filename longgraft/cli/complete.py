@@ -93,6 +93,9 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
              draw: SamplingSettings) -> None:
     """Complete code at a cursor, with the repository around it."""
     cursor = place.cursor()     # before the imports, which take seconds
+    if place.changes is not None and options.layout != NEXT_EDIT:
+        raise ValueError("--changes was given, and only --layout next-edit reads changes. Add it, or leave "
+                         "--changes out.")
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.completion.completer import Completer
 
