@@ -132,6 +132,14 @@ def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer
     assert found == wanted
 
 
+@pytest.mark.parametrize(("text", "answer", "after"), [
+    ("d\nx\n\n", "d\nx\n\np\n", "d\nx\n\np\n"), ("d\nx\n\n", "d\nx\n\n\np", "d\nx\n\n\np\n"),
+    ("d\n\n\n\n", "d\n\np", "d\n\np\n\n\n"), ("\n", "\nx", "\nx\n"), ("", "x", "x\n"), ("d\n", "d\n\np\n", "d\n\np\n"),
+    ("d\nx\n\n", "d\ny\n", "d\ny\n\n")])
+def test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these(text, answer, after):
+    assert Window.around(Cursor("a.py", "", text)).edit(answer).applied(text) == after
+
+
 @pytest.mark.parametrize(("begun", "whole"), [
     ("abcXef", "abcXefgh"), ("abcXe", None), ("abc", None), ("abcef", "abcefgh"), ("abcXdefg", "abcXdefgh"),
     ("abcdefghi", "abcdefgh"), ("abcdefghX", None), ("abcXYZ", None),

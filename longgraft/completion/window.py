@@ -91,6 +91,10 @@ class Window:
         new = without_empty(answer.split("\n"))
         if not new:
             return None     # the model ended at once; it did not mean to delete the window
+        if not self.following:
+            # New lines that follow blank ones at the file's end do not repeat these.
+            kept = min(common(self.lines, new), len(self.lines) - 1)
+            old = self.lines[:max(len(old), kept)]
         return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
 
     def rejoined(self, text: str) -> str | None:

@@ -30,4 +30,6 @@ MUTATIONS = (
     Mutation("a window that spells the separator is no prediction", "current_window", 'head.rpartition(f"{SEPARATOR}{CURRENT}{path}\\n")[2]', 'head.rpartition(SEPARATOR)[2].removeprefix(f"{CURRENT}{path}\\n")', "test_next_edit.py::test_the_window_is_found_in_the_prompt_of_an_editor"),
     Mutation("a diff with a file that is not UTF-8 is refused", "CursorOptions.cursor", 'self.changes, "replace"', "self.changes", "test_next_edit.py::test_a_diff_may_have_a_file_that_is_not_utf_8"),
     Mutation("changes for another layout are ignored", "complete:complete", "if place.changes is not None and", "if False and", "test_next_edit.py::test_a_mistake_is_reported_before_a_model_is_loaded"),
+    Mutation("blank lines at a file's end stay after new ones", "Window.edit", "if not self.following:", "if False:", "test_next_edit.py::test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these"),
+    Mutation("the place after the last line end is a line", "Window.edit", "len(self.lines) - 1)", "len(self.lines))", "test_next_edit.py::test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these"),
 )
