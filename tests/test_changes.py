@@ -36,7 +36,7 @@ def hunk(*names: str) -> str:
     ("diff --git i/x.py w/x.py\n" + hunk("/dev/null", "w/x.py"), "x.py"),
     ("diff --git x.py x.py\n" + hunk("x.py", "/dev/null"), "x.py"), (hunk("a/x y.py\t", "b/x y.py\t"), "x y.py"),
     (hunk(r'"a/\303\274\".py"', r'"b/\303\274\".py"'), '\u00fc".py'), (hunk("a/x.py\r", "b/x.py\r"), "x.py"),
-    (hunk("a/old.py", "b/x.py"), "x.py")])
+    (hunk(r'"\x"', r'"\x"'), r'"\x"'), (hunk("a/old.py", "b/x.py"), "x.py")])
 def test_a_changes_path_is_that_of_the_file_without_gits_prefixes_and_quotes(diff, path):
     assert [change.path for change in changes_of(diff)] == [path]
 

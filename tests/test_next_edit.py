@@ -199,7 +199,8 @@ def test_changes_of_a_git_repository_are_found_from_a_root_within_it(repo):
     (repo / "inner").mkdir()
     (repo / "main.py").rename(repo / "inner/main.py")
     diff = DIFF.replace("main.py", "inner/main.py")
-    for changes in (diff, DIFF):
+    long = DIFF.replace("main.py", "x" * 300)       # no file can have this name
+    for changes in (diff, DIFF, long + diff):
         found = suggested(repo / "inner", REWRITTEN, changes=changes)
         assert toy(True)[1].decode(found.prompt.ids).endswith(CHANGE + BLOCK)
 

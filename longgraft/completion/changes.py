@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +91,7 @@ def from_root(root: Path, changes: Sequence[Change]) -> tuple[Change, ...]:
     root = root.expanduser().resolve()
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     way = f"{root.relative_to(top).as_posix()}/"
-    return tuple(change if (root / change.path).exists() else replace(change, path=change.path.removeprefix(way))
+    return tuple(change if os.path.exists(root / change.path) else replace(change, path=change.path.removeprefix(way))
                  for change in changes)
 
 
@@ -157,4 +158,7 @@ def _unquoted(name: str) -> str:
     r"""Returns a name that git may have quoted, as in "\303\274.py"."""
     if not (len(name) > 1 and name[0] == name[-1] == '"'):
         return name
-    return name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+    try:
+        return name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+    except ValueError:      # the quotes are the name's own
+        return name

@@ -19,4 +19,5 @@ MUTATIONS = (
     Mutation("a change that begins above the window is not undone", "before_last_change", "touches = bool(new)", "touches = start >= 0 and bool(new)", "test_changes.py::test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them"),
     Mutation("old lines below the window are shown in it", "before_last_change", "if end > len(lines):", "if False:", "test_changes.py::test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them"),
     Mutation("old lines above the window are shown in it", "before_last_change", "*old[first - start:]", "*old", "test_changes.py::test_lines_before_a_change_have_its_old_lines_as_far_as_it_touches_them"),
+    Mutation("a name with quotes of its own is refused", "changes:_unquoted", "except ValueError:", "except KeyError:", "test_changes.py::test_a_changes_path_is_that_of_the_file_without_gits_prefixes_and_quotes"),
 )

@@ -32,4 +32,5 @@ MUTATIONS = (
     Mutation("changes for another layout are ignored", "complete:complete", "if place.changes is not None and", "if False and", "test_next_edit.py::test_a_mistake_is_reported_before_a_model_is_loaded"),
     Mutation("blank lines at a file's end stay after new ones", "Window.edit", "if not self.following:", "if False:", "test_next_edit.py::test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these"),
     Mutation("the place after the last line end is a line", "Window.edit", "len(self.lines) - 1)", "len(self.lines))", "test_next_edit.py::test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these"),
+    Mutation("a name that no file can have ends the reading of changes", "changes:from_root", "os.path.exists(root / change.path)", "(root / change.path).exists()", "test_next_edit.py::test_changes_of_a_git_repository_are_found_from_a_root_within_it"),
 )
