@@ -74,8 +74,9 @@ OTHER = "    return area(side)\n\n\ndef other():\n"
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_a_completion_ends_at_its_line_block_stop_string_or_limit(repo, says, more, text, ended, line_end):
     (repo / "main.py").write_bytes((MAIN + REST).replace("\n", line_end).encode())
-    found = completed(repo, says, **more)
-    assert (found.text, found.ended) == (text, ended)
+    told: list[str] = []
+    found = completed(repo, says, tell=told.append, **more)
+    assert ("".join(told), found.text, found.ended) == (*[text.replace("\n", line_end)] * 2, ended)
     assert "\r" not in toy()[1].decode(found.prompt.ids)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -155,14 +156,33 @@ def test_an_answer_ends_before_a_line_with_too_little_indentation():
 
 
 def test_an_answer_ends_with_a_line_when_its_time_is_up(monkeypatch):
-    found = one(n_predict=200, t_max_predict_ms=0.001, temperature=1.0, seed=1)
-    assert found["has_new_line"] and found["tokens_predicted"] < 200 and found["stop_type"] == "limit"
+    asked = dict(n_predict=200, temperature=1.0, seed=5)
+    whole = one(**asked)["content"]
+    line = whole[:whole.index("\n") + 1]
+    found = one(t_max_predict_ms=0.001, prediction=whole, **asked)      # a step decodes more than the line
+    assert found["content"] == line and len(line) < found["tokens_predicted"] < 200
+    assert found["has_new_line"] and found["stop_type"] == "limit"
     clock = SimpleNamespace(monotonic=lambda: clock.now)
     monkeypatch.setattr("longgraft.serve.infill_stops.time", clock)
     reached = InfillStop(seconds=1.0).detector()
     for clock.now, text, ends in ((10.0, "", False), (20.0, "a\n", False), (20.9, "b\n", False), (21.1, "c", False),
                                   (21.2, "d\ne", True)):
         assert reached(Step(tokens=(1,) if text else (), text=text)) == ends
+
+
+def test_an_answer_whose_time_is_up_has_nothing_of_the_next_line():
+    async def of(steps):
+        for step in steps:
+            yield step
+
+    async def texts(stop, steps):
+        return [step.text async for step in stop.trimmed(of(steps))]
+
+    stop = InfillStop(seconds=0.0, held="  ")
+    steps = [Step(tokens=(1,), text="  a"), Step(tokens=(1,), text="b\n    c\nd")]
+    detect = stop.detector()
+    assert [detect(step) for step in steps] == [False, True]
+    assert "".join(asyncio.run(texts(stop, steps))) == "ab\n"
 
 
 @pytest.mark.parametrize(("held", "said", "kept"), [

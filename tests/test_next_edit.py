@@ -29,6 +29,7 @@ def greet():
 
 greet()
 print(area(2))
+print(area(3))
 """
 NOW = BEFORE.replace("def greet():", "def greet(name):")
 REWRITTEN = NOW.replace('"Hello!"', 'f"Hello, {name}!"')
@@ -78,12 +79,41 @@ def test_the_edit_is_the_lines_that_changed_and_decoding_ends_with_them(repo):
     assert len(found.generation.token_ids) < len(whole.generation.token_ids)
 
 
+def test_the_edit_of_a_file_from_windows_has_its_line_ends(repo):
+    (repo / "main.py").write_text(NOW, newline="\r\n")
+    found = suggested(repo, REWRITTEN)
+    assert (found.edit.text, found.text) == (EDIT.text.replace("\n", "\r\n"),) * 2
+
+
 def test_a_rewrite_that_a_limit_cuts_off_is_no_edit(repo):
     session = completing(fim=True)
     limit = len(session.tokenizer(NOW)["input_ids"]) + 3
     found = suggested(repo, "x\n" * limit, session, max_new_tokens=3)
     assert (found.edit, found.text, found.ended) == (None, "", "length")
     assert len(found.generation.token_ids) == limit      # those of the rewritten lines come on top of --max-new-tokens
+
+
+@pytest.mark.parametrize(("stop", "edit"), [((), EDIT), (("</s>",), EDIT), (("\n\n",), None), (('name}!"',), None)])
+def test_a_rewrite_that_a_stop_string_cuts_off_is_no_edit(repo, stop, edit):
+    found = suggested(repo, REWRITTEN + "<|file_sep|>", until="stop", stop=("<|file_sep|>", *stop))
+    assert (found.edit, found.ended) == (edit, "stop")
+
+
+def test_the_new_lines_of_an_edit_are_told_once(repo):
+    told = []
+    assert suggested(repo, REWRITTEN, tell=told.append).text == EDIT.text
+    suggested(repo, NOW + "<|file_sep|>", stop="<|file_sep|>", tell=told.append)
+    assert told == [EDIT.text]
+
+
+def test_passages_leave_room_for_the_whole_rewritten_window(repo):
+    for n in range(20):
+        (repo / f"more{n}.py").write_text("def area(side):\n" + f"    return side * {n}\n" * 20)
+    session = completing(fim=True)
+    positions = min(session.engine.limits.values())
+    found = suggested(repo, REWRITTEN, session, max_new_tokens=positions - 1300)
+    answer = len(found.prompt.prediction[0]) + positions - 1300
+    assert found.used and positions - 500 < len(found.prompt.ids) + answer <= positions
 
 
 LINES = tuple("abcdefgh")
@@ -93,7 +123,8 @@ FOLLOWING = ("i", "j", "k")
 @pytest.mark.parametrize(("answer", "edit"), [
     ("abcXefgh", (4, 4, "X")), ("abcXYdefgh", (4, 3, "XY")), ("abcefgh", (4, 4, "")), ("abcdefghX", (9, 8, "X")),
     ("Xbcdefgh", (1, 1, "X")), ("abcdefgh", None), ("abcdefghij", None), ("abcXefghijk", (4, 4, "X")), ("", None),
-    ("abcdefg", (8, 8, "")), ("abcdXfYh", (5, 7, "XfY"))])
+    ("abcdefg", (8, 8, "")), ("abcdXfYh", (5, 7, "XfY")), ("abcdefgXij", (8, 8, "X")), ("abcdefijk", (7, 8, "")),
+    ("abcdefgXi", (8, 8, "Xi"))])
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer, edit, end):
     found = Window("a.py", 1, LINES, FOLLOWING).edit("\n".join(answer) + end)
@@ -101,9 +132,18 @@ def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer
     assert found == wanted
 
 
+@pytest.mark.parametrize(("text", "answer", "after"), [
+    ("d\nx\n\n", "d\nx\n\np\n", "d\nx\n\np\n"), ("d\nx\n\n", "d\nx\n\n\np", "d\nx\n\n\np\n"),
+    ("d\n\n\n\n", "d\n\np", "d\n\np\n\n\n"), ("\n", "\nx", "\nx\n"), ("", "x", "x\n"), ("d\n", "d\n\np\n", "d\n\np\n"),
+    ("d\nx\n\n", "d\ny\n", "d\ny\n\n")])
+def test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these(text, answer, after):
+    assert Window.around(Cursor("a.py", "", text)).edit(answer).applied(text) == after
+
+
 @pytest.mark.parametrize(("begun", "whole"), [
     ("abcXef", "abcXefgh"), ("abcXe", None), ("abc", None), ("abcef", "abcefgh"), ("abcXdefg", "abcXdefgh"),
-    ("abcdefghi", "abcdefgh"), ("abcdefghX", None), ("abcXYZ", None)])
+    ("abcdefghi", "abcdefgh"), ("abcdefghX", None), ("abcXYZ", None),
+    ("abcXefgY", "abcXefgh"), ("abcXefXY", "abcXefgh")])
 def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, whole):
     ending = RewriteEnding("block", Window("a.py", 1, LINES, FOLLOWING))
     text = "".join(f"{line}\n" for line in begun)
@@ -112,10 +152,18 @@ def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, who
     assert ending.of(text + "par") in (None, len(text))
 
 
-def test_lines_that_occur_twice_after_a_change_do_not_complete_an_edit():
-    window = Window("a.py", 1, tuple("abcxyxyd"))
-    assert window.rejoined("a\nZ\nx\ny\n") is None
-    assert Window("a.py", 1, ("a", "b", "", "", "c")).rejoined("Z\n\n\n") is None       # nor do empty ones
+@pytest.mark.parametrize(("lines", "begun"), [
+    ("a x y x y d", "a Z x y"), ("x y b x y c", "x y Z x y"), ("a  b  c d", "Z  b "), ("a  c d", "Z  c"),
+    ("f ( x ) } tail", "g ( q ) }")])
+def test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit(lines, begun):
+    window = Window("a.py", 1, tuple(lines.split(" ")), ("", "next"))
+    assert window.rejoined("\n".join(begun.split(" ")) + "\n") is None
+
+
+def test_a_blank_line_after_the_window_may_begin_an_insertion():
+    window = Window("a.py", 1, LINES, ("", "i"))
+    whole = "\n".join(LINES) + "\n\n"
+    assert (window.rejoined(whole), window.rejoined(whole + "i\n")) == (None, "\n".join(LINES))
 
 
 def test_the_window_is_the_cursors_line_with_ten_lines_on_each_side():
@@ -146,12 +194,15 @@ def test_a_keystroke_reads_at_most_its_change_and_the_windows_anew(repo):
     assert read[0] > 900 and max(read[1:]) <= most
 
 
-def test_changes_are_read_from_a_diff_and_secrets_are_left_out():
-    two = DIFF + "--- a/old.py\n+++ /dev/null\n@@ -3,2 +2,0 @@\n-x\n-y\n\\ No newline at end of file\n"
-    first, second = changes_of(two + DIFF.replace("main.py", ".env") + DIFF.replace("Hello!", "AKIA" + "A1B2" * 4))
-    assert (first.path, first.line, first.new_lines) == ("main.py", 3, ("def greet(name):",))
-    assert (second.path, second.before, second.after, second.line) == ("old.py", ("x", "y"), (), 3)
-    assert changes_of(" \n") == ()
+def test_changes_of_a_git_repository_are_found_from_a_root_within_it(repo):
+    (repo / ".git").mkdir()
+    (repo / "inner").mkdir()
+    (repo / "main.py").rename(repo / "inner/main.py")
+    diff = DIFF.replace("main.py", "inner/main.py")
+    long = DIFF.replace("main.py", "x" * 300)       # no file can have this name
+    for changes in (diff, DIFF, long + diff):
+        found = suggested(repo / "inner", REWRITTEN, changes=changes)
+        assert toy(True)[1].decode(found.prompt.ids).endswith(CHANGE + BLOCK)
 
 
 def shown_for(repo, changes: str, tokens: int = 8192) -> str:
@@ -172,13 +223,6 @@ def test_the_last_changes_are_shown_in_their_order_as_far_as_they_fit(repo):
     assert "line19\n...\nline81\n" in cut and "line20" not in cut and "line99" in cut
 
 
-@pytest.mark.parametrize(("diff", "said"), [("x = 1", "have no hunk"), ("@@ -1,3 +1,3 @@\n a\n", "not complete"),
-                                            ("@@ -1 +1 @@\n?a\n", "not complete")])
-def test_a_text_that_is_no_diff_is_refused(diff, said):
-    with pytest.raises(ValueError, match=said):
-        changes_of(diff)
-
-
 def test_the_window_before_is_that_of_the_last_change_within_it():
     lines = NOW.split("\n")
     assert "\n".join(before_last_change("main.py", 1, lines, changes_of(DIFF))) == BEFORE
@@ -189,7 +233,10 @@ def test_the_window_before_is_that_of_the_last_change_within_it():
 @pytest.mark.parametrize(("prompt", "window"), [
     (BLOCK, NOW), (CHANGE + BLOCK, NOW), (BLOCK.removesuffix("\n"), NOW),
     ("<|file_sep|>current/a.py:6:7\nx = 1\ny<|cursor|>\n<|file_sep|>updated/a.py:6:7\nx = 1\n", "y\n"),
-    (CHANGE, None), (NOW, None), ("", None), (BLOCK.replace("updated/main", "updated/other"), None),
+    ("<|file_sep|>current/a\r\nx = 1\r\n<|file_sep|>updated/a\r\n", "x = 1\r\n"),
+    ("<|file_sep|>current/a\nx = '<|file_sep|>'\n<|file_sep|>updated/a\n", "x = '<|file_sep|>'\n"),
+    (BLOCK + "x\n<|file_sep|>other\n", None), (CHANGE, None), (NOW, None), ("", None),
+    (BLOCK.replace("updated/main", "updated/other"), None),
     (BLOCK.replace("current/", "later/"), None), ("<|file_sep|>current/a\nx\n", None),
     ("<|file_sep|>current/a\n<|file_sep|>updated/a\n", None)])
 def test_the_window_is_found_in_the_prompt_of_an_editor(prompt, window):
@@ -261,19 +308,33 @@ def test_the_command_prints_a_diff(repo, saved, capsys, monkeypatch):
                                                "b/main.py"))
     found = json.loads(run(capsys, monkeypatch, *asked, "--json")[1])
     assert found["edit"] == vars(EDIT) and found["layout"] == "next-edit"
-    monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(NOW))
-    code, out, err = run(capsys, monkeypatch, *asked)
-    assert (code, out) == (0, "\n") and "no edit: the model would change nothing" in err
+    assert run(capsys, monkeypatch, *asked, "--stream")[1] == out
 
 
-def answering(says: str):
+@pytest.mark.parametrize(("ended", "why"), [
+    ("eos", "the model would change nothing"), ("length", "the rewritten lines reached their limit of tokens"),
+    ("stop", "a stop string cut the rewritten lines off, or the model")])
+def test_the_command_says_why_there_is_no_edit(repo, saved, capsys, monkeypatch, ended, why):
+    monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(NOW, ended))
+    code, out, err = run(capsys, monkeypatch, *ask(repo, saved))
+    assert (code, out) == (0, "\n") and f"no edit: {why}" in err
+
+
+def test_a_diff_may_have_a_file_that_is_not_utf_8(repo, saved, capsys, monkeypatch):
+    latin = DIFF.replace("main.py", "other.py").replace("Hello", "Gr\u00fc\u00df")
+    (repo / "changes").write_bytes(latin.encode("latin-1") + DIFF.encode())
+    code, out, _ = run(capsys, monkeypatch, *ask(repo, saved, "--changes", repo / "changes", "--prompt"))
+    assert code == 0 and CHANGE + BLOCK in out and '    print("Gr\ufffd\ufffd!")' in out
+
+
+def answering(says: str, ended: str = "eos"):
     """Returns a function in place of decoding, after which the model has answered with this text."""
     from longgraft.engine.session import Generation
 
     def step_through(self, request):
         with request:
             self.text = says
-            return Generation(says, [], request.stats, "eos")
+            return Generation(says, [], request.stats, ended)
     return step_through
 
 
@@ -300,14 +361,16 @@ def test_a_model_without_the_separator_is_refused(repo):
 
 
 def test_a_prompt_without_room_for_the_window_is_refused(repo):
-    with pytest.raises(ValueError, match=r"prompt may have 64\. Give more"):
+    with pytest.raises(ValueError, match=r"prompt may have 64\. Allow more"):
         suggested(repo, "x", tokens=64)
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--changes", "main.py"], "have no hunk"), (["--changes", "-", "--text", "-"], "both read standard input")])
+    (["--changes", "main.py"], "have no hunk"), (["--changes", "diff"], "only --layout next-edit reads changes"),
+    (["--changes", "-", "--text", "-"], "both read standard input")])
 def test_a_mistake_is_reported_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
     monkeypatch.chdir(repo)
+    (repo / "diff").write_text(DIFF)
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "complete", "--file", "main.py", "--line", "1", *words)
     assert code == 2 and said in err and len(err.splitlines()) == 1

@@ -17,13 +17,12 @@ from longgraft.cli.commands import command
 from longgraft.cli.generate import open_session
 from longgraft.cli.prompts import STDIN, read_source
 from longgraft.completion.options import NEXT_EDIT, CompletionOptions
-from longgraft.completion.snippets import LINE_END
 from longgraft.config.options import Checked, option
 from longgraft.config.settings import Pair, SamplingSettings, Settings
 
 if TYPE_CHECKING:
     from longgraft.completion.completer import Completion
-    from longgraft.completion.snippets import Cursor, Snippet
+    from longgraft.completion.snippets import Change, Cursor, Snippet
 
 completing = typer.Typer()
 
@@ -60,12 +59,15 @@ class CursorOptions(Checked):
 
     def cursor(self) -> Cursor:
         """Returns the cursor in the file; raises ValueError if there is no such place."""
-        from longgraft.completion.changes import changes_of
+        from longgraft.completion.changes import changes_of, from_root
         from longgraft.completion.cursor import locate
 
         assert self.line is not None
         text = None if self.text is None else read_source(self.text)
-        changes = () if self.changes is None else changes_of(read_source(self.changes))
+        changes: tuple[Change, ...] = ()
+        if self.changes is not None:
+            # A diff has files of several encodings; only the texts of those in UTF-8 can be right.
+            changes = from_root(self.root, changes_of(read_source(self.changes, "replace")))
         return replace(locate(self.root, self.file, self.line, self.column, text), changes=changes)
 
 
@@ -91,6 +93,9 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
              draw: SamplingSettings) -> None:
     """Complete code at a cursor, with the repository around it."""
     cursor = place.cursor()     # before the imports, which take seconds
+    if place.changes is not None and options.layout != NEXT_EDIT:
+        raise ValueError("--changes was given, and only --layout next-edit reads changes. Add it, or leave "
+                         "--changes out.")
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.completion.completer import Completer
 
@@ -100,8 +105,10 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
         prompt = Completer(session).lay_out(place.root, cursor, options)[0]
         print(session.tokenizer.decode(prompt.ids))
         return
+    streams = output.stream and options.layout != NEXT_EDIT     # an edit is a diff, which is known at its end
+
     def tell(text: str) -> None:
-        if output.stream:
+        if streams:
             print(text, end="", flush=True)
 
     completion = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)),
@@ -109,7 +116,7 @@ def complete(place: CursorOptions, options: CompletionOptions, output: Completio
     if output.as_json:
         print(json.dumps(described(completion, session.target.name)))
         return
-    print("" if output.stream else shown(completion))
+    print("" if streams else shown(completion))
     if output.explain:
         print("\n".join(explained(completion)), file=sys.stderr)
     print("\n".join(summed_up(completion)), file=sys.stderr)
@@ -120,10 +127,13 @@ def shown(completion: Completion) -> str:
     edit = completion.edit
     if edit is None:
         return completion.text
-    before = list(StringIO(LINE_END.sub("\n", completion.cursor.before + completion.cursor.after)))
-    after = [*before[:edit.first_line - 1], *StringIO(edit.text), *before[edit.last_line:]]
+    cursor = completion.cursor
+    before = list(StringIO(cursor.bom + cursor.text))      # git's lines end at \n only
+    after = list(StringIO(cursor.bom + edit.applied(cursor.text)))
+    # A tab ends a name with blanks, which `patch` would cut off there.
+    mark = "\t" if " " in edit.path else ""
     lines = []
-    for line in unified_diff(before, after, f"a/{edit.path}", f"b/{edit.path}"):
+    for line in unified_diff(before, after, f"a/{edit.path}{mark}", f"b/{edit.path}{mark}"):
         lines.append(line if line.endswith("\n") else f"{line}\n{UNENDED}\n")
     return "".join(lines).removesuffix("\n")
 
@@ -196,7 +206,7 @@ def summed_up(completion: Completion) -> list[str]:
     ended = f"{completion.ended}, repeats itself" if completion.loops else completion.ended
     lines = []
     if prompt.form == NEXT_EDIT and completion.edit is None:
-        lines.append("no edit: the model would change nothing, or did not come to an end")
+        lines.append(f"no edit: {no_edit(completion)}")
     return [*lines, "",
             f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them "
             f"of {completion.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
@@ -206,6 +216,15 @@ def summed_up(completion: Completion) -> list[str]:
             f"decoded {stats.new_tokens} tokens ({ended}) in {stats.decode_seconds:.2f} s "
             f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, "
             f"{stats.tokens_per_step:.2f} tokens per step)"]
+
+
+def no_edit(completion: Completion) -> str:
+    """Returns why a next edit has no edit."""
+    if completion.ended == "length":
+        return "the rewritten lines reached their limit of tokens; --max-new-tokens sets it"
+    if completion.ended == "stop":
+        return "a stop string cut the rewritten lines off, or the model would change nothing"
+    return "the model would change nothing"
 
 
 def _number(count: int, what: str) -> str:

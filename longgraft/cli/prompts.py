@@ -170,12 +170,16 @@ def source_name(name: str) -> str:
     return "Standard input" if name == STDIN else name
 
 
-def read_source(name: str) -> str:
-    """Returns a file's text, or standard input for -; raises ValueError if it cannot be read."""
+def read_source(name: str, errors: str = "strict") -> str:
+    """Returns a file's text, or standard input for -; raises ValueError if it cannot be read.
+
+    Args:
+        errors: strict, or replace for bytes that are not UTF-8.
+    """
     if name == STDIN:
-        return _decoded(sys.stdin.buffer.read(), source_name(name))
+        return _decoded(sys.stdin.buffer.read(), source_name(name), errors)
     try:
-        return _decoded(Path(name).read_bytes(), f"File {name}")
+        return _decoded(Path(name).read_bytes(), f"File {name}", errors)
     except OSError as error:
         # The user may have given a text, which may be long, instead of a file's name.
         shown = f"{name[:SHOWN]}..." if len(name) > SHOWN else name
@@ -188,8 +192,8 @@ def read_json(name: str) -> Any:
     return parse_json(read_source(name), where)
 
 
-def _decoded(data: bytes, what: str) -> str:
+def _decoded(data: bytes, what: str, errors: str) -> str:
     try:
-        return data.decode("utf-8-sig")
+        return data.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
         raise ValueError(f"{what} is not UTF-8 text ({error}).") from error

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
-from longgraft.completion.changes import changes_of
+from longgraft.completion.changes import changes_of, from_root
 from longgraft.completion.cursor import locate
 from longgraft.completion.options import LEAST, NEXT_EDIT, CompletionOptions
 from longgraft.completion.prompt.layout import CompletionPrompt, PromptLayout
@@ -36,6 +36,7 @@ from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
 from longgraft.loading import load
 
+END_MARK = "</s>"       # a stop string of Sweep's clients, also with models that have no such token
 FILES = 64      # files for which the order of the last prompt's snippets is kept
 KEPT = "in the last prompt, which need not be read again"
 
@@ -45,7 +46,7 @@ class Completion:
     """A completion.
 
     Attributes:
-        text: The text that follows the cursor; of a next edit, the new lines.
+        text: The text that follows the cursor, with the file's line ends; of a next edit, the new lines.
         generation: All decoded tokens, to the end of the step in which the completion ended.
         ended: line, block, or the generation's finish reason.
         cursor: The cursor.
@@ -118,7 +119,7 @@ class Completer:
             cursor: File, text before and text after the cursor.
             options: Settings of the completion.
             sampling: How tokens are drawn; None: greedily.
-            tell: Called with each piece of text that is final.
+            tell: Called with each piece of text that is final; of a next edit, once with the new lines.
 
         Returns:
             The completion with its prompt and figures.
@@ -132,22 +133,25 @@ class Completer:
         limit = options.max_new_tokens
         rewrite = None
         if prompt.form == NEXT_EDIT:
-            rewrite = RewriteEnding(options.until, Window.around(_with_unified_ends(cursor)))
+            rewrite = RewriteEnding(options.until, Window.around(_with_unified_ends(cursor)), self._cuts(options.stop))
             limit = min(limit + len(prompt.prediction[0]), self._most_positions - len(prompt.ids))
         request = self.session.open(prompt.ids, limit, sampling, options.stop, tuple(eos),
                                     prediction=prompt.prediction or None)
         ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
-        text = _CompletionText(ending, prompt.held, tell)
+        text = _CompletionText(ending, prompt.held, _keep if rewrite else _with_ends(tell, cursor.line_end))
         generation = text.step_through(request)
         seconds |= {"first": text.first - started, "total": time.perf_counter() - started}
         ended = options.until if text.ended else generation.finish_reason
-        completion = Completion(text.text, generation, ended, cursor, prompt, gathered, seconds)
+        in_file = text.text.replace("\n", cursor.line_end)
+        completion = Completion(in_file, generation, ended, cursor, prompt, gathered, seconds)
         if rewrite is None:
             return completion
         edit = rewrite.edit(text.text, ended)
         text_of_edit = ""
         if edit is not None:
+            edit = edit.in_file(cursor.text)
             text_of_edit = edit.text
+            tell(text_of_edit)
         return replace(completion, text=text_of_edit, edit=edit)
 
     def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
@@ -176,6 +180,10 @@ class Completer:
         snippets = (*gathered.snippets, *_not_gathered(before, gathered.snippets))
         gathered_at = time.perf_counter()
         prompt = layouts[form].lay_out(cursor, snippets, tokens, root.name, before)
+        if form == NEXT_EDIT:
+            most = self._most_of_rewrite(prompt, options)
+            if most < len(prompt.ids):
+                prompt = layouts[form].lay_out(cursor, snippets, most, root.name, before)
         used[key] = prompt.used
         if len(used) > FILES:
             used.popitem(last=False)
@@ -186,6 +194,18 @@ class Completer:
     def _kept(self) -> bool:
         """True if the engine reuses the shared beginning of prompts."""
         return self.session.engine.prefixes is not None
+
+    def _most_of_rewrite(self, prompt: CompletionPrompt, options: CompletionOptions) -> int:
+        """Returns the most tokens of a next edit's prompt that leave room for the whole window, if the prompt
+        has as many snippets to leave out."""
+        answer = len(prompt.prediction[0]) + options.max_new_tokens
+        excess = len(prompt.ids) + answer - self._most_positions
+        return len(prompt.ids) - min(max(0, excess), sum(prompt.tokens))
+
+    def _cuts(self, stop: Sequence[str]) -> bool:
+        """True if a stop string may end the answer to a next edit within the window."""
+        added = self.session.tokenizer.get_added_vocab()
+        return any(text not in added and text != END_MARK for text in stop)
 
     @property
     def _most_positions(self) -> int:
@@ -222,6 +242,15 @@ def _not_gathered(before: Sequence[Snippet], snippets: Sequence[Snippet]) -> lis
 def _with_unified_ends(cursor: Cursor) -> Cursor:
     """Returns the cursor in a text with line ends \\n, which models know."""
     return replace(cursor, before=LINE_END.sub("\n", cursor.before), after=LINE_END.sub("\n", cursor.after))
+
+
+def _with_ends(tell: Callable[[str], None], end: str) -> Callable[[str], None]:
+    """Returns a function that tells text with a file's line end."""
+    return lambda text: tell(text.replace("\n", end))
+
+
+def _keep(text: str) -> None:
+    """Tells nothing of a rewritten window: what it changes is known at its end."""
 
 
 class _CompletionText:
@@ -305,7 +334,7 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         tokens: Most tokens of the prompt.
         layout: Layout of the prompt: fim, left-to-right, auto, or next-edit, with which the model rewrites
             the lines around the cursor; `Completion.edit` is the result.
-        tell: Called with each piece of the completion's text.
+        tell: Called with each piece of the completion's text; of a next edit, once with the new lines.
         changes: Unified diff of recent changes, the last one last, from which a next edit is predicted.
         **options: The fields of `Settings` and `Sampling`, model and drafter.
 
@@ -326,7 +355,7 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
     SamplingDefaults().sampling(draw)       # checked before a model is loaded
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
-    cursor = replace(locate(repo, file, line, column, text), changes=changes_of(changes))
+    cursor = replace(locate(repo, file, line, column, text), changes=from_root(Path(repo), changes_of(changes)))
     if session is not None and options:
         raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is "
                          "loaded.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from longgraft.completion.repository.secret_files import check_open
@@ -11,6 +12,7 @@ from longgraft.config.data_files import whole
 
 # Largest file of a cursor: it is read in a second, and no person wrote a larger one.
 MOST_BYTES = 16 * 2 ** 20
+BOM = "\ufeff"      # byte order mark, with which editors on Windows begin some files
 
 
 def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
@@ -50,14 +52,15 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
     if not isinstance(text, str | None):
         raise ValueError(f"The text of {path} is a {type(text).__name__}. Pass text, or leave it out to read "
                          "the file.")
-    text = None if text is None else text.removeprefix("\ufeff")
     _check_size(path, len(text or ""))
     check_open(path, text or "")
     check_open(target.relative_to(folder).as_posix(), "")
     if text is None:
         text = _read(place, path)
         check_open(path, text)
-    return _cut(path, text, line, column)
+    plain = text.removeprefix(BOM)
+    cursor = _cut(path, plain, line, column)
+    return replace(cursor, bom=text[:len(text) - len(plain)])
 
 
 def _read(place: Path, path: str) -> str:
@@ -65,7 +68,7 @@ def _read(place: Path, path: str) -> str:
         raise ValueError(f"{path} is no file in the repository. Pass one that there is, or its text.")
     try:
         _check_size(path, place.stat().st_size)
-        with place.open(encoding="utf-8-sig", newline="") as file:
+        with place.open(encoding="utf-8", newline="") as file:
             return file.read()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start:,}. Save it as UTF-8.") from error

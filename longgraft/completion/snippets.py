@@ -53,12 +53,25 @@ class Cursor:
         path: The file's path from the repository's root, with forward slashes.
         before, after: Its text around the cursor.
         changes: Recent changes, the last one last; a next edit is predicted from them.
+        bom: The file's byte order mark, which models do not see; "" if it has none.
     """
 
     path: str
     before: str
     after: str
     changes: tuple[Change, ...] = ()
+    bom: str = ""
+
+    @property
+    def text(self) -> str:
+        """The file's text, without the byte order mark."""
+        return self.before + self.after
+
+    @property
+    def line_end(self) -> str:
+        """The line end before the cursor, or the first one after it."""
+        before = LINE_END.findall(self.before)
+        return [*before[-1:], *LINE_END.findall(self.after), "\n"][0]
 
 
 @dataclass(frozen=True)

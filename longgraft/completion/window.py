@@ -6,13 +6,17 @@ differ.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from longgraft.completion.snippets import Cursor, common
+from longgraft.completion.snippets import LINE_END, Cursor, common
 
 REACH = 10          # lines above and below the cursor's, with which Sweep's models were trained
-REJOINED = 2        # lines of the window, not all blank, after which an edit is taken to be complete
+# Lines of the window after which an edit is taken to be complete.  Blank lines do not count: an inserted
+# function often ends like the one after it.
+REJOINED = 2
+WORD = re.compile(r"\w")
 FOLLOWING = 64      # most lines after the window that an answer may repeat
 Lines = tuple[str, ...]
 
@@ -25,13 +29,34 @@ class Edit:
         path: The file's path from the repository's root.
         first_line: The first line that is replaced, from 1.
         last_line: The last one; `first_line - 1` if the text is inserted before `first_line`.
-        text: Whole lines with their ends; "" if the lines are deleted.
+        text: Whole lines with their ends; "" if the lines are deleted.  The last line has no end if the file
+            ends with it and had no end there before.
     """
 
     path: str
     first_line: int
     last_line: int
     text: str
+
+    def applied(self, text: str) -> str:
+        """Returns a file's text after the edit."""
+        starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
+        return text[:starts[self.first_line - 1]] + self.text + text[starts[self.last_line]:]
+
+    def in_file(self, text: str) -> Edit:
+        """Returns an edit whose lines end with \\n as one of this file, with the line ends that it has there."""
+        lines = LINE_END.split(text)
+        ends = LINE_END.findall(text)
+        edit = self
+        if lines[-1] and self.last_line >= len(lines):      # the file's last line, which has no end
+            new = self.text
+            if self.first_line > len(lines):
+                new = f"{lines[-1]}\n{new}"
+            edit = replace(self, first_line=min(self.first_line, len(lines)), text=new.removesuffix("\n"))
+        if not ends:
+            return edit
+        end = ends[min(self.first_line, len(ends)) - 1]
+        return replace(edit, text=edit.text.replace("\n", end))
 
 
 @dataclass(frozen=True)
@@ -66,25 +91,46 @@ class Window:
         new = without_empty(answer.split("\n"))
         if not new:
             return None     # the model ended at once; it did not mean to delete the window
+        if not self.following:
+            # New lines that follow blank ones at the file's end do not repeat these.
+            kept = min(common(self.lines, new), len(self.lines) - 1)
+            old = self.lines[:max(len(old), kept)]
         return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
 
     def rejoined(self, text: str) -> str | None:
         """Returns the rewritten window if the beginning of an answer shows it: after its first difference it
         has come back to the window's lines, or it repeats what follows the window.  Returns None if it may go
         on to change.
+
+        Lines after the place where it came back do not count, so steps of any length give the same window.
         """
         lines = text.split("\n")[:-1]       # the last line is still being decoded
         same = common(lines, self.lines)
         beyond = lines[len(self.lines):]
-        if same == len(self.lines) and beyond and beyond == list(self.following[:len(beyond)]):
+        repeats = any(map(str.strip, beyond)) and beyond == list(self.following[:len(beyond)])
+        if same == len(self.lines) and repeats:
             return "\n".join(self.lines)
-        tail = tuple(lines[same:])[-REJOINED:]
-        if len(tail) < REJOINED or not any(line.strip() for line in tail):
+        for end in range(same + 1, len(lines) + 1):
+            rest = self._rest(lines[same:end], same)
+            if rest is not None:
+                return "\n".join([*lines[:end], *rest])
+        return None
+
+    def _rest(self, rewritten: Sequence[str], same: int) -> Lines | None:
+        """Returns the window's lines after those with which the rewritten lines end; None if these are too
+        few to be recognized, have brackets only, or occur elsewhere in the window.
+
+        Args:
+            same: Number of unchanged lines before the rewritten ones.
+        """
+        shown = [number for number, line in enumerate(rewritten) if line.strip()]
+        if len(shown) < REJOINED:
             return None
-        places = [at for at in range(same, len(self.lines)) if self.lines[at:at + REJOINED] == tail]
-        if len(places) != 1:
+        tail = tuple(rewritten[shown[-REJOINED]:])
+        places = [at for at in range(len(self.lines)) if self.lines[at:at + len(tail)] == tail]
+        if len(places) != 1 or places[0] < same or not WORD.search("".join(tail)):
             return None
-        return "\n".join([*lines, *self.lines[places[0] + REJOINED:]])
+        return self.lines[places[0] + len(tail):]
 
     def _edit(self, old: Lines, new: Lines) -> Edit | None:
         start = common(old, new)
@@ -95,11 +141,13 @@ class Window:
         return Edit(self.path, self.first_line + start, self.first_line + len(old) - end - 1, text)
 
     def _without_following(self, lines: Lines) -> Lines:
-        """Returns an answer's lines without those that follow the window in the file, if it repeats the last
-        line of the window and then these."""
+        """Returns an answer's lines without those that follow the window in the file, if it ends with the last
+        line of the window and then these, or with enough of these to be recognized."""
         most = min(len(lines) - 1, len(self.following))
         for count in range(most, 0, -1):
-            if lines[-count - 1:] == (self.lines[-1], *self.following[:count]):
+            repeated = self.following[:count]
+            enough = sum(map(bool, map(WORD.search, repeated))) >= REJOINED
+            if lines[-count:] == repeated and (enough or lines[-count - 1] == self.lines[-1]):
                 return lines[:-count]
         return lines
 
@@ -110,10 +158,12 @@ class RewriteEnding:
 
     Attributes:
         until: stop: where the model ends it; line and block: as soon as one edit is complete.
+        cuts: True if stop strings may end it within the window; False if they are tokens that end texts.
     """
 
     until: str
     window: Window
+    cuts: bool = False
 
     def of(self, text: str) -> int | None:
         """Returns where the answer that begins with this text ends; None if it may go on."""
@@ -130,15 +180,15 @@ class RewriteEnding:
         return text
 
     def edit(self, text: str, reason: str) -> Edit | None:
-        """Returns the edit of an answer; None for one that a limit cut off, because it would delete the lines
-        that it did not reach.
+        """Returns the edit of an answer; None for one that a limit or a stop string cut off, because it would
+        delete the lines that it did not reach.
 
         Args:
             reason: The answer's finish reason, or `until` if it ended where `of` said.
         """
         if reason == self.until != "stop":
             return self.window.edit(self.window.rejoined(text) or text)
-        if reason in ("eos", "stop"):
+        if reason == "eos" or (reason == "stop" and not self.cuts):
             return self.window.edit(text)
         return None
 

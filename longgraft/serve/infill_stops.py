@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from longgraft.engine.step import Step
 from longgraft.serve.served_request import Steps
@@ -21,11 +21,13 @@ class InfillStop:
         indent: Number of spaces and tabs with which every line after the first must begin.
         seconds: Time from the first token after which the answer ends with its current line; None: no limit.
         held: Spaces and tabs before the cursor that the prompt leaves out; the model may repeat them.
+        over: Characters of the decoded text up to the end of the line in which the time was up; empty before.
     """
 
     indent: int = 0
     seconds: float | None = None
     held: str = ""
+    over: list[int] = field(default_factory=list)
 
     def detector(self) -> Callable[[Step], bool]:
         """Returns a function that is True for the step that completes the answer."""
@@ -38,6 +40,7 @@ class InfillStop:
             if step.tokens and self.seconds is not None:
                 deadline = deadline or time.monotonic() + self.seconds
                 if "\n" in step.text and time.monotonic() >= deadline:
+                    self.over.append(len(decoded) - len(step.text) + step.text.index("\n") + 1)
                     return True
             return self.end(self.without_held(decoded)) is not None
 
@@ -51,7 +54,8 @@ class InfillStop:
         async for step in steps:
             if step is not None:
                 decoded += step.text
-                text = self.without_held(decoded)
+                # A step may have decoded more than the line in which the time was up.
+                text = self.without_held(decoded[:self.over[0]] if self.over else decoded)
                 end = self.end(text)
                 shown = max(sent, self.certain(text) if end is None else end)
                 step = replace(step, text=text[sent:shown])

@@ -197,15 +197,15 @@ class Worker:
                 return step
             return self._failed(step)
         assert request is not None
+        reason = None
+        if step is not None and request.finish_reason is None:
+            reason = self._cut(served, step)    # before the client has the step, whose text this may end
         if step is not None:
             served.send(step)
             for watcher in self.watchers:
                 watcher.stepped(served, step, seconds)
         if request.finish_reason is not None:
             return End(request.finish_reason, request.stats, served.queued)
-        if step is None:
-            return None
-        reason = self._cut(served, step)
         if reason is None:
             return None
         request.close()

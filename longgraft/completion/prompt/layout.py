@@ -113,7 +113,8 @@ class PromptLayout:
         marks += len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
-            raise ValueError(f"{tokens:,} tokens leave no room for the file. Give more, such as 8192.")
+            raise ValueError(f"{tokens:,} tokens leave no room for the file. Allow more, or take a model with more "
+                             "positions.")
         shown, dropped = self._tail(text, left - self._room(snippets, tokens), tokens)
         used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
         texts = {"before": shown, "after": after, "path": self._headed(cursor.path),

@@ -81,7 +81,7 @@ class NextEditLayout:
         left = tokens - len(self.coder.begin) - len(windows)
         if left < 0:
             raise ValueError(f"The lines around the cursor take {len(windows):,} tokens, and the prompt may "
-                             f"have {tokens:,}. Give more, such as 8192.")
+                             f"have {tokens:,}. Allow more, or take a model with more positions.")
         changes = self._changes(cursor.changes, left)
         used = arrange(snippets, self._cost, left - len(changes), before, self.habit)
         ids = (*self.coder.begin, *chain.from_iterable(map(self._snippet, used)), *changes, *windows)
@@ -121,13 +121,14 @@ def current_window(prompt: str) -> str | None:
     Editors send such prompts as text (Zed, cursortab.nvim, vscode-nes).  Sweep's 7B has lines after the
     paths, a mark at the cursor, and the answer's beginning at the end.
     """
-    parts = prompt.rsplit(SEPARATOR, 2)
-    if len(parts) < 3:
+    head, _, updated = prompt.rpartition(SEPARATOR)
+    place, _, begun = updated.partition("\n")
+    if not place.startswith(UPDATED):
         return None
-    _, current, updated = parts
-    place, _, window = current.partition("\n")
-    same_place, _, begun = updated.partition("\n")
-    if not place.startswith(CURRENT) or same_place != UPDATED + place.removeprefix(CURRENT):
+    # The window may spell the separator, as this file does.
+    path = place.removeprefix(UPDATED)
+    window = head.rpartition(f"{SEPARATOR}{CURRENT}{path}\n")[2]
+    if window == head:
         return None
     window = window.replace(CURSOR, "")
     return window.removeprefix(begun) or None
