@@ -52,7 +52,8 @@ def configuration_of(architecture: Architecture, name: str, reader: Any, model: 
         raise ValueError(f"Model {model!r} lacks the entry {name}.{error.args[0]} of its metadata. Download the file "
                          f"again. {ORIGINAL}") from error
     for kind in ("bos", "eos"):
-        if (field := reader.fields.get(f"tokenizer.ggml.{kind}_token_id")) is not None:
+        field = reader.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        if field is not None:
             setattr(config, f"{kind}_token_id", int(field.contents()))
     refuse(config, model)
     return config
@@ -62,7 +63,7 @@ def configuration_of(architecture: Architecture, name: str, reader: Any, model: 
 def read_as_known(reader: Any) -> Iterator[None]:
     """Lets transformers read the tokenizer of a file of an architecture that it does not know."""
     field = reader.fields[ARCHITECTURE]
-    parts = [*field.parts]
+    parts = list(field.parts)
     parts[field.data[0]] = np.frombuffer(KNOWN, np.uint8)
     reader.fields[ARCHITECTURE] = field._replace(parts=parts)
     try:

@@ -24,7 +24,8 @@ def offline() -> Iterator[None]:
     """Lets the hub's client read only its cache."""
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
@@ -40,8 +41,10 @@ def cached_by_client(name: str, revision: str) -> Path | None:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(*_repository_and_file(name), revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(*_repository_and_file(name), revision=revision)
+    if not isinstance(path, str):
+        return None
+    return Path(path)
 
 
 def download(name: str, path: Path, size: int | None, sha256: str, revision: str = "main") -> None:
@@ -65,12 +68,15 @@ def download(name: str, path: Path, size: int | None, sha256: str, revision: str
     from huggingface_hub.utils import build_hf_headers
 
     url = hf_hub_url(*_repository_and_file(name), revision=revision)
-    found = get_hf_file_metadata(url)
-    stated = found.etag if found.etag and len(found.etag) == len(sha256) else sha256
-    size = found.size or 0 if size is None else size
-    if (found.size, stated) != (size, sha256):
-        raise ValueError(f"it has another file: {found.size:,} bytes with SHA-256 {stated[:12]}..., and {size:,} with "
-                         f"{sha256[:12]}... are needed")
+    file_of_hub = get_hf_file_metadata(url)
+    stated = file_of_hub.etag
+    if not stated or len(stated) != len(sha256):        # it states another hash, or none
+        stated = sha256
+    if size is None:
+        size = file_of_hub.size or 0
+    if (file_of_hub.size, stated) != (size, sha256):
+        raise ValueError(f"it has another file: {file_of_hub.size:,} bytes with SHA-256 {stated[:12]}..., and "
+                         f"{size:,} with {sha256[:12]}... are needed")
     with open(path, "ab") as file:
         http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size,
                  displayed_filename=name.rpartition("/")[2])

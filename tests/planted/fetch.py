@@ -12,7 +12,7 @@ MUTATIONS = (
     Mutation("wheels come before the hub", "fetch:_fetch", "if entry.hub and", "if not entry.hub and", "test_fetch.py::test_get_asks_the_hub_before_wheels"),
     Mutation("a hub that does not answer is asked", "_from_hub", "if not hub_answers():", "if False:", "test_fetch.py::test_wheels_are_fetched_if_the_hub_does_not_answer"),
     Mutation("the cache of the hub's client is not looked into", "fetch:here", "if entry.hub else []", "if False else []", "test_fetch.py::test_get_reads_the_cache_of_the_hubs_client_in_place"),
-    Mutation("another file of the hub is downloaded to the end", "hub:download", "if (found.size, stated) != (size, sha256):", "if False:", "test_fetch.py::test_another_file_on_the_hub_is_refused_and_wheels_are_fetched"),
+    Mutation("another file of the hub is downloaded to the end", "hub:download", "if (file_of_hub.size, stated) != (size, sha256):", "if False:", "test_fetch.py::test_another_file_on_the_hub_is_refused_and_wheels_are_fetched"),
     Mutation("a download from the hub begins anew", "hub:download", 'open(path, "ab")', 'open(path, "wb")', "test_fetch.py::test_an_interrupted_download_from_the_hub_goes_on_where_it_ended"),
     Mutation("wheels begin anew where the hub failed", "append_parts", 'open(path, "ab")', 'open(path, "wb")', "test_fetch.py::test_wheels_go_on_where_the_hub_failed"),
     Mutation("wrong bytes of an interrupted fetch stay", "fetch:_check", "        _partial(entry).unlink()\n", "", "test_fetch.py::test_wrong_bytes_of_an_interrupted_fetch_are_removed"),
