@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import transformers
 from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.modeling_gguf_pytorch_utils import GGUFTensor
 
 Metadata = Mapping[str, Any]
 """Metadata of a file, by keys without the architecture before them."""
@@ -36,13 +37,6 @@ JOINED = ("first", "second")        # parts of a matrix that the model has as on
 LATENTS = ("keys", "values")        # parts of a matrix that expands latents
 
 
-class Changed(NamedTuple):
-    """A tensor as the model wants it, in the form of transformers' `GGUFTensor`."""
-
-    weights: np.ndarray
-    name: str
-
-
 def _same(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
     return weights
 
@@ -54,16 +48,15 @@ class Architecture:
     Attributes:
         model_type: transformers' name of it.
         entries: Entries of the configuration by the metadata's keys, besides SIZES.
-        modules: Modules of a layer, or parameters where a suffix is given, by their names in the file, besides
-            LAYER.  MODULE.first and MODULE.second are the two tensors of a matrix that the model has as one.
+        modules: Modules of a layer by their names in the file, or parameters if a suffix is given, besides LAYER.
+            MODULE.first and MODULE.second are the two tensors of a matrix that the model has as one.
         outside: Modules outside of layers by their names in the file, besides OUTSIDE.
         root: Module that has the layers.
         more: Returns further entries of the configuration, from the metadata and the names of the tensors.
         change: (name, weights, configuration) -> weights: undoes what the converter changed.
-        columns: (name, configuration) -> the model's number of each column of a file's matrix; None: they are
-            alike.
-        joined_rows: (module, configuration) -> for each row of a matrix that the file has as two, its number in
-            the first and then the second of them; None: they follow each other.
+        columns: (name, configuration) -> the model's number of each column of a file's matrix; None: the same.
+        joined_rows: (module, configuration) -> the number of each row of a matrix among those of the two that the
+            file has; None: they follow each other.
     """
 
     model_type: str
@@ -77,12 +70,7 @@ class Architecture:
     joined_rows: Callable[[str, Config], np.ndarray | None] = lambda module, config: None
 
     def configuration(self, metadata: Metadata, names: Names, vocabulary: int) -> PretrainedConfig:
-        """Makes the configuration.
-
-        Args:
-            metadata: Of the file.
-            names: Of its tensors.
-            vocabulary: Number of its tokens.
+        """Makes the configuration of a file with this metadata, these tensors and so many tokens.
 
         Raises:
             KeyError: an entry of the metadata is missing.
@@ -91,11 +79,12 @@ class Architecture:
         further = self.more(metadata, names)
         model_type = further.pop("model_type", self.model_type)
         if model_type not in CONFIG_MAPPING:
-            raise ValueError(f"transformers {transformers.__version__} has no class for {model_type} models, which "
-                             "the file holds. Install a newer one: pip install -U transformers.")
+            raise ValueError(f"transformers {transformers.__version__} has no class for {model_type} models, "
+                             "which the file holds. Install a newer one: pip install -U transformers.")
         family = CONFIG_MAPPING[model_type]
         common = _entries(metadata, SIZES)
-        common["rope_parameters"] = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e4)}
+        base = metadata.get("rope.freq_base", 1e4)
+        common["rope_parameters"] = {"rope_type": "default", "rope_theta": base}
         # Mamba 2 has neither heads nor positions.
         entries = {entry: value for entry, value in common.items() if entry in family.__dataclass_fields__}
         entries |= _entries(metadata, self.entries)
@@ -105,10 +94,7 @@ class Architecture:
     def parameter(self, tensor: str, layers: int) -> str | None:
         """Returns the parameter that a tensor of the file belongs to; None if it is not known.
 
-        Args:
-            tensor: Its name.
-            layers: Number of the model's layers.  Tensors of further layers, which predict several tokens, have the
-                parameter "".
+        layers: number of the model's; tensors of further layers, which predict several tokens, have the parameter ""
         """
         stem, _, suffix = tensor.rpartition(".")
         if not tensor.startswith("blk."):
@@ -133,23 +119,15 @@ def _entries(metadata: Metadata, names: Mapping[str, str]) -> dict[str, Any]:
     return {entry: metadata[key] for key, entry in names.items() if key in metadata}
 
 
+@dataclass(frozen=True)
 class Processor:
     """Changes tensors of an architecture, with the interface of transformers' processors."""
 
-    def __init__(self, architecture: Architecture, config: Config) -> None:
-        self._architecture = architecture
-        self._config = config
+    architecture: Architecture
+    config: Config
 
-    def process(self, weights: np.ndarray, name: str) -> Changed:
-        return Changed(self._architecture.change(name, weights, self._config), name)
-
-    def columns(self, name: str) -> np.ndarray | None:
-        """Returns the model's number of each column of a file's matrix; None if they are alike."""
-        return self._architecture.columns(name, self._config)
-
-    def joined_rows(self, module: str) -> np.ndarray | None:
-        """Returns the order of the rows of a matrix that the file has as two; None if they follow each other."""
-        return self._architecture.joined_rows(module, self._config)
+    def process(self, weights: np.ndarray, name: str) -> GGUFTensor:
+        return GGUFTensor(self.architecture.change(name, weights, self.config), name, {})
 
 
 def in_halves(name: str, weights: np.ndarray, config: Config) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Architectures of GGUF files that longgraft reads by itself, because transformers does not, or reads them wrongly."""
+"""Architectures of GGUF files that longgraft reads by itself: transformers does not, or does it wrongly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _gpt_oss(metadata: Metadata, names: Names) -> dict[str, Any]:
 
 
 def _deepseek(metadata: Metadata, names: Names) -> dict[str, Any]:
-    """Heads have two sizes, for which files since 2025 have separate keys.  Some files do not say how they route."""
+    """Heads have two sizes, for which files since 2025 have separate keys.  Some files do not name their router."""
     rotated = metadata["rope.dimension_count"]
     keys = metadata.get("attention.key_length_mla", metadata["attention.key_length"])
     entries = {"qk_rope_head_dim": rotated, "qk_nope_head_dim": keys - rotated,
@@ -84,7 +84,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts("mlp.experts") | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks",
                                   "post_attention_norm": "post_attention_layernorm"}, more=_gpt_oss),
     "mellum": Architecture(
-        "mellum", EXPERTS | {"attention.key_length": "head_dim", "attention.sliding_window": "sliding_window"},
+        "mellum",
+        EXPERTS | {"attention.key_length": "head_dim", "attention.sliding_window": "sliding_window"},
         experts("mlp.experts") | {"ffn_gate_inp": "mlp.gate", "attn_q_norm": "self_attn.q_norm",
                                   "attn_k_norm": "self_attn.k_norm"}, more=_mellum),
     "deepseek2": Architecture(

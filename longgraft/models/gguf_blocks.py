@@ -81,8 +81,8 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         head.weight = embedding.weight
     missing = sorted(key for key, parameter in model.named_parameters() if parameter.is_meta)
     if missing:
-        raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it "
-                         "again.")
+        raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download "
+                         "it again.")
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
 
@@ -96,9 +96,9 @@ def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
     size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
     room = shutil.disk_usage(folder).free
     if size > room:
-        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, and "
-                         f"the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make room, "
-                         "or set LONGGRAFT_CACHE to a folder on a larger disk.")
+        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, "
+                         f"and the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make "
+                         "room, or set LONGGRAFT_CACHE to a folder on a larger disk.")
     return MappedMemory(folder)
 
 
@@ -112,7 +112,7 @@ class _Filler:
     kernels: CpuKernels
     processor: Any
     experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # by module, part and suffix
-    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)       # by module and part of a matrix
+    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)       # by module and part
     zeros: Zeros = torch.zeros      # allocates the experts
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
@@ -131,7 +131,8 @@ class _Filler:
         elif last != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
             raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
         elif tensor.shape != tuple(module.weight.shape):
-            raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {list(module.weight.shape)} in the model")
+            model_shape = list(module.weight.shape)
+            raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {model_shape} in the model")
         elif isinstance(module, nn.Embedding):
             put_weight(module, FileRows(self.file, tensor, self.dtype))
         else:
@@ -148,9 +149,8 @@ class _Filler:
             raise NoBlocks(f"transformers changes {tensor.name}")
         if name in module._buffers:
             module._buffers[name] = torch.tensor(changed.weights)
-            return
-        values = torch.tensor(changed.weights, dtype=self.dtype)
-        setattr(module, name, nn.Parameter(values, requires_grad=False))
+        else:
+            self._set_floats(module, name, torch.tensor(changed.weights))
 
     def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
         """Sets the weight of a linear module."""
@@ -173,7 +173,7 @@ class _Filler:
         """Returns the model's number of each column of a file's matrix; None if they are alike."""
         if not isinstance(self.processor, Processor):
             return None
-        return self.processor.columns(tensor.name)
+        return self.processor.architecture.columns(tensor.name, self.processor.config)
 
     def fill_experts(self) -> None:
         """Puts experts in blocks in the place of the model's own."""
@@ -182,7 +182,8 @@ class _Filler:
             experts: Any = self.model.get_submodule(path)
             gate = gate_of_experts(experts)
             if gate is None:
-                raise NoBlocks(f"the experts of {type(experts).__name__} join their gates in a way that is not known")
+                raise NoBlocks(f"the experts of {type(experts).__name__} join their gates in a way that is not "
+                               "known")
             weights = {part: self._stack(tensors, part, experts.num_experts) for part in PARTS}
             inner, hidden = weights["gate"].shape[1:]
             if weights["up"].shape[1:] != (inner, hidden) or weights["down"].shape[1:] != (hidden, inner):
@@ -195,7 +196,7 @@ class _Filler:
             setattr(self.model.get_submodule(parent), name, BlockExperts(self.kernels, weights, biases, gate))
 
     def fill_parts(self) -> None:
-        """Sets the matrices that a file has as two.  If a part is missing, the matrix is left without a weight."""
+        """Sets the matrices that a file has as two; without one of its parts, a matrix has no weight."""
         for path, tensors in self.parts.items():
             module = self.model.get_submodule(path)
             if set(tensors) == set(JOINED):
@@ -203,29 +204,30 @@ class _Filler:
             elif set(tensors) == set(LATENTS):
                 keys = self._floats(tensors["keys"])
                 values = self._floats(tensors["values"])
-                # A file has keys [heads, latents, numbers] transposed.  Blocks cannot follow, so they become floats.
-                self._set_floats(module, torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1))
+                # The file has keys [heads, latents, numbers] transposed.  Blocks cannot be transposed.
+                heads = torch.cat([keys.transpose(1, 2), values], dim=1)
+                self._set_floats(module, "weight", heads.flatten(0, 1))
 
     def _fill_joined(self, path: str, module: Any, first: FileTensor, second: FileTensor) -> None:
         """Joins the rows of two matrices, in blocks if both are."""
-        order = self.processor.joined_rows(path)
+        order = self.processor.architecture.joined_rows(path, self.processor.config)
         numbers = None if order is None else torch.from_numpy(order)
         if (first.rows + second.rows, first.shape[1]) != tuple(module.weight.shape):
-            raise NoBlocks(f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and the "
-                           f"model {module.weight.shape[0]}")
+            raise NoBlocks(f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and "
+                           f"the model {module.weight.shape[0]}")
         if first.type in BLOCK_TYPES and second.type in BLOCK_TYPES:
             put_weight(module, JoinedWeight(self._packed(first), self._packed(second), numbers))
             return
         floats = torch.cat([self._floats(first), self._floats(second)])
         if numbers is not None:
             floats = floats[numbers]
-        self._set_floats(module, floats)
+        self._set_floats(module, "weight", floats)
 
     def _floats(self, tensor: FileTensor) -> Tensor:
         return floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
 
-    def _set_floats(self, module: Any, weight: Tensor) -> None:
-        module.weight = nn.Parameter(weight.to(self.dtype).contiguous(), requires_grad=False)
+    def _set_floats(self, module: Any, name: str, values: Tensor) -> None:
+        setattr(module, name, nn.Parameter(values.to(self.dtype).contiguous(), requires_grad=False))
 
     def _stack(self, tensors: dict[str, FileTensor], part: str, experts: int) -> StackedWeight:
         """Returns one of the matrices of all experts."""
@@ -240,8 +242,8 @@ class _Filler:
                 first = half
             tensor = replace(both, shape=(both.shape[0], half, both.shape[2]))
         if tensor is None:
-            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. Download it "
-                             "again.")
+            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. "
+                             "Download it again.")
         if tensor.type not in BLOCK_TYPES:
             raise NoBlocks(f"{tensor.name} is {tensor.type}")
         if tensor.shape[0] != experts:
@@ -256,11 +258,7 @@ class _Filler:
         return stack
 
     def _order(self, tensor: FileTensor) -> np.ndarray:
-        """Returns the number of the file's row for each row of the model's matrix.
-
-        Raises:
-            NoBlocks: transformers changes more than the order of the rows.
-        """
+        """Returns the file's row for each row of the model's matrix; raises NoBlocks if more than rows changes."""
         rows = np.arange(tensor.rows)[:, None]
         changed = self.processor.process(rows, tensor.name)
         if changed.name != tensor.name or not np.array_equal(np.sort(changed.weights, axis=0), rows):

@@ -1,7 +1,7 @@
 """GGUF files: which file is meant, and the folders that are made of it once.
 
-One folder describes a file: configuration, tokenizer, end tokens, and a table of its tensors.  Another holds its
-weights as floats, if they are needed that way.
+One folder describes a file: configuration, tokenizer, end tokens, and a table of its tensors.  Another holds
+its weights as floats, if they are needed that way.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def gguf_of(model: str) -> Path | None:
     if path.suffix.lower() == ".gguf":
         return path if path.is_file() else _of_hub(model)
     if path.is_file():
-        raise ValueError(f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder that "
-                         "holds config.json, the tokenizer and the weights.")
+        raise ValueError(f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder "
+                         "that holds config.json, the tokenizer and the weights.")
     if model.lower().endswith("gguf") and model.count("/") == 1:
-        raise ValueError(f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or --model "
-                         f"{model}/FILE.")
+        raise ValueError(f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or "
+                         f"--model {model}/FILE.")
     return None
 
 
@@ -74,7 +74,7 @@ def described_folder(sha256: str) -> Path:
 
 
 def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
-    """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
+    """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if needed.
 
     Args:
         name: Name of the model, for people.
@@ -99,7 +99,7 @@ def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
 
 
 def _remove_outdated(described: Path) -> None:
-    """Removes the folders that an older longgraft made of the file: their tokenizer may split texts wrongly."""
+    """Removes what an older longgraft made of the file: its tokenizer may split texts wrongly."""
     sha256 = described.name.partition(".")[0]
     for path in models_folder().glob(f"{sha256}*"):
         if not path.name.startswith(described.name):
@@ -123,13 +123,13 @@ def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: tor
     reader = open_gguf(file, name)
     architecture = metadata_of(reader)["general.architecture"]
     if architecture in ARCHITECTURES:
-        raise ValueError(f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in their "
-                         f"blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
+        raise ValueError(f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in "
+                         f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
     size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
     with making(f"Model {name!r}", path, size) as part:
         if part:
-            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
-                  file=sys.stderr, flush=True)
+            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in "
+                  f"{path}", file=sys.stderr, flush=True)
             shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
             with _parsed_once(reader):
                 _write_floats(file, name, dtype, part)
@@ -151,8 +151,8 @@ def _only(folder: Path) -> Path | None:
         names = [path.name for path in files[:NAMED]]
         if len(files) > NAMED:
             names.append("...")
-        raise ValueError(f"{folder} holds {len(files)} GGUF files: {', '.join(names)}. Give one of them: --model "
-                         "FOLDER/FILE.")
+        raise ValueError(f"{folder} holds {len(files)} GGUF files: {', '.join(names)}. Give one of them: "
+                         "--model FOLDER/FILE.")
     return next(iter(files), None)
 
 
@@ -160,8 +160,8 @@ def _of_hub(model: str) -> Path:
     owner, _, rest = model.partition("/")
     repository, _, file = rest.partition("/")
     if not file or owner in ("", ".", "..", "~"):
-        raise ValueError(f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's as "
-                         "OWNER/REPOSITORY/FILE.gguf.")
+        raise ValueError(f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's "
+                         "as OWNER/REPOSITORY/FILE.gguf.")
     from huggingface_hub import hf_hub_download
 
     try:
@@ -174,7 +174,7 @@ def _of_hub(model: str) -> Path:
 
 @contextmanager
 def _parsed_once(reader: Any) -> Iterator[None]:
-    """Gives transformers this reader; it would parse the file five times, which takes up to 16 seconds each."""
+    """Gives transformers this reader: it would parse the file five times, each up to 16 seconds."""
     import gguf
 
     before = gguf.GGUFReader

@@ -32,8 +32,8 @@ def is_gguf(path: Path) -> bool:
 def check_packages(name: str) -> None:
     """Raises ImportError if the packages that read GGUF are not installed."""
     if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
-        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them "
-                          'with: pip install "longgraft[gguf]"')
+        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install "
+                          'them with: pip install "longgraft[gguf]"')
 
 
 def open_gguf(file: Path, name: str) -> Any:
@@ -73,8 +73,8 @@ def _check_version(file: Path) -> None:
         return      # the package's reader says what is wrong
     version = int.from_bytes(start[len(MAGIC):], "little")
     if version and version % (1 << 16) == 0:
-        raise ValueError(f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it by "
-                         "llama.cpp's gguf_convert_endian.py, or download the little-endian file.")
+        raise ValueError(f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it "
+                         "by llama.cpp's gguf_convert_endian.py, or download the little-endian file.")
     if version not in VERSIONS:
         raise ValueError(f"GGUF file {file} is of version {version}, and longgraft reads the versions "
                          f"{' and '.join(map(str, VERSIONS))}. Convert the original model to version "
@@ -89,8 +89,8 @@ def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
                          "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
     kind = metadata.get("general.type", "model")
     if arch == "clip" or kind == "mmproj":
-        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, of "
-                         "which longgraft reads text alone.")
+        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, "
+                         "of which longgraft reads text alone.")
     if kind != "model":
         raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
 
@@ -98,7 +98,7 @@ def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
 def _scaling(arch: str, metadata: dict[str, Any]) -> str:
     """Returns the rotary scaling of the metadata that transformers drops, in words; "" if there is none.
 
-    Without a type, a factor scales linearly, and `scale_linear` is its older name (`load_hparams` in llama.cpp).
+    Without a type, a factor scales linearly; its older name is `scale_linear` (llama.cpp's `load_hparams`).
     """
     factor = metadata.get(f"{arch}.rope.scaling.factor", metadata.get(f"{arch}.rope.scale_linear", 1.0))
     unscaled = factor in (0.0, 1.0)
@@ -118,11 +118,8 @@ def _unread_rope(name: str, what: str) -> ValueError:
 def restore_rope(config: Any, reader: Any, name: str) -> None:
     """Sets the rotary scaling that transformers drops: Llama 3's, a tensor of divisors by frequency.
 
-    The formula of the divisors has one free number, which is the largest of them (`convert_hf_to_gguf.py` of
-    llama.cpp).
-
-    Raises:
-        ValueError: The file has other divisors.
+    Raises ValueError for other divisors.  Their formula has one free number, which is the largest of them
+    (`convert_hf_to_gguf.py` of llama.cpp).
     """
     tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")]
     if not tensors:
@@ -133,8 +130,8 @@ def restore_rope(config: Any, reader: Any, name: str) -> None:
     size = 2 * len(divisors)
     plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)
     config.rope_parameters = config.rope_parameters | {
-        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192}
+        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     if len(scaled) != len(plain) or not torch.allclose(plain / scaled, divisors, rtol=1e-3):
         raise _unread_rope(name, "rope_freqs.weight")
@@ -144,8 +141,8 @@ def restore_rope(config: Any, reader: Any, name: str) -> None:
 def without_absent_tokens(file: Path, reader: Any) -> Iterator[Path]:
     """Yields a file with this metadata in which every special token exists.
 
-    Some files write the id -1 for a special token that the model does not have; transformers would look it up.
-    Such keys are removed from the reader, and a copy of the header without them is yielded in place of the file.
+    Some files write the id -1 for a special token that the model does not have; transformers would look it
+    up.  Such keys are removed from the reader, and a copy of the header without them is yielded instead.
     """
     vocabulary = reader.fields.get("tokenizer.ggml.tokens")
     count = 0 if vocabulary is None else len(vocabulary.data)

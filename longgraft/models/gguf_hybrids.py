@@ -1,4 +1,4 @@
-"""GGUF files of models some of whose layers keep a state: gated delta nets, Mamba 2 and short convolutions."""
+"""GGUF files of models with layers that keep a state: gated delta nets, Mamba 2 and short convolutions."""
 
 from __future__ import annotations
 
@@ -47,10 +47,7 @@ def _delta_net(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
 
 
 def _grouped(weights: np.ndarray, config: Config, size: int) -> np.ndarray:
-    """Orders the rows of value heads by their key head: in a file, value heads of different key heads alternate.
-
-    size: rows of a value head
-    """
+    """Orders rows of value heads, `size` rows each, by their key head: in a file, key heads alternate."""
     keys = config["linear_num_key_heads"]
     heads = weights.reshape(-1, keys, size, *weights.shape[1:])
     return heads.swapaxes(0, 1).reshape(weights.shape)
@@ -81,7 +78,7 @@ def _alternating_columns(name: str, config: Config) -> np.ndarray | None:
 
 
 def _rows_by_key_head(module: str, config: Config) -> np.ndarray:
-    """The model has queries, keys, values and gates by key head; files have all queries, then all keys, and so on."""
+    """The model has queries, keys, values and gates by key head; files have all queries, then all keys, etc."""
     heads = config["linear_num_key_heads"]
     keys = heads * config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -108,8 +105,8 @@ def _convolution(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
 
 def _mamba(module: str) -> dict[str, str]:
     """Names of a Mamba 2 module's parts."""
-    parts = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log", "ssm_d": "D",
-             "ssm_norm": "norm", "ssm_out": "out_proj"}
+    parts = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log",
+             "ssm_d": "D", "ssm_norm": "norm", "ssm_out": "out_proj"}
     return {name: f"{module}.{part}" for name, part in parts.items()}
 
 
@@ -145,8 +142,8 @@ def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
     size = metadata["embedding_length"] // metadata["attention.head_count"]
     rotated = metadata.get("rope.dimension_count", size)
     if rotated != size:
-        raise ValueError(f"The file rotates {rotated} of the {size} numbers of a head, as Bamba models do, and "
-                         f"longgraft reads only Granite models of granitehybrid files. {ORIGINAL}")
+        raise ValueError(f"The file rotates {rotated} of the {size} numbers of a head, as Bamba models do, "
+                         f"and longgraft reads only Granite models of granitehybrid files. {ORIGINAL}")
     shared = metadata.get("expert_shared_feed_forward_length", metadata["feed_forward_length"])
     return _kinds(metadata, "linear_attention") | {
         "mamba_expand": inner // metadata["embedding_length"],
@@ -188,9 +185,9 @@ HYBRIDS = {
         "qwen3_next", _DELTA_NET_EXPERTS, _QWEN3_NEXT | _QWEN_EXPERTS, more=_delta_net_entries,
         change=_delta_net, joined_rows=_rows_by_key_head),
     "lfm2moe": Architecture(
-        "lfm2_moe", EXPERTS | {"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
-                               "expert_weights_scale": "routed_scaling_factor",
-                               "attention.layer_norm_rms_epsilon": "norm_eps"},
+        "lfm2_moe", EXPERTS | {
+            "shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
+            "expert_weights_scale": "routed_scaling_factor", "attention.layer_norm_rms_epsilon": "norm_eps"},
         experts("feed_forward.experts") | {
             "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "attn_output": "self_attn.out_proj",
             "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm",

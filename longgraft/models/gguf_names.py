@@ -21,8 +21,8 @@ _HELD = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 def parameters_of(model: PreTrainedModel, table: TensorTable, processor: Any) -> dict[str, str]:
     """Returns the model's parameter for each tensor of the file, by their full names.
 
-    A matrix of a layer's experts is MODULE.gate.weight, MODULE.up.weight or MODULE.down.weight, although the model's
-    own module holds them together.
+    A matrix of a layer's experts is MODULE.gate.weight, MODULE.up.weight or MODULE.down.weight, although the
+    model's own module holds them together.
 
     Args:
         processor: transformers' own, which changes tensors of this architecture.
@@ -39,14 +39,15 @@ def parameters_of(model: PreTrainedModel, table: TensorTable, processor: Any) ->
     return get_gguf_hf_weights_map(model, processor) | experts
 
 
-def _by_architecture(architecture: Architecture, model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
+def _by_architecture(architecture: Architecture, model: PreTrainedModel, table: TensorTable
+                     ) -> dict[str, str]:
     """Returns the parameters by the rules of an architecture that longgraft reads by itself."""
     parameters = {}
     for tensor in table.tensors:
         parameter = architecture.parameter(tensor.name, model.config.num_hidden_layers)
         if parameter is None:
-            raise ValueError(f"The file holds {tensor.name}, which longgraft does not know of {table.architecture} "
-                             f"models. {ORIGINAL}")
+            raise ValueError(f"The file holds {tensor.name}, which longgraft does not know of "
+                             f"{table.architecture} models. {ORIGINAL}")
         if parameter:
             parameters[tensor.name] = parameter
     return parameters
@@ -74,5 +75,6 @@ def _experts(model: PreTrainedModel) -> dict[str, str]:
         stack = _STACK.fullmatch(name)
         if parameter.ndim == 3 and stack:
             for part in _HELD[stack["parameter"]]:
-                parameters[f"blk.{stack['layer']}.ffn_{part}_exps.weight"] = f"{stack['module']}.{part}.weight"
+                tensor = f"blk.{stack['layer']}.ffn_{part}_exps.weight"
+                parameters[tensor] = f"{stack['module']}.{part}.weight"
     return parameters

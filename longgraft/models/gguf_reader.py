@@ -1,7 +1,7 @@
 """The `gguf` package's reader, changed so that arrays are read at once.
 
-The package makes two numpy arrays for each token and each merge of a vocabulary: half a gigabyte and ten seconds for
-150,000 tokens.
+The package makes two numpy arrays for each token and each merge of a vocabulary: half a gigabyte and ten
+seconds for 150,000 tokens.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class FastGGUFReader(gguf.GGUFReader):
     """Reads a GGUF file's metadata and tensors, as `gguf.GGUFReader` does."""
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        """Returns (bytes, parts, indices of the values among the parts, types), as the package's own method does."""
+        """Returns (bytes, parts, indices of the values among the parts, types), as the package's method does."""
         if raw_type != gguf.GGUFValueType.ARRAY or self.byte_order == "S":
             return super()._get_field_parts(orig_offs, raw_type)
         kind = gguf.GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))

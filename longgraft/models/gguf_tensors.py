@@ -62,7 +62,8 @@ class TensorTable:
         for tensor in reader.tensors:
             shape = tuple(int(size) for size in reversed(tensor.shape))
             row = int(tensor.n_bytes) * shape[-1] // int(tensor.n_elements)
-            tensors.append(FileTensor(tensor.name, tensor.tensor_type.name, shape, int(tensor.data_offset), row))
+            offset = int(tensor.data_offset)
+            tensors.append(FileTensor(tensor.name, tensor.tensor_type.name, shape, offset, row))
         return cls(reader.fields["general.architecture"].contents(), tuple(tensors))
 
     @classmethod
@@ -79,7 +80,7 @@ class TensorTable:
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of a model with these tensors, if all matrices but the embedding are packed for the kernels."""
+        """Memory of a model with these tensors, if all matrices but the embedding are packed."""
         return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
 
     def write(self, folder: Path) -> None:

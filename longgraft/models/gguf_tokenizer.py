@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: transformers builds it, and what transformers drops of the metadata is added here."""
+"""The tokenizer of a GGUF file: made by transformers, with what transformers drops of the metadata."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def gguf_tokenizer(file: Path, reader: Any, name: str) -> Any:
     kind = metadata.get("tokenizer.ggml.model")
     rule = metadata.get("tokenizer.ggml.pre") or "default"
     if kind == "gpt2" and rule not in SPLITS:
-        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none of "
-                         f"the {len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}")
+        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none "
+                         f"of the {len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}")
     tokenizer = read_tokenizer(str(file.parent), name, file.name)
     if kind == "gpt2":
         _split_by(rule, tokenizer)
@@ -69,7 +69,7 @@ def _remove_prefix(tokenizer: Any) -> None:
 
 
 def end_ids(reader: Any) -> list[int]:
-    """Returns the ids that end an answer: those of the metadata first, then tokens with an end token's name."""
+    """Returns the ids that end an answer: first those of the metadata, then tokens named as end tokens."""
     keys = [f"tokenizer.ggml.{end}_token_id" for end in END_KEYS]
     ids = [int(reader.fields[key].contents()) for key in keys if key in reader.fields]
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()

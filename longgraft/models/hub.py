@@ -33,12 +33,7 @@ def offline() -> Iterator[None]:
 
 
 def cached_by_client(name: str, revision: str) -> Path | None:
-    """Returns the path of a file in the cache of the hub's client, or None.
-
-    Args:
-        name: OWNER/REPOSITORY/FILE.
-        revision: Of the repository.
-    """
+    """Returns the path of OWNER/REPOSITORY/FILE in the cache of the hub's client, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     path = try_to_load_from_cache(*_repository_and_file(name), revision=revision)
@@ -48,9 +43,9 @@ def cached_by_client(name: str, revision: str) -> Path | None:
 
 
 def download(name: str, path: Path, size: int | None, sha256: str, revision: str = "main") -> None:
-    """Downloads a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
+    """Downloads a file of the hub, going on where `path` ends, with the client's progress bar on a terminal.
 
-    `hf_hub_download` is not used: as of huggingface_hub 2.4 it removes what an interrupted download has written.
+    As of huggingface_hub 2.4 `hf_hub_download` removes what an interrupted download has written.
 
     Args:
         name: OWNER/REPOSITORY/FILE.
@@ -61,7 +56,7 @@ def download(name: str, path: Path, size: int | None, sha256: str, revision: str
 
     Raises:
         ValueError: The hub has a file of another size or SHA-256.
-        Exception: Errors of several libraries, where the hub does not give the file. `path` keeps what has come.
+        Exception: The hub does not give the file (errors of several libraries). `path` keeps what has come.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
@@ -75,8 +70,8 @@ def download(name: str, path: Path, size: int | None, sha256: str, revision: str
     if size is None:
         size = file_of_hub.size or 0
     if (file_of_hub.size, stated) != (size, sha256):
-        raise ValueError(f"it has another file: {file_of_hub.size:,} bytes with SHA-256 {stated[:12]}..., and "
-                         f"{size:,} with {sha256[:12]}... are needed")
+        raise ValueError(f"it has another file: {file_of_hub.size:,} bytes with SHA-256 {stated[:12]}..., "
+                         f"and {size:,} with {sha256[:12]}... are needed")
     with open(path, "ab") as file:
         http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size,
                  displayed_filename=name.rpartition("/")[2])

@@ -21,5 +21,5 @@ MUTATIONS = (
     Mutation("transformers' rows are compared with bytes", "_same_rows", "numbers_of(kept[:, :, held - rows:held], torch.float32)", "kept[:, :, held - rows:held].float()", "test_byte_rows.py::test_generate_of_transformers_recognises_a_cache_of_the_prompts_beginning"),
     Mutation("a LongSpec head reads bytes", "LongSpecCache.expand", "everywhere(q, numbers_of(last_keys, q.dtype),", "everywhere(q, last_keys.to(q.dtype),", "test_byte_rows.py::test_methods_that_read_the_targets_cache_decode_the_ids_of_plain_decoding"),
     Mutation("rearranged rows are attended", "attention_interface:attention", "if k.dtype == BYTES and not", "if False and not", "test_byte_rows.py::test_rows_that_a_model_rearranges_are_refused"),
-    Mutation("bytes are kept where no kernel reads them", "targets:_target", "(\"--kv-dtype\", rounds)", "(\"--kv-dtype\", settings.kv_dtype == \"bfloat16\")", "test_byte_rows.py::test_bytes_are_refused_where_no_kernel_reads_them"),
+    Mutation("bytes are kept where no kernel reads them", "targets:_check_kernels", "if settings.kv_dtype in ROUNDED:", "if settings.kv_dtype == \"bfloat16\":", "test_byte_rows.py::test_bytes_are_refused_where_no_kernel_reads_them"),
 )

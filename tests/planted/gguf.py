@@ -3,7 +3,7 @@
 from planted.mutation import Mutation
 
 MUTATIONS = (
-    Mutation("a file that changed keeps its hash", "sha256_of", "found.st_size, found.st_mtime_ns", "0, 0", "test_gguf.py::test_a_file_that_changed_is_another_model"),
+    Mutation("a file that changed keeps its hash", "sha256_of", "status.st_size, status.st_mtime_ns", "0, 0", "test_gguf.py::test_a_file_that_changed_is_another_model"),
     Mutation("bfloat16 and float32 share a folder", "dequantized", "-{str(dtype)[6:]}", "-kept", "test_gguf.py::test_a_file_is_dequantised_once_per_dtype_wherever_it_is"),
     Mutation("the end of a turn is no end", "gguf_tokenizer:END_KEYS", '("eos", "eot", "eom")', '("eos", "eom")', "test_gguf.py::test_tokenizer_template_and_every_end_token_come_from_the_file"),
     Mutation("tokens named as ends are no ends", "end_ids", "if token in names", "if token in keys", "test_gguf.py::test_ends_of_a_file_follow_the_names_of_its_tokens"),
