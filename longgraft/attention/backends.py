@@ -76,7 +76,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Computes attention without a mask: q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes: every token.
+        # On Hopper torch would choose cuDNN, which builds a new plan for each number of keys: for every token.
         out = _prefix_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
@@ -84,7 +84,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Computes the attention of plain decoding (n = m = 1): the row sees one contiguous range, without a mask."""
+    """Computes the attention of plain decoding (n = m = 1): the row sees one range of columns, unmasked."""
     first, _ = layout.edges(window)
     return everywhere(q, k[:, :, first:layout.end], v[:, :, first:layout.end], scale)
 
@@ -103,15 +103,9 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
 
-    Args:
-        q: [1, H, n, D].
-        k: [1, Hkv, capacity, D].
-        v: Likewise.
-        layout: What the rows see.
-        scale: Scale of the scores.
-        window: Window of the layer; None: none.
+    Args (the others as in `dense`):
         prefix_part: Computes the part of the prefix; None: torch's kernels.
-        sinks: As in `dense`; they are merged like a part that has a score and no value.
+        sinks: They are merged like a part that has a score and no value.
     """
     if q.stride(3) != 1:        # torch's flash kernel for CPUs would read other numbers, without an error
         q = q.contiguous()
@@ -157,14 +151,13 @@ def _tree_part(q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, 
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Computes `split` with flash-attn's KV cache kernel for the prefix part, which splits a long prefix
-    over the GPU."""
+    """Computes `split` with flash-attn's KV cache kernel, which splits a long prefix over the GPU."""
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
 def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
            softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """Runs one Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or `dense`."""
+    """Runs one Triton kernel over prefix and tree; chunks of more than `FEW` rows go to `split` or `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
             return split(q, k, v, layout, scale, window)
@@ -191,7 +184,7 @@ def available() -> dict[str, str]:
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
+    """Returns the backend of this name, which must fit device and dtype; "auto": flash, else split, else sdpa."""
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
@@ -212,7 +205,9 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
 
 def fixed_backend(device: torch.device) -> Backend:
     """Returns the backend for a `DeviceLayout` on this device: triton if it can run, else `whole`."""
-    return triton if device.type == "cuda" and not available()["triton"] else whole
+    if device.type == "cuda" and not available()["triton"]:
+        return triton
+    return whole
 
 
 def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None,
@@ -230,14 +225,13 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
 
 
 def _flash_runs(q: Tensor) -> bool:
-    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
+    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of 8, 16 and so on to 256."""
     return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
 def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1,
-    Hkv, m] float32."""
+    """Computes unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out as q, lse [1, Hkv, m] float32."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
     if _flash_runs(q):
@@ -247,7 +241,7 @@ def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor,
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
+    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D]; lse is natural."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
@@ -256,8 +250,7 @@ def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Ten
 
 
 def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out [1, H, n, D],
-    lse [1, H, n]."""
+    """Computes causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out as q, lse [1, H, n]."""
     if q.device.type == "cpu":
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
     group = q.shape[1] // k.shape[1]
