@@ -77,7 +77,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
         # On Hopper torch would choose cuDNN, which builds a new plan for each number of keys: for every token.
-        out = _prefix_part(q_rows, k, v, scale)[0]
+        out = _torch_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
     return out.reshape(1, q.shape[1], q.shape[2], -1)
@@ -117,7 +117,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     out, lse = _tree_part(q, q_rows, k, v, layout, scale, window)
     # An empty prefix must not reach the kernels: the CPU kernel aborts the process on zero keys.
     if every < layout.prefix:
-        part = prefix_part or _prefix_part
+        part = prefix_part or _torch_part
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
         weight = torch.sigmoid(far_lse.float() - lse.float())[..., None]
         out = far.float() * weight + out.float() * (1 - weight)
@@ -140,14 +140,17 @@ def _tree_part(q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, 
     keys = k[:, :, layout.prefix:layout.end]
     values = v[:, :, layout.prefix:layout.end]
     if first == every and layout.mask is None and not layout.slides(window):
-        out, lse = _causal_part(q, keys, values, scale)
+        if q.device.type != "cpu":      # a GPU's kernels take as many key heads as query heads
+            keys = keys.repeat_interleave(q.shape[1] // heads, 1)
+            values = values.repeat_interleave(q.shape[1] // heads, 1)
+        out, lse = _torch_part(q, keys, values, scale, causal=True)
         return packed(out, heads), lse.reshape(1, heads, -1)
     if first < every:
         keys = torch.cat([k[:, :, first:every], keys], dim=2)
         values = torch.cat([v[:, :, first:every], values], dim=2)
     dtype = q.dtype if q.device.type == "cuda" else torch.float32
     bias = layout.bias(window, q.shape[1] // heads, dtype)
-    return _masked_part(q_rows, keys, values, bias, scale)
+    return _torch_part(q_rows, keys, values, scale, bias=bias)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
@@ -188,7 +191,9 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
-        return "split" if device.type in ("cpu", "cuda") else "sdpa"
+        if device.type in ("cpu", "cuda"):
+            return "split"
+        return "sdpa"
     if name not in BACKENDS:
         raise ValueError(f"Attention {name!r} is unknown. Known: auto, {', '.join(BACKENDS)}.")
     reason = available()[name]
@@ -230,47 +235,32 @@ def _flash_runs(q: Tensor) -> bool:
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
-def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out as q, lse [1, Hkv, m] float32."""
+def _torch_part(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False,
+                bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Computes attention by torch's kernel for the device; q may be packed.
+
+    causal: row i sees columns 0 to i; bias: [n, C] of 0 and -inf, with a column for every row
+
+    Returns:
+        (out as q, log-sum-exps [1, H, n] float32).
+    """
     if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
-    if _flash_runs(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[:2]
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=scale)[:2]
+        mask = None if bias is None else bias[None, None]
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    if bias is None and _flash_runs(q):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    if bias is not None:
+        bias = bias.expand(*q.shape[:2], *bias.shape)
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
     return out, lse[:, :, :q.shape[2]]      # the kernel pads the rows of lse to a multiple of 32
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D]; lse is natural."""
+    """Does `_torch_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D]; lse is natural."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                        softmax_scale=scale, causal=False, return_softmax_lse=True)
     return out.transpose(1, 2), lse
-
-
-def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out as q, lse [1, H, n]."""
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
-    group = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(group, 1)       # n columns only: cheap
-    v = v.repeat_interleave(group, 1)
-    if _flash_runs(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, None, True, 0.0, True, scale=scale)[:2]
-    return out, lse[:, :, :q.shape[2]]
-
-
-def _masked_part(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes masked attention: q [1, Hkv, m, D], k [1, Hkv, C, D], bias [m, C] -> out, lse.
-
-    Every row sees at least itself.
-    """
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=bias[None, None], scale=scale)
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias.expand(*q.shape[:2], *bias.shape), True, scale=scale)[:2]
-    return out, lse[:, :, :q.shape[2]]
