@@ -73,11 +73,7 @@ class Plan:
     def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
         """Returns the plan, which is the same for every prefix length.
 
-        Args:
-            rows: G * n rows per key head.
-            kv: [1, Hkv, capacity, D].
-            dtype: Dtype of the rows.
-            chip: The GPU.
+        rows: G * n, per key head; kv: [1, Hkv, capacity, D]; dtype: the rows'
         """
         _, heads, capacity, size = kv
         tile, columns, warps, stages = _tiles(rows, size, dtype, chip)
@@ -166,10 +162,7 @@ def _visible(start, offs_n, rows_ok, row, position, length, m, column_depths, wo
 @triton.jit
 def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, visible, scale, cap, D: tl.constexpr,
           MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """Adds one tile of columns to a running softmax.  Rows from `total` on may hold NaN.
-
-    visible: [BM, BN] if MASKED
-    """
+    """Adds a tile of columns to a running softmax.  visible: [BM, BN] if MASKED; rows from `total` may be NaN."""
     kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])                   # [BD, BN]
     vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])                   # [BN, BD]
     written = start + offs_n < total

@@ -173,12 +173,9 @@ def entry_of(name: str) -> Entry:
 def shipped_head(model: str) -> Path | None:
     """Returns the folder of the EAGLE-3 head that ships for a model of the catalogue, or None."""
     entry = CATALOGUE.get(model)
-    if entry is None or not entry.head:
+    if entry is None or not entry.head or not shipped(entry.head).is_dir():
         return None
-    folder = shipped(entry.head)
-    if not folder.is_dir():
-        return None
-    return folder
+    return shipped(entry.head)
 
 
 def shipped(part: str) -> Path:

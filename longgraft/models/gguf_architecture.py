@@ -70,7 +70,7 @@ class Architecture:
     joined_rows: Callable[[str, Config], np.ndarray | None] = lambda module, config: None
 
     def configuration(self, metadata: Metadata, names: Names, vocabulary: int) -> PretrainedConfig:
-        """Makes the configuration of a file with this metadata, these tensors and so many tokens.
+        """Makes the configuration of a file with this metadata, these tensors and a vocabulary of this size.
 
         Raises:
             KeyError: an entry of the metadata is missing.

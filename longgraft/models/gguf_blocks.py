@@ -45,7 +45,7 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         file: The GGUF file, which stays open, because embeddings are read from it.
         folder: The folder that describes it (`gguf_files.described`).
         name: Name of the model in messages.
-        config: Its configuration.
+        config: Configuration of the model.
         dtype: Dtype of activations, norms and biases, and of matrices that are not in blocks.
         kernels: Pack the blocks.
 
@@ -88,11 +88,7 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
 
 
 def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
-    """Returns memory in a file for the experts of a model that is larger than the memory.
-
-    Raises:
-        ValueError: the disk is too small as well.
-    """
+    """Returns memory in a file for the experts of a model that is larger than the memory."""
     size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
     room = shutil.disk_usage(folder).free
     if size > room:

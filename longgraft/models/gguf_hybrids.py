@@ -133,11 +133,7 @@ def _mamba2(metadata: Metadata, names: Names) -> dict[str, Any]:
 
 
 def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
-    """Positions are rotated only if the file says so.  Models without experts have the shared network alone.
-
-    Raises:
-        ValueError: The file holds a Bamba model, which rotates only a part of each head.
-    """
+    """Positions are rotated only if the file says so.  Models without experts have the shared network alone."""
     inner = metadata["ssm.inner_size"]
     size = metadata["embedding_length"] // metadata["attention.head_count"]
     rotated = metadata.get("rope.dimension_count", size)

@@ -52,7 +52,7 @@ def download(name: str, path: Path, size: int | None, sha256: str, revision: str
         path: The file's beginning, from an earlier call that was interrupted; it may be missing.
         size: Bytes of the whole file; None: as many as the hub states.
         sha256: SHA-256 of the whole file. The hub states it for large files; the caller checks the bytes.
-        revision: Of the repository.
+        revision: Revision of the repository.
 
     Raises:
         ValueError: The hub has a file of another size or SHA-256.

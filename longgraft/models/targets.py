@@ -74,7 +74,6 @@ def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple
     with nullcontext() if local or hub_answers() else offline():
         config: Any = read_config(place.path, place.name)
         tokenizer = read_tokenizer(place.path, place.name)
-        model: Any
         model, notes = _in_blocks(place, config, dtype, device, settings)
         if model is None:
             weights_dtype = dtype or config.dtype or torch.bfloat16
@@ -99,12 +98,8 @@ def _target_of_loaded(model: PreTrainedModel, name: str, settings: Settings) -> 
 
 
 def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
-               ) -> tuple[PreTrainedModel | None, tuple[str, ...]]:
-    """Returns (the model with the file's blocks as weights, or None for floats; notes).
-
-    Raises:
-        ValueError: blocks were asked for and are not possible.
-    """
+               ) -> tuple[Any, tuple[str, ...]]:
+    """Returns (the model with the file's blocks as weights, or None for floats; notes)."""
     if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
         return None, ()
     try:
@@ -186,10 +181,7 @@ def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.
     Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores, sinks
     and odd heads are attended by torch, which would convert the whole cache in every pass.
 
-    Args:
-        config: Of the model.
-        dtype: Of its activations.
-        integers: True if its linear weights are blocks of integers.
+    dtype: the activations'; integers: True if the linear weights are blocks of integers
     """
     text = config.get_text_config(decoder=True)
     torch_attends = (getattr(text, "attn_logit_softcapping", None) or head_size(text) % MOST_LANES
