@@ -29,7 +29,12 @@ NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """tokens: [N] int32; order: [N] int32, places in `tokens`, sorted by the SORTED tokens that begin there."""
+    """A text as tokens, and its suffix array.
+
+    Attributes:
+        tokens: [N] int32.
+        order: [N] int32, places in `tokens`, sorted by the SORTED tokens that begin there.
+    """
 
     tokens: np.ndarray
     order: np.ndarray
@@ -42,10 +47,11 @@ class Corpus:
             ValueError: there are too few or too many tokens.
         """
         if not 0 < len(tokens) <= MOST:
-            raise ValueError(f"The text has {len(tokens):,} tokens; a corpus holds 1 to {MOST:,}. Give other files.")
+            raise ValueError(f"The text has {len(tokens):,} tokens; a corpus holds 1 to {MOST:,}. Give other "
+                             "files.")
         order = rank = np.unique(tokens, return_inverse=True)[1]
         for done in progress([2 ** n for n in range(SORTED.bit_length() - 1)]):
-            # Ranks are by the first `done` tokens; the ranks of the next `done` are that far on, 0 beyond the end.
+            # Ranks are by the first `done` tokens; the ranks of the next `done` are that far on, or 0.
             key = rank.astype(np.int64) * (len(rank) + 1)
             key[:-done] += rank[done:] + 1
             order = np.argsort(key, kind="stable")
@@ -53,64 +59,76 @@ class Corpus:
         return cls(tokens.astype(np.int32), order.astype(np.int32))
 
     def longest(self, context: Sequence[int], longest: int, shortest: int) -> tuple[int, slice]:
-        """Returns (length of the context's longest match, its places as a slice of `order`); (0, empty) if none."""
-        match, found = 0, slice(0, 0)
-        low, high = shortest, min(longest, len(context))
+        """Returns (length of the context's longest match, its places as a slice of `order`) or (0, empty)."""
+        length = 0
+        places = slice(0, 0)
+        low = shortest
+        high = min(longest, len(context))
         while low <= high:      # if an end of the context matches, its shorter ends match, too
-            n = (low + high) // 2
-            part = self.find(context[-n:])
-            if part.start < part.stop:
-                match, found, low = n, part, n + 1
+            middle = (low + high) // 2
+            matches = self.find(context[-middle:])
+            if matches.start < matches.stop:
+                length = middle
+                places = matches
+                low = middle + 1
             else:
-                high = n - 1
-        return match, found
+                high = middle - 1
+        return length, places
 
     def find(self, string: Sequence[int]) -> slice:
         """Returns the places where the string occurs, as a slice of `order`."""
-        n, wanted = len(string), list(string)
+        wanted = list(string)
 
-        def there(place: int) -> list[int]:
-            return self.tokens[place:place + n].tolist()
+        def string_at(place: int) -> list[int]:
+            return self.tokens[place:place + len(wanted)].tolist()
 
-        first = bisect_left(self.order, wanted, key=there)
-        if first == len(self.order) or there(self.order[first]) != wanted:
+        first = bisect_left(self.order, wanted, key=string_at)
+        if first == len(self.order) or string_at(self.order[first]) != wanted:
             return slice(first, first)
-        return slice(first, bisect_right(self.order, wanted, lo=first, key=there))
+        return slice(first, bisect_right(self.order, wanted, lo=first, key=string_at))
 
     def passages(self, context: Sequence[int], lengths: Iterable[int]) -> list[list[int]]:
         """Returns some passages that contain the longest match of one of these lengths and what follows it.
 
         lengths: ascending; [] is returned if the shortest does not match
         """
-        match, found = 0, slice(0, 0)
-        for n in lengths:       # if an end of the context matches, its shorter ends match, too
-            if n > len(context) or (part := self.find(context[-n:])).start == part.stop:
+        longest = 0
+        places = slice(0, 0)
+        for length in lengths:      # if an end of the context matches, its shorter ends match, too
+            if length > len(context):
                 break
-            match, found = n, part
-        count = found.stop - found.start
-        chosen = found.start + np.arange(min(count, PASSAGES)) * count // max(1, min(count, PASSAGES))
-        return [self.tokens[at:at + match + PASSAGE].tolist() for at in self.order[chosen].tolist()]
+            matches = self.find(context[-length:])
+            if matches.start == matches.stop:
+                break
+            longest = length
+            places = matches
+        count = places.stop - places.start
+        chosen = min(count, PASSAGES)
+        evenly = places.start + np.arange(chosen) * count // max(1, chosen)
+        return [self.tokens[at:at + longest + PASSAGE].tolist() for at in self.order[evenly].tolist()]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """Writes one safetensors file, whole or not at all; `identity` names the tokenizer of the ids."""
-        save_identified(path, {"tokens": torch.from_numpy(self.tokens), "order": torch.from_numpy(self.order)},
-                        {"version": VERSION}, identity)
+        tensors = {"tokens": torch.from_numpy(self.tokens), "order": torch.from_numpy(self.order)}
+        save_identified(path, tensors, {"version": VERSION}, identity)
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str]) -> Corpus:
         """Maps a file; raises ValueError if it is damaged or holds another tokenizer's ids."""
-        found = read_identified(path, identity, VERSION, _unfit)[1]
-        tokens, order = (found.get(name, torch.empty(0)).numpy() for name in ("tokens", "order"))
-        if tokens.ndim != 1 or tokens.shape != order.shape or {tokens.dtype, order.dtype} != {np.dtype(np.int32)}:
-            raise _unfit(path, f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} {order.shape}; "
-                               "two of (N,) int32 are needed")
+        _, tensors = read_identified(path, identity, VERSION, _unfit)
+        tokens = tensors.get("tokens", torch.empty(0)).numpy()
+        order = tensors.get("order", torch.empty(0)).numpy()
+        types = {tokens.dtype, order.dtype}
+        if tokens.ndim != 1 or tokens.shape != order.shape or types != {np.dtype(np.int32)}:
+            raise _unfit(path, f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} "
+                               f"{order.shape}; two of (N,) int32 are needed")
         return cls(tokens, order)
 
 
 def _unfit(path: Path, why: str) -> ValueError:
     name = path.name.removesuffix(ENDING)       # only the name, because a client need not know the path
-    return ValueError(f"Corpus {name!r} {why}. Remove it, and make it for this model: `longgraft corpus remove "
-                      f"{name}`, `longgraft corpus add {name} FILES --model MODEL`.")
+    return ValueError(f"Corpus {name!r} {why}. Remove it, and make it for this model: `longgraft corpus "
+                      f"remove {name}`, `longgraft corpus add {name} FILES --model MODEL`.")
 
 
 def corpora_folder() -> Path:
@@ -118,16 +136,17 @@ def corpora_folder() -> Path:
 
 
 def corpus_path(name: str) -> Path:
-    """Returns the path of the corpus of this name, which may not exist; raises ValueError if it is no name."""
+    """Returns the path of a corpus, which may not exist; raises ValueError if this cannot be its name."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a corpus: letters, digits, _, and inside . and - are. Give another.")
+        raise ValueError(f"{name!r} is no name of a corpus: letters, digits, _, and inside . and - are. Give "
+                         "another.")
     return corpora_folder() / f"{name}{ENDING}"
 
 
 def known_corpora() -> list[str]:
     """Returns the names of all corpora, sorted."""
-    names = (path.name.removesuffix(ENDING) for path in corpora_folder().glob(f"*{ENDING}"))
-    return sorted(name for name in names if NAME.fullmatch(name))
+    names = [path.name.removesuffix(ENDING) for path in corpora_folder().glob(f"*{ENDING}")]
+    return sorted(filter(NAME.fullmatch, names))
 
 
 def tokens_in(path: Path) -> int | None:
@@ -143,23 +162,26 @@ def tokens_in(path: Path) -> int | None:
 
 def existing_corpus(name: str) -> Path:
     """Returns the file of the corpus of this name; raises ValueError if there is none."""
-    if not (path := corpus_path(name)).exists():
-        known = ", ".join(known_corpora()) or "none"
-        raise ValueError(f"There is no corpus {name!r}; known: {known}. Make it: `longgraft corpus add {name} FILES "
-                         "--model MODEL`.")
+    path = corpus_path(name)
+    if not path.exists():
+        names = ", ".join(known_corpora()) or "none"
+        raise ValueError(f"There is no corpus {name!r}; known: {names}. Make it: `longgraft corpus add "
+                         f"{name} FILES --model MODEL`.")
     return path
 
 
 def open_corpus(name: str, tokenizer: str, vocab_size: int) -> Corpus:
     """Opens the corpus of this name; raises ValueError if there is none for this tokenizer and vocabulary.
 
-    tokenizer: its fingerprint; ids are checked because one beyond the vocabulary would end the process on a GPU
+    tokenizer: its fingerprint; ids are checked because one too large would end the process on a GPU
     """
     path = existing_corpus(name)
-    found = Corpus.load(path, {"tokenizer": tokenizer})
-    if not 0 <= (least := int(found.tokens.min())) <= (most := int(found.tokens.max())) < vocab_size:
+    corpus = Corpus.load(path, {"tokenizer": tokenizer})
+    least = int(corpus.tokens.min())
+    most = int(corpus.tokens.max())
+    if least < 0 or most >= vocab_size:
         raise _unfit(path, f"has token ids from {least} to {most}, and the model knows 0 to {vocab_size - 1}")
-    return found
+    return corpus
 
 
 def changing(path: Path) -> FileLock:

@@ -33,10 +33,10 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     """Loads a model with a method; then call `generate` and `stream` as often as you like.
 
     Args:
-        model: A name of `longgraft models`, a folder, a GGUF file, a hub id, a loaded (model, tokenizer), or None for
-            the embedded pair.
-        drafter: Hub id or folder of an EAGLE-3 head; "auto": the known head of this model; None or "none": no drafter.
-            Without a head, a method that needs one is replaced by its fallback.
+        model: A name of `longgraft models`, a folder, a GGUF file, a hub id, a loaded (model, tokenizer), or
+            None for the embedded pair.
+        drafter: Hub id or folder of an EAGLE-3 head; "auto": the known head of this model; None or "none": no
+            drafter. Without a head, a method that needs one is replaced by its fallback.
         tell: Print the choices on stderr.
         **options: The fields of `Settings`, such as method, budget, device, dtype and weights.
 
@@ -82,10 +82,14 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
         >>> answer.text, answer.finish_reason
         (' "__main__"', 'stop')
     """
-    draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-    SamplingDefaults().sampling(draw)       # checked before a model is loaded
+    sampling = {}
+    for field in fields(Sampling):
+        if field.name in options:
+            sampling[field.name] = options.pop(field.name)
+    SamplingDefaults().sampling(sampling)       # checked before a model is loaded
     session = load(model, drafter, tell=False, **options)
-    return session.generate(prompt, max_new_tokens, stop, prediction=prediction, stop_token_ids=stop_token_ids, **draw)
+    return session.generate(prompt, max_new_tokens, stop, prediction=prediction,
+                            stop_token_ids=stop_token_ids, **sampling)
 
 
 def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
@@ -105,7 +109,8 @@ def open_session(model: Any, drafter: str | Path | None, settings: Settings, tel
 
 def print_choices(session: Session) -> None:
     """Prints on stderr what was chosen for a session."""
-    print(*(f"longgraft: {line}" for line in session.about), sep="\n", file=sys.stderr)
+    for line in session.about:
+        print(f"longgraft: {line}", file=sys.stderr)
 
 
 def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -> tuple[Method, tuple[str, ...]]:

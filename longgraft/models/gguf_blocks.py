@@ -29,7 +29,7 @@ from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
 SLAB = 1 << 23                  # bytes of a tensor that are read at once
-FULL = 0.9                      # share of the free memory that weights may take; the rest is for the cache and passes
+FULL = 0.9                      # share of the free memory that weights may take, beside the cache and passes
 BOTH = "gate_up"                # gates and ups of all experts in one tensor
 
 
@@ -45,8 +45,8 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         file: The GGUF file, which stays open, because embeddings are read from it.
         folder: The folder that describes it (`gguf_files.described`).
         name: Name of the model in messages.
-        config: Its configuration.
-        dtype: Dtype of activations, norms and biases; matrices of types that are no blocks become floats of it.
+        config: Configuration of the model.
+        dtype: Dtype of activations, norms and biases, and of matrices that are not in blocks.
         kernels: Pack the blocks.
 
     Raises:
@@ -68,34 +68,33 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
     if table.packed_bytes > FULL * free_bytes(torch.device("cpu")):
         filler.zeros = _on_disk(table, folder.parent, name).zeros
     for tensor in table.tensors:
-        if parameter := names.get(tensor.name):
+        parameter = names.get(tensor.name)
+        if parameter:
             filler.fill(parameter, tensor)
     filler.fill_experts()
     filler.fill_parts()
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head = model.get_output_embeddings()
+    embedding = model.get_input_embeddings()
     if config.tie_word_embeddings and isinstance(embedding.weight, FileRows):
         filler.fill_product(head, embedding.weight.tensor)
     elif config.tie_word_embeddings:
         head.weight = embedding.weight
-    if missing := sorted(key for key, parameter in model.named_parameters() if parameter.is_meta):
-        raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it "
-                         "again.")
+    missing = sorted(key for key, parameter in model.named_parameters() if parameter.is_meta)
+    if missing:
+        raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download "
+                         "it again.")
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
 
 
 def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
-    """Returns memory in a file for the experts of a model that is larger than the memory.
-
-    Raises:
-        ValueError: the disk is too small as well.
-    """
+    """Returns memory in a file for the experts of a model that is larger than the memory."""
     size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
     room = shutil.disk_usage(folder).free
     if size > room:
-        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, and the "
-                         f"disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make room, or set "
-                         "LONGGRAFT_CACHE to a folder on a larger disk.")
+        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, "
+                         f"and the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make "
+                         "room, or set LONGGRAFT_CACHE to a folder on a larger disk.")
     return MappedMemory(folder)
 
 
@@ -108,8 +107,8 @@ class _Filler:
     dtype: torch.dtype
     kernels: CpuKernels
     processor: Any
-    experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # module -> part and suffix -> tensor
-    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)       # module -> part of a matrix -> tensor
+    experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # by module, part and suffix
+    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)       # by module and part
     zeros: Zeros = torch.zeros      # allocates the experts
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
@@ -123,32 +122,40 @@ class _Filler:
         if last in (*LATENTS, *JOINED):
             self.parts.setdefault(path, {})[last] = tensor
             return
-        matrix = last == "weight" and isinstance(module, nn.Linear | nn.Embedding)
-        if tensor.type in BLOCK_TYPES and not matrix and not is_router(module):
-            raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
         if tensor.type not in BLOCK_TYPES or is_router(module):
-            floats = self._floats(tensor)
-            if (columns := self._columns(tensor)) is not None:
-                floats = floats[:, torch.from_numpy(np.argsort(columns))]
-            changed = self.processor.process(floats.numpy(), tensor.name)
-            if changed.name != tensor.name or changed.weights.shape != getattr(module, last).shape:
-                raise NoBlocks(f"transformers changes {tensor.name}")
-            if last in module._buffers:
-                module._buffers[last] = torch.tensor(changed.weights)
-            else:
-                setattr(module, last, nn.Parameter(torch.tensor(changed.weights, dtype=self.dtype),
-                                                   requires_grad=False))
+            self._fill_floats(module, last, tensor)
+        elif last != "weight" or not isinstance(module, nn.Linear | nn.Embedding):
+            raise NoBlocks(f"{tensor.name} is the weight of a {type(module).__name__}")
         elif tensor.shape != tuple(module.weight.shape):
-            raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {list(module.weight.shape)} in the model")
+            model_shape = list(module.weight.shape)
+            raise NoBlocks(f"{tensor.name} is {list(tensor.shape)}, and {model_shape} in the model")
         elif isinstance(module, nn.Embedding):
             put_weight(module, FileRows(self.file, tensor, self.dtype))
         else:
             self.fill_product(module, tensor)
 
+    def _fill_floats(self, module: Any, name: str, tensor: FileTensor) -> None:
+        """Sets a parameter or buffer of a module to floats."""
+        floats = self._floats(tensor)
+        columns = self._columns(tensor)
+        if columns is not None:
+            floats = floats[:, torch.from_numpy(np.argsort(columns))]
+        changed = self.processor.process(floats.numpy(), tensor.name)
+        if changed.name != tensor.name or changed.weights.shape != getattr(module, name).shape:
+            raise NoBlocks(f"transformers changes {tensor.name}")
+        if name in module._buffers:
+            module._buffers[name] = torch.tensor(changed.weights)
+        else:
+            self._set_floats(module, name, torch.tensor(changed.weights))
+
     def fill_product(self, module: nn.Module, tensor: FileTensor) -> None:
         """Sets the weight of a linear module."""
-        packed, columns = self._packed(tensor), self._columns(tensor)
-        put_weight(module, packed if columns is None else ReorderedWeight(packed, torch.from_numpy(columns)))
+        packed = self._packed(tensor)
+        columns = self._columns(tensor)
+        if columns is None:
+            put_weight(module, packed)
+        else:
+            put_weight(module, ReorderedWeight(packed, torch.from_numpy(columns)))
 
     def _packed(self, tensor: FileTensor) -> PackedWeight:
         """Returns a matrix in blocks, with its rows in the model's order."""
@@ -160,82 +167,97 @@ class _Filler:
 
     def _columns(self, tensor: FileTensor) -> np.ndarray | None:
         """Returns the model's number of each column of a file's matrix; None if they are alike."""
-        return self.processor.columns(tensor.name) if isinstance(self.processor, Processor) else None
+        if not isinstance(self.processor, Processor):
+            return None
+        return self.processor.architecture.columns(tensor.name, self.processor.config)
 
     def fill_experts(self) -> None:
         """Puts experts in blocks in the place of the model's own."""
         for path, tensors in self.experts.items():
             parent, _, name = path.rpartition(".")
-            own: Any = self.model.get_submodule(path)
-            gate = gate_of_experts(own)
+            experts: Any = self.model.get_submodule(path)
+            gate = gate_of_experts(experts)
             if gate is None:
-                raise NoBlocks(f"the experts of {type(own).__name__} join their gates in a way that is not known")
-            weights = {part: self._stack(tensors, part, own.num_experts) for part in PARTS}
+                raise NoBlocks(f"the experts of {type(experts).__name__} join their gates in a way that is not "
+                               "known")
+            weights = {part: self._stack(tensors, part, experts.num_experts) for part in PARTS}
             inner, hidden = weights["gate"].shape[1:]
             if weights["up"].shape[1:] != (inner, hidden) or weights["down"].shape[1:] != (hidden, inner):
                 raise NoBlocks(f"the matrices of {path} do not fit each other")
-            biases = {part: self._floats(of).to(self.dtype)
-                      for part in PARTS if (of := tensors.get(f"{part}.bias")) is not None}
+            biases = {}
+            for part in PARTS:
+                bias = tensors.get(f"{part}.bias")
+                if bias is not None:
+                    biases[part] = self._floats(bias).to(self.dtype)
             setattr(self.model.get_submodule(parent), name, BlockExperts(self.kernels, weights, biases, gate))
 
     def fill_parts(self) -> None:
-        """Sets the matrices that a file has as two; one of which a part is missing is left without a weight."""
+        """Sets the matrices that a file has as two; without one of its parts, a matrix has no weight."""
         for path, tensors in self.parts.items():
             module = self.model.get_submodule(path)
             if set(tensors) == set(JOINED):
-                self._fill_joined(path, module, *(tensors[part] for part in JOINED))
+                self._fill_joined(path, module, tensors["first"], tensors["second"])
             elif set(tensors) == set(LATENTS):
-                keys, values = (self._floats(tensors[part]) for part in LATENTS)
-                # A file has keys [heads, latents, numbers] transposed, which blocks cannot follow: they become floats.
-                self._set_floats(module, torch.cat([keys.transpose(1, 2), values], dim=1).flatten(0, 1))
+                keys = self._floats(tensors["keys"])
+                values = self._floats(tensors["values"])
+                # The file has keys [heads, latents, numbers] transposed.  Blocks cannot be transposed.
+                heads = torch.cat([keys.transpose(1, 2), values], dim=1)
+                self._set_floats(module, "weight", heads.flatten(0, 1))
 
     def _fill_joined(self, path: str, module: Any, first: FileTensor, second: FileTensor) -> None:
         """Joins the rows of two matrices, in blocks if both are."""
-        order = self.processor.joined_rows(path)
+        order = self.processor.architecture.joined_rows(path, self.processor.config)
         numbers = None if order is None else torch.from_numpy(order)
         if (first.rows + second.rows, first.shape[1]) != tuple(module.weight.shape):
-            raise NoBlocks(f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and the model "
-                           f"{module.weight.shape[0]}")
+            raise NoBlocks(f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and "
+                           f"the model {module.weight.shape[0]}")
         if first.type in BLOCK_TYPES and second.type in BLOCK_TYPES:
             put_weight(module, JoinedWeight(self._packed(first), self._packed(second), numbers))
             return
         floats = torch.cat([self._floats(first), self._floats(second)])
-        self._set_floats(module, floats if numbers is None else floats[numbers])
+        if numbers is not None:
+            floats = floats[numbers]
+        self._set_floats(module, "weight", floats)
 
     def _floats(self, tensor: FileTensor) -> Tensor:
         return floats_of(tensor.type, tensor.bytes_of(self.file)).view(tensor.shape)
 
-    def _set_floats(self, module: Any, weight: Tensor) -> None:
-        module.weight = nn.Parameter(weight.to(self.dtype).contiguous(), requires_grad=False)
+    def _set_floats(self, module: Any, name: str, values: Tensor) -> None:
+        setattr(module, name, nn.Parameter(values.to(self.dtype).contiguous(), requires_grad=False))
 
     def _stack(self, tensors: dict[str, FileTensor], part: str, experts: int) -> StackedWeight:
         """Returns one of the matrices of all experts."""
         tensor = tensors.get(f"{part}.weight")
-        first = 0
-        if tensor is None and part != "down" and (tensor := tensors.get(f"{BOTH}.weight")) is not None:
-            half = tensor.shape[1] // 2
-            first = half if part == "up" else 0
-            tensor = replace(tensor, shape=(tensor.shape[0], half, tensor.shape[2]))
+        both = tensors.get(f"{BOTH}.weight")
+        matrices = 1        # matrices of an expert in the tensor
+        first = 0           # the matrix's first row among those of an expert
+        if tensor is None and both is not None and part != "down":
+            matrices = 2
+            half = both.shape[1] // 2
+            if part == "up":
+                first = half
+            tensor = replace(both, shape=(both.shape[0], half, both.shape[2]))
         if tensor is None:
-            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. Download it again.")
+            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. "
+                             "Download it again.")
         if tensor.type not in BLOCK_TYPES:
             raise NoBlocks(f"{tensor.name} is {tensor.type}")
         if tensor.shape[0] != experts:
             raise NoBlocks(f"{tensor.name} has {tensor.shape[0]} experts, and the model {experts}")
         _, rows, inputs = tensor.shape
-        step = 2 * rows if f"{part}.weight" not in tensors else rows
-        slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * step + first, rows)) for expert in range(experts))
-        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, self.zeros)
+        slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * matrices * rows + first, rows))
+                 for expert in range(experts))
+        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype,
+                              self.zeros)
         self.kernels.pack_experts(stack, slabs)
         _check_scales(stack.packed, tensor)
         return stack
 
     def _order(self, tensor: FileTensor) -> np.ndarray:
-        """Returns for each row of the model's matrix the number of the file's row; raises NoBlocks if there is none."""
+        """Returns the file's row for each row of the model's matrix; raises NoBlocks if more than rows changes."""
         rows = np.arange(tensor.rows)[:, None]
         changed = self.processor.process(rows, tensor.name)
-        if changed.name != tensor.name or changed.weights.shape != rows.shape or (
-                not np.array_equal(np.sort(changed.weights, 0), rows)):
+        if changed.name != tensor.name or not np.array_equal(np.sort(changed.weights, axis=0), rows):
             raise NoBlocks(f"transformers changes {tensor.name}")
         return changed.weights[:, 0]
 

@@ -34,11 +34,7 @@ def restore_entries(config: Any, metadata: dict[str, Any], architecture: str) ->
 def configuration_of(architecture: Architecture, name: str, reader: Any, model: str) -> PretrainedConfig:
     """Returns the configuration of a file of an architecture that transformers does not read.
 
-    Args:
-        architecture: Of the file.
-        name: Its name in the metadata.
-        reader: Of the file.
-        model: Name of the model in messages.
+    name: the architecture's in the metadata; model: name of the model in messages
 
     Raises:
         ValueError: an entry of the metadata is missing, or the model cannot be decoded.
@@ -46,13 +42,15 @@ def configuration_of(architecture: Architecture, name: str, reader: Any, model: 
     metadata = {key.removeprefix(f"{name}."): field.contents() for key, field in reader.fields.items()
                 if key.startswith(f"{name}.")}
     tokens = reader.fields["tokenizer.ggml.tokens"]
+    names = {tensor.name for tensor in reader.tensors}
     try:
-        config = architecture.configuration(metadata, {tensor.name for tensor in reader.tensors}, len(tokens.data))
+        config = architecture.configuration(metadata, names, len(tokens.data))
     except KeyError as error:
-        raise ValueError(f"Model {model!r} lacks the entry {name}.{error.args[0]} of its metadata. Download the file "
-                         f"again. {ORIGINAL}") from error
+        raise ValueError(f"Model {model!r} lacks the entry {name}.{error.args[0]} of its metadata. Download the "
+                         f"file again. {ORIGINAL}") from error
     for kind in ("bos", "eos"):
-        if (field := reader.fields.get(f"tokenizer.ggml.{kind}_token_id")) is not None:
+        field = reader.fields.get(f"tokenizer.ggml.{kind}_token_id")
+        if field is not None:
             setattr(config, f"{kind}_token_id", int(field.contents()))
     refuse(config, model)
     return config
@@ -62,7 +60,7 @@ def configuration_of(architecture: Architecture, name: str, reader: Any, model: 
 def read_as_known(reader: Any) -> Iterator[None]:
     """Lets transformers read the tokenizer of a file of an architecture that it does not know."""
     field = reader.fields[ARCHITECTURE]
-    parts = [*field.parts]
+    parts = list(field.parts)
     parts[field.data[0]] = np.frombuffer(KNOWN, np.uint8)
     reader.fields[ARCHITECTURE] = field._replace(parts=parts)
     try:

@@ -1,7 +1,7 @@
 """GGUF files: which file is meant, and the folders that are made of it once.
 
-One folder describes a file: configuration, tokenizer, end tokens, and a table of its tensors.  Another holds its
-weights as floats, if they are needed that way.
+One folder describes a file: configuration, tokenizer, end tokens, and a table of its tensors.  Another holds
+its weights as floats, if they are needed that way.
 """
 
 from __future__ import annotations
@@ -36,34 +36,35 @@ from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model
 
-KEPT = (torch.float32, torch.bfloat16)      # dtypes of weights that are kept as floats
 NAMED = 6           # files that an error message names
 ROOM = 50_000_000   # most bytes of a description
-VERSION = 4         # of the folders made of a file: raise it when the same file is read as another tokenizer or model
+VERSION = 4         # of the folders made of a file: raise it if a file is read as another tokenizer or model
 
 
 def gguf_of(model: str) -> Path | None:
-    """Returns the GGUF file that a path or hub id means, downloaded if it is on the hub; None if it means no such file.
+    """Returns the GGUF file that a path or hub id means, or None; a file on the hub is downloaded.
 
-    A file of a hub repository is OWNER/REPOSITORY/FILE.gguf.  A local file is one by its first bytes, too: Ollama's and
-    the hub's caches name files by their hash.
+    A file of a hub repository is OWNER/REPOSITORY/FILE.gguf.  A local file is known by its first bytes, too:
+    Ollama's and the hub's caches name files by their hash.
 
     Raises:
         ValueError: the file does not exist, or is of another format; a folder holds several.
     """
     path = Path(model)
     if path.is_dir():
-        return None if (path / "config.json").exists() else _only(path)
+        if (path / "config.json").exists():
+            return None
+        return _only(path)
     if is_gguf(path):
         return path
     if path.suffix.lower() == ".gguf":
         return path if path.is_file() else _of_hub(model)
     if path.is_file():
-        raise ValueError(f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder that holds "
-                         "config.json, the tokenizer and the weights.")
+        raise ValueError(f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder "
+                         "that holds config.json, the tokenizer and the weights.")
     if model.lower().endswith("gguf") and model.count("/") == 1:
-        raise ValueError(f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or --model "
-                         f"{model}/FILE.")
+        raise ValueError(f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or "
+                         f"--model {model}/FILE.")
     return None
 
 
@@ -73,7 +74,7 @@ def described_folder(sha256: str) -> Path:
 
 
 def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
-    """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if it is missing.
+    """Returns the folder with configuration, tokenizer, end tokens and table of tensors; makes it if needed.
 
     Args:
         name: Name of the model, for people.
@@ -98,7 +99,7 @@ def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
 
 
 def _remove_outdated(described: Path) -> None:
-    """Removes the folders that an older longgraft made of the file: their tokenizer may split texts wrongly."""
+    """Removes what an older longgraft made of the file: its tokenizer may split texts wrongly."""
     sha256 = described.name.partition(".")[0]
     for path in models_folder().glob(f"{sha256}*"):
         if not path.name.startswith(described.name):
@@ -122,13 +123,13 @@ def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: tor
     reader = open_gguf(file, name)
     architecture = metadata_of(reader)["general.architecture"]
     if architecture in ARCHITECTURES:
-        raise ValueError(f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in their blocks: "
-                         f"on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
+        raise ValueError(f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in "
+                         f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
     size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
     with making(f"Model {name!r}", path, size) as part:
         if part:
-            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
-                  file=sys.stderr, flush=True)
+            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in "
+                  f"{path}", file=sys.stderr, flush=True)
             shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
             with _parsed_once(reader):
                 _write_floats(file, name, dtype, part)
@@ -138,26 +139,29 @@ def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: tor
 
 def _dtype(dtype: torch.dtype | None) -> torch.dtype:
     """Returns the dtype in which weights are kept as floats."""
-    if dtype is None:
-        return torch.float32 if device_of(None).type == "cpu" else torch.bfloat16
-    return dtype if dtype in KEPT else torch.float32
+    if dtype == torch.bfloat16 or (dtype is None and device_of(None).type != "cpu"):
+        return torch.bfloat16
+    return torch.float32
 
 
 def _only(folder: Path) -> Path | None:
     """Returns the GGUF file of a folder; raises ValueError if it holds several."""
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" or is_gguf(path))
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found[:NAMED]) + (", ..." if len(found) > NAMED else "")
-        raise ValueError(f"{folder} holds {len(found)} GGUF files: {names}. Give one of them: --model FOLDER/FILE.")
-    return found[0] if found else None
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".gguf" or is_gguf(path))
+    if len(files) > 1:
+        names = [path.name for path in files[:NAMED]]
+        if len(files) > NAMED:
+            names.append("...")
+        raise ValueError(f"{folder} holds {len(files)} GGUF files: {', '.join(names)}. Give one of them: "
+                         "--model FOLDER/FILE.")
+    return next(iter(files), None)
 
 
 def _of_hub(model: str) -> Path:
     owner, _, rest = model.partition("/")
     repository, _, file = rest.partition("/")
     if not file or owner in ("", ".", "..", "~"):
-        raise ValueError(f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's as "
-                         "OWNER/REPOSITORY/FILE.gguf.")
+        raise ValueError(f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's "
+                         "as OWNER/REPOSITORY/FILE.gguf.")
     from huggingface_hub import hf_hub_download
 
     try:
@@ -170,10 +174,11 @@ def _of_hub(model: str) -> Path:
 
 @contextmanager
 def _parsed_once(reader: Any) -> Iterator[None]:
-    """Gives transformers this reader; it would parse the file five times, which takes up to 16 seconds each."""
+    """Gives transformers this reader: it would parse the file five times, each up to 16 seconds."""
     import gguf
 
-    before, gguf.GGUFReader = gguf.GGUFReader, lambda _: reader     # type: ignore[assignment,misc]
+    before = gguf.GGUFReader
+    gguf.GGUFReader = lambda _: reader      # type: ignore[assignment,misc]
     try:
         yield
     finally:
@@ -197,8 +202,10 @@ def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
                 tokenizer = gguf_tokenizer(readable, reader, name)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    ends = end_ids(reader)
-    GenerationConfig(eos_token_id=ends[0] if len(ends) == 1 else ends or None).save_pretrained(out)
+    ends: Any = end_ids(reader) or None
+    if ends and len(ends) == 1:
+        ends = ends[0]
+    GenerationConfig(eos_token_id=ends).save_pretrained(out)
     TensorTable.of(reader).write(out)
 
 
@@ -207,7 +214,10 @@ def _write_floats(file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
     config = read_config(str(out), name)
     with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):      # transformers' bar
         model: Any = read_model(str(file.parent), name, config, dtype, file.name)
-    first: dict[int, str] = {}      # tied weights are written once
-    tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()
-               if first.setdefault(tensor.data_ptr(), key) == key}
+    tensors = {}
+    written = set()
+    for key, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in written:        # tied weights are written once
+            written.add(tensor.data_ptr())
+            tensors[key] = tensor.contiguous()
     save_file(tensors, out / "model.safetensors", {"format": "pt"})

@@ -16,7 +16,7 @@ from longgraft.config.file_errors import reason
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)           # versions of the format that can be read
-WITH_YARN = ("gpt-oss", "mellum")       # architectures of which longgraft reads YaRN's rotary scaling by itself
+WITH_YARN = ("gpt-oss", "mellum")       # architectures whose rotary scaling longgraft reads if it is YaRN's
 KEY_LENGTH = 8              # bytes of the number before a key of the metadata: the key's length
 ORIGINAL = "Give the original model: a folder with safetensors, or its hub id."
 
@@ -32,8 +32,8 @@ def is_gguf(path: Path) -> bool:
 def check_packages(name: str) -> None:
     """Raises ImportError if the packages that read GGUF are not installed."""
     if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
-        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install them with: "
-                          'pip install "longgraft[gguf]"')
+        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install "
+                          'them with: pip install "longgraft[gguf]"')
 
 
 def open_gguf(file: Path, name: str) -> Any:
@@ -73,12 +73,12 @@ def _check_version(file: Path) -> None:
         return      # the package's reader says what is wrong
     version = int.from_bytes(start[len(MAGIC):], "little")
     if version and version % (1 << 16) == 0:
-        raise ValueError(f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it by "
-                         "llama.cpp's gguf_convert_endian.py, or download the little-endian file.")
+        raise ValueError(f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it "
+                         "by llama.cpp's gguf_convert_endian.py, or download the little-endian file.")
     if version not in VERSIONS:
         raise ValueError(f"GGUF file {file} is of version {version}, and longgraft reads the versions "
-                         f"{' and '.join(map(str, VERSIONS))}. Convert the original model to version {VERSIONS[-1]} by "
-                         "llama.cpp's convert_hf_to_gguf.py, or download such a file.")
+                         f"{' and '.join(map(str, VERSIONS))}. Convert the original model to version "
+                         f"{VERSIONS[-1]} by llama.cpp's convert_hf_to_gguf.py, or download such a file.")
 
 
 def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
@@ -89,8 +89,8 @@ def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
                          "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
     kind = metadata.get("general.type", "model")
     if arch == "clip" or kind == "mmproj":
-        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, of which "
-                         "longgraft reads text alone.")
+        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, "
+                         "of which longgraft reads text alone.")
     if kind != "model":
         raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
 
@@ -98,19 +98,21 @@ def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
 def _scaling(arch: str, metadata: dict[str, Any]) -> str:
     """Returns the rotary scaling of the metadata that transformers drops, in words; "" if there is none.
 
-    Without a type, a factor scales linearly, and `scale_linear` is its older name (`load_hparams` in llama.cpp).
+    Without a type, a factor scales linearly; its older name is `scale_linear` (llama.cpp's `load_hparams`).
     """
     factor = metadata.get(f"{arch}.rope.scaling.factor", metadata.get(f"{arch}.rope.scale_linear", 1.0))
     unscaled = factor in (0.0, 1.0)
-    kind = metadata.get(f"{arch}.rope.scaling.type", "none" if unscaled else "linear")
+    kind = metadata.get(f"{arch}.rope.scaling.type", "linear")
     if kind == "none" or (kind == "linear" and unscaled) or (kind == "yarn" and arch in WITH_YARN):
         return ""
-    return f"rope scaling {kind!r}" if unscaled else f"rope scaling {kind!r} by {factor:g}"
+    if unscaled:
+        return f"rope scaling {kind!r}"
+    return f"rope scaling {kind!r} by {factor:g}"
 
 
 def _unread_rope(name: str, what: str) -> ValueError:
-    return ValueError(f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long prompts. "
-                      f"{ORIGINAL}")
+    return ValueError(f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long "
+                      f"prompts. {ORIGINAL}")
 
 
 def restore_rope(config: Any, reader: Any, name: str) -> None:
@@ -119,16 +121,17 @@ def restore_rope(config: Any, reader: Any, name: str) -> None:
     Raises ValueError for other divisors.  Their formula has one free number, which is the largest of them
     (`convert_hf_to_gguf.py` of llama.cpp).
     """
-    found = {tensor.name: tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")}
-    if not found:
+    tensors = [tensor for tensor in reader.tensors if tensor.name.startswith("rope_f")]
+    if not tensors:
         return
-    if list(found) != ["rope_freqs.weight"] or config.model_type != "llama":
-        raise _unread_rope(name, next(iter(found)))
-    divisors = torch.tensor(found["rope_freqs.weight"].data)
-    plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, 2 * len(divisors), 2) / (2 * len(divisors)))
+    if [tensor.name for tensor in tensors] != ["rope_freqs.weight"] or config.model_type != "llama":
+        raise _unread_rope(name, tensors[0].name)
+    divisors = torch.tensor(tensors[0].data)
+    size = 2 * len(divisors)
+    plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)
     config.rope_parameters = config.rope_parameters | {
-        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192}
+        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     if len(scaled) != len(plain) or not torch.allclose(plain / scaled, divisors, rtol=1e-3):
         raise _unread_rope(name, "rope_freqs.weight")
@@ -138,13 +141,16 @@ def restore_rope(config: Any, reader: Any, name: str) -> None:
 def without_absent_tokens(file: Path, reader: Any) -> Iterator[Path]:
     """Yields a file with this metadata in which every special token exists.
 
-    Some files write the id -1 for a special token that the model does not have; transformers would look it up.  Such
-    keys are removed from the reader, and a copy of the header without them is yielded in place of the file.
+    Some files write the id -1 for a special token that the model does not have; transformers would look it
+    up.  Such keys are removed from the reader, and a copy of the header without them is yielded instead.
     """
     vocabulary = reader.fields.get("tokenizer.ggml.tokens")
     count = 0 if vocabulary is None else len(vocabulary.data)
-    absent = [key for key, field in reader.fields.items() if key.startswith("tokenizer.ggml.")
-              and key.endswith("_token_id") and not 0 <= field.contents() < count]
+    absent = []
+    for key, field in reader.fields.items():
+        is_token = key.startswith("tokenizer.ggml.") and key.endswith("_token_id")
+        if is_token and not 0 <= field.contents() < count:
+            absent.append(key)
     if not absent:
         yield file
         return

@@ -1,14 +1,14 @@
-"""GGUF files of models some of whose layers keep a state: gated delta nets, Mamba 2 and short convolutions."""
+"""GGUF files of models with layers that keep a state: gated delta nets, Mamba 2 and short convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from longgraft.models.gguf_architecture import (
     Architecture,
+    Config,
     Metadata,
     Names,
     experts,
@@ -18,15 +18,15 @@ from longgraft.models.gguf_architecture import (
 )
 from longgraft.models.gguf_header import ORIGINAL
 
-Config = Mapping[str, Any]
-"""A configuration's entries by name."""
-
 
 def _delta_net_entries(metadata: Metadata, names: Names) -> dict[str, Any]:
-    size, heads = metadata["attention.key_length"], metadata["ssm.time_step_rank"]
+    size = metadata["attention.key_length"]
+    heads = metadata["ssm.time_step_rank"]
     layers = metadata["block_count"] - metadata.get("nextn_predict_layers", 0)
     interval = metadata.get("full_attention_interval", 4)
-    kinds = ["full_attention" if (layer + 1) % interval == 0 else "linear_attention" for layer in range(layers)]
+    kinds = ["linear_attention"] * layers
+    for layer in range(interval - 1, layers, interval):
+        kinds[layer] = "full_attention"
     rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e7),
             "partial_rotary_factor": metadata["rope.dimension_count"] / size}
     return {"num_hidden_layers": layers, "layer_types": kinds, "rope_parameters": rope, "head_dim": size,
@@ -41,11 +41,13 @@ def _delta_net(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
         return weights[:, None]
     if name.endswith(".ssm_a"):
         return np.log(-weights)
-    return weights[None] if name.endswith("ffn_gate_inp_shexp.weight") and weights.ndim == 1 else weights
+    if name.endswith("ffn_gate_inp_shexp.weight") and weights.ndim == 1:
+        return weights[None]
+    return weights
 
 
 def _grouped(weights: np.ndarray, config: Config, size: int) -> np.ndarray:
-    """Orders rows of value heads of this size by their key head; in a file those of different key heads alternate."""
+    """Orders rows of value heads, `size` rows each, by their key head: in a file, key heads alternate."""
     keys = config["linear_num_key_heads"]
     heads = weights.reshape(-1, keys, size, *weights.shape[1:])
     return heads.swapaxes(0, 1).reshape(weights.shape)
@@ -54,9 +56,10 @@ def _grouped(weights: np.ndarray, config: Config, size: int) -> np.ndarray:
 def _alternating_delta_net(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
     """Undoes also the order of value heads, which the converter changes since Qwen3.5."""
     changed = _delta_net(name, weights, config)
-    size, both = config["linear_value_head_dim"], 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    size = config["linear_value_head_dim"]
     if ".attn_qkv." in name or ".ssm_conv1d." in name:
-        return np.concatenate([changed[:both], _grouped(changed[both:], config, size)])
+        first_value = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+        return np.concatenate([changed[:first_value], _grouped(changed[first_value:], config, size)])
     if ".attn_gate." in name:
         return _grouped(changed, config, size)
     if ".ssm_beta." in name or ".ssm_alpha." in name or ".ssm_dt." in name or name.endswith(".ssm_a"):
@@ -68,13 +71,14 @@ def _alternating_columns(name: str, config: Config) -> np.ndarray | None:
     """The output projection of a gated delta net reads its value heads in the file's order."""
     if not name.endswith(".ssm_out.weight"):
         return None
-    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    keys = config["linear_num_key_heads"]
+    values = config["linear_num_value_heads"]
     numbers = np.arange(values * config["linear_value_head_dim"]).reshape(keys, values // keys, -1)
     return numbers.swapaxes(0, 1).flatten()
 
 
 def _rows_by_key_head(module: str, config: Config) -> np.ndarray:
-    """The model has queries, keys, values and gates by key head; files have all queries, then all keys, and so on."""
+    """The model has queries, keys, values and gates by key head; files have all queries, then all keys, etc."""
     heads = config["linear_num_key_heads"]
     keys = heads * config["linear_key_head_dim"]
     values = config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -94,13 +98,15 @@ def _convolutions(metadata: Metadata, names: Names) -> dict[str, Any]:
 
 
 def _convolution(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
-    return weights[:, None] if ".shortconv.conv." in name else weights
+    if ".shortconv.conv." in name:
+        return weights[:, None]
+    return weights
 
 
 def _mamba(module: str) -> dict[str, str]:
     """Names of a Mamba 2 module's parts."""
-    parts = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log", "ssm_d": "D",
-             "ssm_norm": "norm", "ssm_out": "out_proj"}
+    parts = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log",
+             "ssm_d": "D", "ssm_norm": "norm", "ssm_out": "out_proj"}
     return {name: f"{module}.{part}" for name, part in parts.items()}
 
 
@@ -115,31 +121,30 @@ def _mamba_change(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
     return in_halves(name, weights, config)
 
 
-def _mamba_biases(names: Names) -> dict[str, bool]:
-    return {part: any(name.endswith(f".{part}.bias") for name in names) for part in ("ssm_in", "ssm_conv1d")}
+def _has_bias(module: str, names: Names) -> bool:
+    return any(name.endswith(f".{module}.bias") for name in names)
 
 
 def _mamba2(metadata: Metadata, names: Names) -> dict[str, Any]:
-    inner, biases = metadata["ssm.inner_size"], _mamba_biases(names)
-    return {"expand": inner // metadata["embedding_length"], "head_dim": inner // metadata["ssm.time_step_rank"],
-            "use_bias": biases["ssm_in"], "use_conv_bias": biases["ssm_conv1d"]}
+    inner = metadata["ssm.inner_size"]
+    return {"expand": inner // metadata["embedding_length"],
+            "head_dim": inner // metadata["ssm.time_step_rank"],
+            "use_bias": _has_bias("ssm_in", names), "use_conv_bias": _has_bias("ssm_conv1d", names)}
 
 
 def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
-    """Positions are rotated only if the file says so.  Models without experts have the shared network alone.
-
-    Raises:
-        ValueError: The file holds a Bamba model, which rotates only a part of each head.
-    """
-    inner, biases = metadata["ssm.inner_size"], _mamba_biases(names)
+    """Positions are rotated only if the file says so.  Models without experts have the shared network alone."""
+    inner = metadata["ssm.inner_size"]
     size = metadata["embedding_length"] // metadata["attention.head_count"]
-    if (rotated := metadata.get("rope.dimension_count", size)) != size:
-        raise ValueError(f"The file rotates {rotated} of the {size} numbers of a head, as Bamba models do, and "
-                         f"longgraft reads only Granite models of granitehybrid files. {ORIGINAL}")
+    rotated = metadata.get("rope.dimension_count", size)
+    if rotated != size:
+        raise ValueError(f"The file rotates {rotated} of the {size} numbers of a head, as Bamba models do, "
+                         f"and longgraft reads only Granite models of granitehybrid files. {ORIGINAL}")
     shared = metadata.get("expert_shared_feed_forward_length", metadata["feed_forward_length"])
     return _kinds(metadata, "linear_attention") | {
-        "mamba_expand": inner // metadata["embedding_length"], "mamba_d_head": inner // metadata["ssm.time_step_rank"],
-        "mamba_proj_bias": biases["ssm_in"], "mamba_conv_bias": biases["ssm_conv1d"],
+        "mamba_expand": inner // metadata["embedding_length"],
+        "mamba_d_head": inner // metadata["ssm.time_step_rank"],
+        "mamba_proj_bias": _has_bias("ssm_in", names), "mamba_conv_bias": _has_bias("ssm_conv1d", names),
         "num_local_experts": metadata.get("expert_count", 0), "shared_intermediate_size": shared,
         "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else None}
 
@@ -157,8 +162,8 @@ _DELTA_NET = {
     "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj", "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm", "post_attention_norm": "post_attention_layernorm"}
 _QWEN35 = _DELTA_NET | {
-    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z", "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a"}
+    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
 # Older files have the first projection of Qwen3-Next in the model's own order, as one matrix.
 _QWEN3_NEXT = _DELTA_NET | joined("attn_qkv", "attn_gate", "linear_attn.in_proj_qkvz") | {
     "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
@@ -167,37 +172,40 @@ _QWEN_EXPERTS = experts("mlp.experts") | shared_experts("mlp.shared_expert") | {
     "ffn_gate_up_exps": "mlp.experts.gate_up"}
 HYBRIDS = {
     "qwen35": Architecture(
-        "qwen3_5_text", _DELTA_NET_SIZES, _QWEN35, more=_delta_net_entries, change=_alternating_delta_net,
-        columns=_alternating_columns),
+        "qwen3_5_text", _DELTA_NET_SIZES, _QWEN35, more=_delta_net_entries,
+        change=_alternating_delta_net, columns=_alternating_columns),
     "qwen35moe": Architecture(
         "qwen3_5_moe_text", _DELTA_NET_EXPERTS, _QWEN35 | _QWEN_EXPERTS, more=_delta_net_entries,
         change=_alternating_delta_net, columns=_alternating_columns),
     "qwen3next": Architecture(
-        "qwen3_next", _DELTA_NET_EXPERTS, _QWEN3_NEXT | _QWEN_EXPERTS, more=_delta_net_entries, change=_delta_net,
-        joined_rows=_rows_by_key_head),
+        "qwen3_next", _DELTA_NET_EXPERTS, _QWEN3_NEXT | _QWEN_EXPERTS, more=_delta_net_entries,
+        change=_delta_net, joined_rows=_rows_by_key_head),
     "lfm2moe": Architecture(
-        "lfm2_moe", EXPERTS | {"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
-                               "expert_weights_scale": "routed_scaling_factor",
-                               "attention.layer_norm_rms_epsilon": "norm_eps"},
+        "lfm2_moe", EXPERTS | {
+            "shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
+            "expert_weights_scale": "routed_scaling_factor", "attention.layer_norm_rms_epsilon": "norm_eps"},
         experts("feed_forward.experts") | {
             "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "attn_output": "self_attn.out_proj",
             "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm",
-            "shortconv.in_proj": "conv.in_proj", "shortconv.conv": "conv.conv", "shortconv.out_proj": "conv.out_proj",
-            "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
-            "ffn_gate_inp": "feed_forward.gate", "exp_probs_b.bias": "feed_forward.expert_bias"},
+            "shortconv.in_proj": "conv.in_proj", "shortconv.conv": "conv.conv",
+            "shortconv.out_proj": "conv.out_proj", "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2", "ffn_gate_inp": "feed_forward.gate",
+            "exp_probs_b.bias": "feed_forward.expert_bias"},
         {"token_embd_norm": "model.embedding_norm"}, more=_convolutions, change=_convolution),
     "granitehybrid": Architecture(
         "granitemoehybrid", GRANITE | {
-            "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
-            "ssm.time_step_rank": "mamba_n_heads", "expert_used_count": "num_experts_per_tok"},
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state",
+            "ssm.group_count": "mamba_n_groups", "ssm.time_step_rank": "mamba_n_heads",
+            "expert_used_count": "num_experts_per_tok"},
         _mamba("mamba") | experts("block_sparse_moe.experts") | {"ffn_gate_inp": "block_sparse_moe.router"}
         | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
         | joined("ffn_gate", "ffn_up", "shared_mlp.input_linear")
         | {"ffn_down_shexp": "shared_mlp.output_linear", "ffn_down": "shared_mlp.output_linear"},
         more=_granite_hybrid, change=_mamba_change),
     "mamba2": Architecture(
-        "mamba2", {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups",
-                   "ssm.time_step_rank": "num_heads", "attention.layer_norm_rms_epsilon": "layer_norm_epsilon"},
+        "mamba2", {
+            "ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups",
+            "ssm.time_step_rank": "num_heads", "attention.layer_norm_rms_epsilon": "layer_norm_epsilon"},
         _mamba("mixer") | {"attn_norm": "norm"},
         {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}, "backbone",
         more=_mamba2, change=_mamba_change)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ class FileTensor:
 
     def bytes_of(self, file: Path, first: int = 0, count: int | None = None) -> Any:
         """Returns rows as bytes [count, row]."""
-        count = self.rows - first if count is None else count
-        return np.fromfile(file, np.uint8, count * self.row, offset=self.offset + first * self.row).reshape(count, -1)
+        if count is None:
+            count = self.rows - first
+        offset = self.offset + first * self.row
+        return np.fromfile(file, np.uint8, count * self.row, offset=offset).reshape(count, -1)
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,20 @@ class TensorTable:
     @classmethod
     def of(cls, reader: Any) -> TensorTable:
         """Returns the table of an open file."""
-        return cls(reader.fields["general.architecture"].contents(), tuple(
-            FileTensor(t.name, t.tensor_type.name, tuple(int(n) for n in reversed(t.shape)), int(t.data_offset),
-                       int(t.n_bytes) * int(t.shape[0]) // int(t.n_elements)) for t in reader.tensors))
+        tensors = []
+        for tensor in reader.tensors:
+            shape = tuple(int(size) for size in reversed(tensor.shape))
+            row = int(tensor.n_bytes) * shape[-1] // int(tensor.n_elements)
+            offset = int(tensor.data_offset)
+            tensors.append(FileTensor(tensor.name, tensor.tensor_type.name, shape, offset, row))
+        return cls(reader.fields["general.architecture"].contents(), tuple(tensors))
 
     @classmethod
     def read(cls, folder: Path) -> TensorTable:
         """Reads what `write` wrote."""
-        kept = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
-        return cls(kept["architecture"], tuple(
-            FileTensor(name, type_, tuple(shape), offset, row) for name, type_, shape, offset, row in kept["tensors"]))
+        table = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
+        return cls(table["architecture"], tuple(
+            FileTensor(name, kind, tuple(shape), *place) for name, kind, shape, *place in table["tensors"]))
 
     @property
     def in_blocks(self) -> bool:
@@ -74,13 +80,12 @@ class TensorTable:
 
     @property
     def packed_bytes(self) -> int:
-        """Memory of a model with these tensors, if all matrices but the embedding are packed for the kernels."""
+        """Memory of a model with these tensors, if all matrices but the embedding are packed."""
         return sum(tensor.packed_bytes for tensor in self.tensors if tensor.name != EMBEDDING)
 
     def write(self, folder: Path) -> None:
-        (folder / TENSORS).write_text(json.dumps({
-            "architecture": self.architecture, "tensors": [list(vars(t).values()) for t in self.tensors]}),
-            encoding="utf-8")
+        table = {"architecture": self.architecture, "tensors": [astuple(tensor) for tensor in self.tensors]}
+        (folder / TENSORS).write_text(json.dumps(table), encoding="utf-8")
 
 
 class FileRows(BlockWeight):

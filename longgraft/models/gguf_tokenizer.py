@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file: transformers builds it, and what transformers drops of the metadata is added here."""
+"""The tokenizer of a GGUF file: made by transformers, with what transformers drops of the metadata."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from typing import Any
 
 from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-from longgraft.models.gguf_header import ORIGINAL
+from longgraft.models.gguf_header import ORIGINAL, metadata_of
 from longgraft.models.gguf_splits import BEGINNING, SPLITS, WHOLE_PIECES
 from longgraft.target_model.weights import read_tokenizer
 
 END_KEYS = ("eos", "eot", "eom")    # metadata keys: end of an answer, of a turn, of a message
-# Tokens that end an answer in any vocabulary that has them, by llama.cpp's rule (`special_eog_ids` in llama-vocab.cpp).
+# Tokens that end an answer in any vocabulary that has them, by llama.cpp's rule (`special_eog_ids` in
+# llama-vocab.cpp).
 END_TOKENS = frozenset((
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
     "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
     "< EOT >", "_< EOT >",
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",                                     # fill in the middle: padding,
-    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",                # a repository,
-    "<|file_sep|>"))                                                                      # a file
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",                           # fill in the middle: padding,
+    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",      # a repository,
+    "<|file_sep|>"))                                                            # a file
 HARMONY = frozenset(("<|return|>", "<|call|>"))     # gpt-oss, where <|end|> ends only a part of an answer
 SPACE = "\u2581"        # SentencePiece's space
 
@@ -30,27 +31,22 @@ def gguf_tokenizer(file: Path, reader: Any, name: str) -> Any:
     Raises:
         ValueError: the rule is unknown, or the tokenizer cannot be read.
     """
-    kind = _metadata(reader, "model", "")
-    rule = _metadata(reader, "pre", "") or "default"
+    metadata = metadata_of(reader)
+    kind = metadata.get("tokenizer.ggml.model")
+    rule = metadata.get("tokenizer.ggml.pre") or "default"
     if kind == "gpt2" and rule not in SPLITS:
-        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none of the "
-                         f"{len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}")
+        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none "
+                         f"of the {len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}")
     tokenizer = read_tokenizer(str(file.parent), name, file.name)
     if kind == "gpt2":
         _split_by(rule, tokenizer)
-        begins = _metadata(reader, "add_bos_token", rule in BEGINNING)
+        begins = metadata.get("tokenizer.ggml.add_bos_token", rule in BEGINNING)
         if begins and not tokenizer.add_bos_token and tokenizer.bos_token is not None:
             tokenizer.add_bos_token = True
             tokenizer.update_post_processor()
-    elif kind == "llama" and not _metadata(reader, "add_space_prefix", True):
+    elif kind == "llama" and not metadata.get("tokenizer.ggml.add_space_prefix", True):
         _remove_prefix(tokenizer)
     return tokenizer
-
-
-def _metadata(reader: Any, key: str, default: Any) -> Any:
-    """Returns an entry of the tokenizer's metadata, or the default."""
-    field = reader.fields.get(f"tokenizer.ggml.{key}")
-    return default if field is None else field.contents()
 
 
 def _split_by(rule: str, tokenizer: Any) -> None:
@@ -73,9 +69,12 @@ def _remove_prefix(tokenizer: Any) -> None:
 
 
 def end_ids(reader: Any) -> list[int]:
-    """Returns the ids that end an answer: those of the metadata first, then tokens with an end token's name."""
+    """Returns the ids that end an answer: first those of the metadata, then tokens named as end tokens."""
     keys = [f"tokenizer.ggml.{end}_token_id" for end in END_KEYS]
     ids = [int(reader.fields[key].contents()) for key in keys if key in reader.fields]
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
-    names = END_TOKENS - {"<|end|>"} if set(tokens) >= HARMONY else END_TOKENS
-    return list(dict.fromkeys([*ids, *(i for i, token in enumerate(tokens) if token in names)]))
+    names = END_TOKENS
+    if set(tokens) >= HARMONY:
+        names = END_TOKENS - {"<|end|>"}
+    ids += [number for number, token in enumerate(tokens) if token in names]
+    return list(dict.fromkeys(ids))

@@ -24,7 +24,8 @@ def offline() -> Iterator[None]:
     """Lets the hub's client read only its cache."""
     from huggingface_hub import constants
 
-    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
     try:
         yield
     finally:
@@ -32,45 +33,45 @@ def offline() -> Iterator[None]:
 
 
 def cached_by_client(name: str, revision: str) -> Path | None:
-    """Returns the path of a file in the cache of the hub's client, or None.
-
-    Args:
-        name: OWNER/REPOSITORY/FILE.
-        revision: Of the repository.
-    """
+    """Returns the path of OWNER/REPOSITORY/FILE in the cache of the hub's client, or None."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(*_repository_and_file(name), revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(*_repository_and_file(name), revision=revision)
+    if not isinstance(path, str):
+        return None
+    return Path(path)
 
 
 def download(name: str, path: Path, size: int | None, sha256: str, revision: str = "main") -> None:
-    """Downloads a file of the hub, going on where `path` ends. The client shows its progress bar on a terminal.
+    """Downloads a file of the hub, going on where `path` ends, with the client's progress bar on a terminal.
 
-    `hf_hub_download` is not used: as of huggingface_hub 2.4 it removes what an interrupted download has written.
+    As of huggingface_hub 2.4 `hf_hub_download` removes what an interrupted download has written.
 
     Args:
         name: OWNER/REPOSITORY/FILE.
         path: The file's beginning, from an earlier call that was interrupted; it may be missing.
         size: Bytes of the whole file; None: as many as the hub states.
         sha256: SHA-256 of the whole file. The hub states it for large files; the caller checks the bytes.
-        revision: Of the repository.
+        revision: Revision of the repository.
 
     Raises:
         ValueError: The hub has a file of another size or SHA-256.
-        Exception: Errors of several libraries, where the hub does not give the file. `path` keeps what has come.
+        Exception: The hub does not give the file (errors of several libraries). `path` keeps what has come.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
     url = hf_hub_url(*_repository_and_file(name), revision=revision)
-    found = get_hf_file_metadata(url)
-    stated = found.etag if found.etag and len(found.etag) == len(sha256) else sha256
-    size = found.size or 0 if size is None else size
-    if (found.size, stated) != (size, sha256):
-        raise ValueError(f"it has another file: {found.size:,} bytes with SHA-256 {stated[:12]}..., and {size:,} with "
-                         f"{sha256[:12]}... are needed")
+    file_of_hub = get_hf_file_metadata(url)
+    stated = file_of_hub.etag
+    if not stated or len(stated) != len(sha256):        # it states another hash, or none
+        stated = sha256
+    if size is None:
+        size = file_of_hub.size or 0
+    if (file_of_hub.size, stated) != (size, sha256):
+        raise ValueError(f"it has another file: {file_of_hub.size:,} bytes with SHA-256 {stated[:12]}..., "
+                         f"and {size:,} with {sha256[:12]}... are needed")
     with open(path, "ab") as file:
         http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size,
                  displayed_filename=name.rpartition("/")[2])

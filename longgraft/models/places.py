@@ -26,8 +26,8 @@ class Place:
     Args:
         name: Name for people and identities, as the model was given.
         path: A folder with config.json and the tokenizer, or a hub id; "" for a loaded model.
-        gguf: Returns the GGUF file that holds the weights, which may need a download; None: `path` holds them.
-        loaded: A loaded model and its tokenizer or None, which need no files; None: the model is read from its files.
+        gguf: Returns the GGUF file of the weights, which may need a download; None: `path` holds them.
+        loaded: A loaded model and its tokenizer or None, which need no files; None: read the files.
     """
 
     name: str
@@ -51,8 +51,8 @@ def place_of(model: Any) -> Place:
     A model of the catalogue is fetched if it is not on this machine; this is printed on stderr.
 
     Args:
-        model: None or "embedded" (the embedded target), a name of the catalogue, a folder, a GGUF file, a hub id, or a
-            loaded (model, tokenizer).
+        model: None or "embedded" (the embedded target), a name of the catalogue, a folder, a GGUF file, a hub
+            id, or a loaded (model, tokenizer).
 
     Raises:
         ValueError: anything that goes wrong, in one sentence.
@@ -71,16 +71,16 @@ def place_of(model: Any) -> Place:
         return _place_of_gguf(name, sha256_of(file), lambda: file)
     similar = _similar(name)
     if similar:
-        raise ValueError(f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` lists "
-                         "all.")
+        raise ValueError(f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` "
+                         "lists all.")
     return Place(name, name)
 
 
 def _place_of_loaded(model: Any) -> Place:
     """Returns the place of a loaded (model, tokenizer); raises ValueError if it is something else."""
     if not isinstance(model, tuple):
-        raise ValueError(f"A {type(model).__name__} was given as the model. "
-                         "Pass (model, tokenizer), a name of `longgraft models`, a folder, a GGUF file or a hub id.")
+        raise ValueError(f"A {type(model).__name__} was given as the model. Pass (model, tokenizer), a name of "
+                         "`longgraft models`, a folder, a GGUF file or a hub id.")
     if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
         raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
                          "(model, tokenizer): a transformers model, and its tokenizer or None.")
@@ -94,7 +94,7 @@ def _place_of_gguf(name: str, sha256: str, gguf: Callable[[], Path]) -> Place:
 
 
 def not_here(model: str | Path | None) -> Entry | None:
-    """Returns the entry of a model of the catalogue that would have to be downloaded to know more of it; else None."""
+    """Returns a model's entry of the catalogue if more could be known only after a download; else None."""
     entry = CATALOGUE.get(str(model))
     if entry is None or here(entry) or described_folder(entry.sha256).exists():
         return None
@@ -102,7 +102,7 @@ def not_here(model: str | Path | None) -> Entry | None:
 
 
 def _similar(name: str) -> list[str]:
-    """Returns names of the catalogue that a misspelt one may mean; none for a folder or for OWNER/REPOSITORY."""
+    """Returns names of the catalogue that a misspelt one may mean; [] for a folder or OWNER/REPOSITORY."""
     if "/" in name or Path(name).exists():
         return []
     return get_close_matches(name.lower(), CATALOGUE, cutoff=0.8)

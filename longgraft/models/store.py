@@ -33,11 +33,10 @@ def models_folder() -> Path:
 
 @contextmanager
 def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
-    """Yields an empty folder in which the caller makes the file or folder, and from which the caller moves it to
-    `path`.
+    """Yields an empty folder in which the caller makes a file or folder, and from which it moves that to `path`.
 
-    Only one process at a time makes anything.  The folder is removed at the end; files that a killed process left in it
-    are removed at the next call.
+    Only one process at a time makes anything.  The folder is removed at the end.  Files that a killed process
+    left in it are removed at the next call.
 
     Args:
         what: Name of what is made, with which error messages begin.
@@ -47,9 +46,6 @@ def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
     Raises:
         ValueError: The cache cannot be written, or has no room for `size` bytes.
     """
-    if path.exists():
-        yield None
-        return
     with locked(what):
         if path.exists():
             yield None
@@ -65,8 +61,7 @@ def making(what: str, path: Path, size: int) -> Iterator[Path | None]:
 
 @contextmanager
 def locked(what: str) -> Iterator[None]:
-    """Waits until no other process changes the cache of models, and clears what a killed one left in the scratch
-    folder.
+    """Waits until no other process changes the cache of models, and clears what a killed one left there.
 
     Raises:
         ValueError: The cache cannot be written. Other OSErrors of the body are reported in the same way.
@@ -78,28 +73,30 @@ def locked(what: str) -> Iterator[None]:
             shutil.rmtree(_scratch(), ignore_errors=True)
             yield
     except OSError as error:
-        raise ValueError(f"{what} cannot be kept in {folder}: {reason(error)}. Make room, or set LONGGRAFT_CACHE to "
-                         "another folder.") from error
+        raise ValueError(f"{what} cannot be kept in {folder}: {reason(error)}. Make room, or set "
+                         "LONGGRAFT_CACHE to another folder.") from error
 
 
 def check_room(size: int) -> None:
     """Raises an OSError if the disk of the cache has no room for `size` more bytes."""
-    if (free := shutil.disk_usage(models_folder()).free) < ROOM * size:
+    free = shutil.disk_usage(models_folder()).free
+    if free < ROOM * size:
         raise OSError(f"{size / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} are free")
 
 
 def sha256_of(path: Path) -> str:
     """Returns a file's SHA-256 in hexadecimal, remembered by its path, size and time of change."""
-    found = path.stat()
-    known = models_folder() / "hashes" / digest([str(path.resolve()), found.st_size, found.st_mtime_ns])
-    if known.exists():
-        return known.read_text(encoding="ascii")
+    status = path.stat()
+    name = digest([str(path.resolve()), status.st_size, status.st_mtime_ns])
+    remembered = models_folder() / "hashes" / name
+    if remembered.exists():
+        return remembered.read_text(encoding="ascii")
     sha256 = hashed(path)
     with suppress(OSError):     # a cache that cannot be written only costs time
-        part = known.with_name(f"{known.name}.{os.getpid()}.partial")
+        part = remembered.with_name(f"{remembered.name}.{os.getpid()}.partial")
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(sha256, encoding="ascii")
-        part.replace(known)
+        part.replace(remembered)
     return sha256
 
 

@@ -1,4 +1,4 @@
-"""The second step of loading: turns a model's files and the settings into a target with its kernels and tokenizer."""
+"""The second step of loading: turns a model's files and the settings into a target, its kernels and tokenizer."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
-CACHE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": BYTES}        # by `--kv-dtype`
+ROUNDED = {"bfloat16": torch.bfloat16, "int8": BYTES}   # by values of `--kv-dtype` that round keys and values
+CACHE_DTYPES = {"float32": torch.float32} | ROUNDED     # by all values of `--kv-dtype`
 WITH_SINKS = {"gpt_oss", "mimo_v2_flash"}   # families whose attention has sinks
-MOST_LANES = 16     # numbers of a head that compiled attention takes at once, on the processor with the widest vectors
+MOST_LANES = 16     # numbers of a head that compiled attention takes at once, with the widest vectors
 
 
 @dataclass(frozen=True)
@@ -75,32 +76,30 @@ def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple
         tokenizer = read_tokenizer(place.path, place.name)
         model, notes = _in_blocks(place, config, dtype, device, settings)
         if model is None:
-            model = read_model(place.with_floats(dtype), place.name, config, dtype or config.dtype or torch.bfloat16)
-    moved: Any = model
-    return moved.to(device), tokenizer, notes
+            weights_dtype = dtype or config.dtype or torch.bfloat16
+            model = read_model(place.with_floats(dtype), place.name, config, weights_dtype)
+    return model.to(device), tokenizer, notes
 
 
 def _target_of_loaded(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
     """Returns (the target of a model that was given loaded, notes)."""
     if settings.weights == "gguf":
-        raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or "
-                         "float, or the file.")
+        raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 "
+                         "or float, or the file.")
     target, notes = _target(model, name, settings)
-    dtype = None if settings.dtype is None else dtype_of(settings.dtype)
-    if dtype not in (None, target.dtype) or settings.device not in (None, str(target.device), target.device.type):
-        raise ValueError(f"The model given is {target.dtype} on {target.device}; {settings.dtype or 'any dtype'} "
-                         f"on {settings.device or 'any device'} was asked for. Move it with model.to(...) first.")
+    has_dtype = settings.dtype is None or dtype_of(settings.dtype) == target.dtype
+    has_device = settings.device in (None, str(target.device), target.device.type)
+    if not has_dtype or not has_device:
+        raise ValueError(f"The model given is {target.dtype} on {target.device}; "
+                         f"{settings.dtype or 'any dtype'} on {settings.device or 'any device'} was asked for. "
+                         "Move it with model.to(...) first.")
     check_finite(model, name)
     return target, notes
 
 
 def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
-               ) -> tuple[PreTrainedModel | None, tuple[str, ...]]:
-    """Returns (the model with the file's blocks as weights, or None for floats; notes).
-
-    Raises:
-        ValueError: blocks were asked for and are not possible.
-    """
+               ) -> tuple[Any, tuple[str, ...]]:
+    """Returns (the model with the file's blocks as weights, or None for floats; notes)."""
     if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
         return None, ()
     try:
@@ -110,101 +109,121 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
             raise NoBlocks("blocks are for a CPU's compiled kernels in float32 or bfloat16, and "
                            f"{str(dtype)[6:] if dtype else 'another dtype'} on {device} with --kernels "
                            f"{settings.kernels} was asked for")
-        if isinstance(kernels := cpu_kernels(), NotBuilt):     # built only if they would be used
+        kernels = cpu_kernels()         # built only if they would be used
+        if isinstance(kernels, NotBuilt):
             raise NoBlocks(str(kernels))
         if not TensorTable.read(Path(place.path)).in_blocks:
-            raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({', '.join(BLOCK_TYPES)})")
+            types = ", ".join(BLOCK_TYPES)
+            raise NoBlocks(f"no matrix of the file is in blocks that the kernels know ({types})")
         model = model_in_blocks(place.gguf(), Path(place.path), place.name, config, dtype, kernels)
     except NoBlocks as why:
         if settings.weights == "gguf":
-            raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why
+            raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out."
+                             ) from why
         return None, (f"weights are dequantised to floats: {why}",)
     notes = ["weights are the file's own blocks (--weights float dequantises them)"]
     if any(isinstance(weight, StackedWeight) and weight.on_disk for _, weight in block_weights(model)):
-        notes.append("the model is larger than the free memory: its experts are read from the disk as they are needed")
+        notes.append("the model is larger than the free memory: its experts are read from the disk as they "
+                     "are needed")
     return model, tuple(notes)
 
 
 def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
     """Returns (the target with its kernels, notes on kernels that were asked for and are missing)."""
-    kernels, rounds = _kernels(settings, model), settings.kv_dtype not in (None, "float32")
-    small = fused(model) if settings.graphs == "auto" and model.device.type == "cuda" else None
-    if not isinstance(kernels, CpuKernels) and (asked := [
-            name for name, is_asked in (("--weights", settings.weights in ("int8", "gguf")),
-                                        ("--kv-dtype", rounds)) if is_asked]):
-        why = kernels or f"this model is {str(model.dtype)[6:]} on {model.device}, with kernels={settings.kernels}"
-        raise ValueError(f"{' and '.join(asked)} needs a CPU's compiled kernels, which compute in float32 or bfloat16; "
-                         f"here {why}. Leave {' and '.join(asked)} out, or give --device cpu --dtype float32 "
-                         "--kernels auto.")
-    if settings.kv_dtype == "float32" and model.dtype != torch.float32:
-        raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
-                         "Give --dtype float32, too, or leave it out.")
-    if rounds and settings.attention not in ("auto", "split"):
-        raise ValueError(f"--kv-dtype is for the compiled kernels' attention, and --attention {settings.attention} was "
-                         "given. Leave one of them out.")
-    if settings.weights == "int8" and isinstance(kernels, CpuKernels):
-        model = in_int8(model, kernels)
-    target = Target(model, name, settings.attention, kernels if isinstance(kernels, CpuKernels) else None,
-                    small if isinstance(small, FusedModules) else None)
-    if rounds:
-        target = replace(target, cache_dtype=CACHE_DTYPES[str(settings.kv_dtype)])
-    elif settings.kv_dtype is None and target.kernels is not None and target.attention == "split":
-        target = replace(target, cache_dtype=usual_cache_dtype(model.config, model.dtype, target.weights != "float"))
+    kernels = _kernels(settings, model)
+    modules: FusedModules | NotBuilt | None = None
+    if settings.graphs == "auto" and model.device.type == "cuda":
+        modules = fused(model)
+    _check_kernels(settings, model, kernels)
     notes = []
     if isinstance(kernels, NotBuilt):
         notes.append(f"no compiled kernels: {kernels}; torch decodes, more slowly")
-    if isinstance(small, NotBuilt):
-        notes.append(f"no fused kernels: {small}; norms, gated products and rotations take several launches each")
+        kernels = None
+    if isinstance(modules, NotBuilt):
+        notes.append(f"no fused kernels: {modules}; norms, gated products and rotations take several launches "
+                     "each")
+        modules = None
+    if settings.weights == "int8" and kernels is not None:
+        model = in_int8(model, kernels)
+    target = Target(model, name, settings.attention, kernels, modules)
+    if settings.kv_dtype in ROUNDED:
+        target = replace(target, cache_dtype=ROUNDED[settings.kv_dtype])
+    elif settings.kv_dtype is None and kernels is not None and target.attention == "split":
+        cache_dtype = usual_cache_dtype(model.config, model.dtype, target.weights != "float")
+        target = replace(target, cache_dtype=cache_dtype)
     return target, tuple(notes)
+
+
+def _check_kernels(settings: Settings, model: PreTrainedModel, kernels: CpuKernels | NotBuilt | None) -> None:
+    """Raises ValueError if the settings ask for something that needs other kernels."""
+    needing = []
+    if settings.weights in ("int8", "gguf"):
+        needing.append("--weights")
+    if settings.kv_dtype in ROUNDED:
+        needing.append("--kv-dtype")
+    if needing and not isinstance(kernels, CpuKernels):
+        options = " and ".join(needing)
+        dtype = str(model.dtype)[6:]
+        why = kernels or f"this model is {dtype} on {model.device}, with kernels={settings.kernels}"
+        raise ValueError(f"{options} needs a CPU's compiled kernels, which compute in float32 or bfloat16; here "
+                         f"{why}. Leave {options} out, or give --device cpu --dtype float32 --kernels auto.")
+    if settings.kv_dtype == "float32" and model.dtype != torch.float32:
+        raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
+                         "Give --dtype float32, too, or leave it out.")
+    if settings.kv_dtype in ROUNDED and settings.attention not in ("auto", "split"):
+        raise ValueError("--kv-dtype is for the compiled kernels' attention, and --attention "
+                         f"{settings.attention} was given. Leave one of them out.")
 
 
 def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.dtype | None:
     """Returns the type of keys and values if none is asked for; None: the model's.
 
-    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores, sinks and odd
-    heads are attended by torch, which would convert the whole cache in every pass.
+    Beside weights in integers they are rounded to bfloat16, which attention reads faster. Capped scores, sinks
+    and odd heads are attended by torch, which would convert the whole cache in every pass.
 
-    Args:
-        config: Of the model.
-        dtype: Of its activations.
-        integers: True if its linear weights are blocks of integers.
+    dtype: the activations'; integers: True if the linear weights are blocks of integers
     """
     text = config.get_text_config(decoder=True)
     torch_attends = (getattr(text, "attn_logit_softcapping", None) or head_size(text) % MOST_LANES
                      or text.model_type in WITH_SINKS)
-    return torch.bfloat16 if integers and dtype == torch.float32 and not torch_attends else None
+    if integers and dtype == torch.float32 and not torch_attends:
+        return torch.bfloat16
+    return None
 
 
 def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
-    """Returns a model whose linear weights are rounded to bytes; it shares all other tensors with the given one."""
+    """Returns a model whose linear weights are rounded to bytes; it shares all other tensors with this one."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    found: Any = copy.deepcopy(model, shared)
-    round_weights(found, kernels)
-    return found
+    in_bytes: Any = copy.deepcopy(model, shared)
+    round_weights(in_bytes, kernels)
+    return in_bytes
 
 
 def round_weights(model: nn.Module, kernels: CpuKernels) -> None:
     """Rounds the linear weights of a model to bytes, in place."""
     packed: dict[int, PackedWeight] = {}        # tied weights are packed once
     for module in model.modules():
-        if type(module) is nn.Linear and type(weight := module.weight) is nn.Parameter:
-            if id(weight) not in packed:
-                packed[id(weight)] = kernels.packed_integers(rounded(weight), weight.dtype)
-            put_weight(module, packed[id(weight)])
+        if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
+            continue
+        weight = module.weight
+        if id(weight) not in packed:
+            packed[id(weight)] = kernels.packed_integers(rounded(weight), weight.dtype)
+        put_weight(module, packed[id(weight)])
 
 
 def _wanted(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype | None:
-    """Returns the dtype to load: float32 on a CPU, where decoding is exact; None: that of the saved weights."""
+    """Returns the dtype to load: float32 on a CPU, where decoding is exact; None: the saved weights'."""
     if dtype is not None:
         return dtype_of(dtype)
     return torch.float32 if device.type == "cpu" else None
 
 
 def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuilt | None:
-    """Returns the kernels, or why there are none; None if they are switched off or do not apply to device and dtype."""
+    """Returns the kernels or why there are none; None: they are off, or not for this device and dtype."""
     if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None
-    if (packed := packed_bytes(model, settings.weights == "int8")) > (free := free_bytes(model.device)):
-        needed, left = (size / 2 ** 30 for size in (packed, free))
-        return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {left:.1f} are free")
+    needed = packed_bytes(model, settings.weights == "int8") / 2 ** 30
+    free = free_bytes(model.device) / 2 ** 30
+    if needed > free:
+        return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {free:.1f} are free")
     return cpu_kernels()

