@@ -181,28 +181,29 @@ class Sampled(DrawThenWalk):
         return gumbel(keys[:, None], tokens).add_(self.warp(logits)).argmax(-1)
 
     def choose_on_cpu(self, logits: Tensor, keys: Tensor) -> Tensor:
-        scores = self.warp(logits)
+        scores = self.warp(logits, nucleus_by_sort)
         return torch.stack([winner(row, key) for row, key in zip(scores, keys, strict=True)])
 
     def apart(self, stream: int) -> Sampled:
         """Returns the same distribution with independent noise; stream: a number from 1 up, one per use."""
         return replace(self, seed=int(mix(torch.tensor(of_seed(self.seed) + stream))) & ((1 << 63) - 1))
 
-    def warp(self, logits: Tensor) -> Tensor:
+    def warp(self, logits: Tensor, drop: Callable[[Tensor, float], Tensor] = nucleus) -> Tensor:
         """Applies transformers' warpers in their order: logits [n, V] -> [n, V] float32, -inf for excluded tokens.
 
         Of equal tokens at top-p's border the later ones stay, as in transformers where its sort is stable;
         at the borders of top-k and min-p all of them stay.
+
+        Args:
+            logits: Of the target.
+            drop: Applies top-p.
         """
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:
             least = scores.topk(self.top_k).values[:, -1:]
             scores = scores.masked_fill(scores < least, float("-inf"))
         if self.top_p < 1.0:
-            if scores.device.type == "cpu":
-                scores = nucleus_by_sort(scores, self.top_p)
-            else:
-                scores = nucleus(scores, self.top_p)
+            scores = drop(scores, self.top_p)
         if self.min_p > 0.0:
             probabilities = scores.softmax(-1)
             least = self.min_p * probabilities.amax(-1, keepdim=True)
