@@ -9,6 +9,8 @@ line.  Each cursor is asked for twice: cold, with no prefix kept, and again afte
 editor asks after a few keys.  Prompts are the file alone, or with passages of the repository.  Both decodings of a
 prompt are greedy, so they must give the same text; the run stops if they do not.
 
+OMP_NUM_THREADS is the number of threads; without it there is one.
+
 A next edit is asked for after the line above the cursor was added, which is the recent change; while someone types, the
 change grows by what was typed.  `benchmarks.editors` sends the same requests to servers.
 """
@@ -16,6 +18,7 @@ change grows by what was typed.  `benchmarks.editors` sends the same requests to
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -230,5 +233,5 @@ def percentile(values: Sequence[float], percent: int) -> float:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     app()
