@@ -433,7 +433,7 @@ def test_a_method_that_promises_the_distribution_must_give_the_same_greedy_token
 
 
 def test_an_allowed_difference_does_not_hide_a_forbidden_one():
-    """Beside a replay, draws may differ and greedy answers, which have a margin, may not."""
+    """Draws may differ beside a replay, and greedy answers, which have a margin, may not."""
     drawn, greedy = Check(2, 0), Check(2, 0, 0.7)
     of_one = replace(cell(ROWS, "graft", 4096), promise="distribution", mode="replay")
     found = [lossless_level(replace(of_one, checks=checks), "float32") for checks in ((drawn,), (drawn, greedy))]

@@ -357,7 +357,7 @@ def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma2"])
 def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(family, corpus):
-    """With zeros for the embedding's half and fc passing the feature on, its output is the layer's, scaled."""
+    """Its output is the layer's, scaled, if the embedding's half is zero and fc passes the feature on."""
     target = toy_target(family)
     c = target.config
     recipe = DrafterRecipe(feature_layers=(1, 2), draft_vocab=48, feature_pass=0.5, intermediate=c.intermediate_size,

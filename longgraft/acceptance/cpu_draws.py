@@ -1,4 +1,4 @@
-"""Draws from one row of scores on a CPU, where reading a value costs nothing, so that most tokens need no work.
+"""Draws tokens on a CPU, which can read values at no cost and leave out the tokens that cannot win.
 
 The results are those of `gumbel` and `nucleus` over the whole vocabulary.
 """
@@ -15,7 +15,7 @@ from longgraft.acceptance.gumbel import BITS, gumbel, random_bits
 from longgraft.acceptance.warping import ONE, largest_dropped_mass, masses
 
 LARGEST_NOISE = 37.0    # above the noise of the largest uniform number, 36.74, by more than sums are rounded
-FEW = 64                # tokens whose noise costs less than another look at them
+FEW = 64                # tokens whose noise is drawn without a second filter; any number gives the same draws
 ROUNDING = 1.001        # more than the error of an exponential in float32
 
 

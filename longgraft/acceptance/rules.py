@@ -195,8 +195,8 @@ class Sampled(DrawThenWalk):
         at the borders of top-k and min-p all of them stay.
 
         Args:
-            logits: Of the target.
-            drop: Applies top-p.
+            logits: The target's.
+            drop: Applies top-p to scores [n, V], as `nucleus` does.
         """
         scores = logits.float() / self.temperature
         if 0 < self.top_k < scores.shape[-1]:

@@ -8,7 +8,7 @@ from struct import pack, unpack
 import torch
 from torch import Tensor
 
-ONE = 1 << 62          # probability 1, as an integer
+ONE = 1 << 62           # probability 1, as an integer
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:

@@ -126,7 +126,7 @@ def _hunk(path: str, header: re.Match[str], lines: Iterator[str]) -> Change:
     """Reads the lines of one hunk; of a combined diff, the change of the first parent."""
     parents = 1 + len(header[1])
     old, new = (int(count or 1) for count in (header[2], header[4]))
-    inserts = new > 0
+    removes_only = new == 0
     before = list[str]()
     after = list[str]()
     while old > 0 or new > 0:
@@ -146,7 +146,7 @@ def _hunk(path: str, header: re.Match[str], lines: Iterator[str]) -> Change:
         if not removed:
             after.extend(shown)
             new -= 1
-    return Change(path, tuple(before), tuple(after), int(header[3]) + (not inserts))
+    return Change(path, tuple(before), tuple(after), int(header[3]) + removes_only)
 
 
 def _name(line: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from longgraft.config.data_files import sendable
+from longgraft.config.data_files import parse_sendable
 
 TEXT_PARTS = ("text", "input_text", "output_text")      # types of content parts that hold text
 
@@ -62,7 +62,7 @@ def _with_parsed_arguments(call: Any) -> Any:
     written = call["function"].get("arguments")
     if not isinstance(written, str):
         return call
-    arguments = sendable(written)
+    arguments = parse_sendable(written)
     if not isinstance(arguments, dict):
         return call
     return call | {"function": call["function"] | {"arguments": arguments}}

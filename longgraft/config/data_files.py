@@ -42,7 +42,7 @@ def parse_json(text: str | bytes, where: str) -> Any:
     return value
 
 
-def sendable(text: str) -> Any:
+def parse_sendable(text: str) -> Any:
     """Returns the value of a JSON text that a model wrote, which can be sent and encoded again.
 
     None if it is no JSON, or if it has half a character (a lone surrogate) or a number that is not finite, such

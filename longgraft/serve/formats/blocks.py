@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from longgraft.config.data_files import sendable
+from longgraft.config.data_files import parse_sendable
 from longgraft.serve.tools.reader import CallReader, Piece
 
 Event = tuple[Literal["open", "more", "close"], "AnswerBlock", str]
@@ -32,7 +32,7 @@ class AnswerBlock:
     @property
     def whole(self) -> bool:
         """True for a text, and for a call whose arguments are whole."""
-        return not self.name or sendable(self.text) is not None
+        return not self.name or parse_sendable(self.text) is not None
 
 
 class Blocks:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from longgraft.config.data_files import sendable
+from longgraft.config.data_files import parse_sendable
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.tools.grammar import Tool
 
@@ -72,7 +72,7 @@ class ToolCall(JsonFields):
         """
         arguments = self.function.arguments or {}
         if isinstance(arguments, str):
-            parsed = sendable(arguments)
+            parsed = parse_sendable(arguments)
             if isinstance(parsed, dict):
                 arguments = parsed
         return {"id": self.id or "", "type": "function",

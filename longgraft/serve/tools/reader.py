@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from longgraft.config.data_files import sendable
+from longgraft.config.data_files import parse_sendable
 from longgraft.serve.tools.families import ToolFamily
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
@@ -256,7 +256,7 @@ class CallReader:
             head = HEAD.match(opened.text)
             if head is None:
                 return
-            name = sendable(head[1])
+            name = parse_sendable(head[1])
             if name not in self.names:
                 return
             opened.begin = head.end()
@@ -268,11 +268,11 @@ class CallReader:
         if end > opened.shown:
             yield Piece(arguments=opened.text[opened.shown:end], call=opened.place)
             opened.shown = end
-            opened.called = opened.inner_end is not None and sendable(opened.text[opened.begin:end]) is not None
+            opened.called = opened.inner_end is not None and parse_sendable(opened.text[opened.begin:end]) is not None
 
     def _whole_object(self, opened: _Object) -> Iterator[Piece]:
         """Yields the call of a complete object with its keys in another order."""
-        call = sendable(opened.text)
+        call = parse_sendable(opened.text)
         if not isinstance(call, dict):
             return
         name = call.get("name")
