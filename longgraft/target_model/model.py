@@ -1,7 +1,6 @@
 """The target: an unmodified transformers causal LM that runs on trees and prompt chunks and reports what was wanted.
 
-Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also
-    after an
+Nothing stays on the model: attention and hooks are installed for one `run` and removed when it ends, also after an
 exception.
 """
 

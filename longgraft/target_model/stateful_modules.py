@@ -1,11 +1,10 @@
 """Runs modules whose state goes from token to token over a token tree, and commits the state of the accepted path.
 
-Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in
-transformers' cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of
-which begin with the committed state; the batch has as many entries as paths times the longest path.
+Such modules are short convolutions, gated delta nets, Mamba 2, and whatever else keeps its state in transformers'
+cache.  Each runs its own code on a batch of the paths from the root to the leaves, all of which begin with the
+committed state; the batch has as many entries as paths times the longest path.
 
-Committing an accepted path: a chain that is kept whole already has its state; a convolution's state is cut
-    out of the
+Committing an accepted path: a chain that is kept whole already has its state; a convolution's state is cut out of the
 inputs seen; any other module runs once more on the accepted path, from the committed state.
 """
 

@@ -251,8 +251,7 @@ class PaddedTree:
     def update_order(self, path: Tensor) -> Tensor:
         """Returns the order [n] int64 in which all rows update memories.
 
-        Rejected rows come first: those without a score, last row first, then the others by rising score.
-            The accepted
+        Rejected rows come first: those without a score, last row first, then the others by rising score.  The accepted
         path comes last.  Dead rows may stand anywhere before the path.
 
         Args:

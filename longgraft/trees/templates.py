@@ -1,9 +1,8 @@
 """Static topologies of retrieved trees.
 
-A node is named by its path: `r1 r2 ..` is the root's r1-th successor, then that token's r2-th successor,
-    and so on.
-Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree published with Token Recycling
-    (2408.08696).
+A node is named by its path: `r1 r2 ..` is the root's r1-th successor, then that token's r2-th successor, and so on.
+
+Sources: the node counts of Graft (arXiv 2605.20104), Table 7; the tree published with Token Recycling (2408.08696).
 """
 
 from __future__ import annotations
