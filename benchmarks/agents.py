@@ -37,10 +37,10 @@ from longgraft.eval.runs.quiet import OtherLoad
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-CHARACTERS = 3.5    # of a token of code, about
-CONTEXT = 3         # unchanged lines around a change that a block repeats
+CHARACTERS = 3.5  # of a token of code, about
+CONTEXT = 3  # unchanged lines around a change that a block repeats
 FORMS = ("blocks", "file")
-Turn = tuple[list[dict[str, str]], str]     # messages, and the answer to them
+Turn = tuple[list[dict[str, str]], str]  # messages, and the answer to them
 SYSTEM = "You are a coding agent. You change files as you are asked to, and print {}."
 PRINTED = {"blocks": "every change as a SEARCH/REPLACE block", "file": "the whole file as it is afterwards"}
 PLACE = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
@@ -48,7 +48,9 @@ PLACE = re.compile(r"\s*(?:async )?(?:def|class) (\w+)")
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of one file between two releases.  session: the file's, of which all edits are made in one conversation.
+    """A change of one file between two releases.
+
+    session: The file's; all its edits are made in one conversation.
     """
 
     session: str
@@ -64,8 +66,15 @@ class Edit:
 
     def row(self) -> dict[str, str]:
         """Returns the edit as a row of a suite (`eval/prompts/suites.py`)."""
-        return {"_id": f"{self.release}: {self.session}", "instruction": self.asked, "before": self.before,
-                "after": self.after, "release": self.release, "path": self.session, "licence": self.licence}
+        return {
+            "_id": f"{self.release}: {self.session}",
+            "instruction": self.asked,
+            "before": self.before,
+            "after": self.after,
+            "release": self.release,
+            "path": self.session,
+            "licence": self.licence,
+        }
 
     @property
     def names(self) -> list[str]:
@@ -74,9 +83,10 @@ class Edit:
         old, new = self.before.splitlines(), self.after.splitlines()
         for kind, first, last, first_new, last_new in difflib.SequenceMatcher(None, old, new, False).get_opcodes():
             if kind != "equal":
-                above = next((match[1] for line in reversed(old[:first + 1]) if (match := PLACE.match(line))), "")
-                inside = [match[1] for line in (*old[first:last], *new[first_new:last_new])
-                          if (match := PLACE.match(line))]
+                above = next((match[1] for line in reversed(old[: first + 1]) if (match := PLACE.match(line))), "")
+                inside = [
+                    match[1] for line in (*old[first:last], *new[first_new:last_new]) if (match := PLACE.match(line))
+                ]
                 found |= dict.fromkeys(name for name in (above, *inside) if name)
         return list(found)
 
@@ -85,7 +95,7 @@ class Edit:
         old, new = self.before.splitlines(), self.after.splitlines()
         out = []
         for group in difflib.SequenceMatcher(None, old, new, False).get_grouped_opcodes(CONTEXT):
-            search, replace = old[group[0][1]:group[-1][2]], new[group[0][3]:group[-1][4]]
+            search, replace = old[group[0][1] : group[-1][2]], new[group[0][3] : group[-1][4]]
             out.append("\n".join(["<<<<<<< SEARCH", *search, "=======", *replace, ">>>>>>> REPLACE"]))
         return "\n\n".join(out)
 
@@ -100,13 +110,20 @@ def edits_of(wheels: Sequence[Path], shortest: int, longest: int, changed: int) 
     before: dict[str, str] = {}
     for wheel in releases:
         with zipfile.ZipFile(wheel) as archive:
-            about = Parser().parsestr(archive.read(next(
-                name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))).decode())
-            licence = about["License-Expression"] or about["License"] or " ".join(
-                name.rpartition(":: ")[2] for name in about.get_all("Classifier", []) if name.startswith("License"))
+            about = Parser().parsestr(
+                archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))).decode()
+            )
+            licence = (
+                about["License-Expression"]
+                or about["License"]
+                or " ".join(
+                    name.rpartition(":: ")[2] for name in about.get_all("Classifier", []) if name.startswith("License")
+                )
+            )
             if not re.match(r"(Apache|MIT)", licence):
-                raise typer.BadParameter(f"{wheel.name} has the licence {licence!r}; give packages under Apache or "
-                                         "MIT.")
+                raise typer.BadParameter(
+                    f"{wheel.name} has the licence {licence!r}; give packages under Apache or MIT."
+                )
             now = {name: archive.read(name).decode() for name in archive.namelist() if name.endswith(".py")}
         for name, after in now.items():
             old = before.get(name, after)
@@ -127,10 +144,15 @@ def conversations(edits: Sequence[Edit], form: str, turns: int) -> Iterator[tupl
             continue
         messages = [{"role": "system", "content": SYSTEM.format(PRINTED[form])}]
         made = []
-        for number, edit in enumerate(own[start:start + turns]):
-            shown = f"Here is `{session}`:\n```python\n{edit.before}\n```\n" if number == 0 else (
-                f"<tool_response>\nApplied to {session}.\n$ python -m pytest -q\n"
-                f"{'.' * 48} [100%]\n48 passed in 2.{number}1s\n</tool_response>\n")
+        for number, edit in enumerate(own[start : start + turns]):
+            shown = (
+                f"Here is `{session}`:\n```python\n{edit.before}\n```\n"
+                if number == 0
+                else (
+                    f"<tool_response>\nApplied to {session}.\n$ python -m pytest -q\n"
+                    f"{'.' * 48} [100%]\n48 passed in 2.{number}1s\n</tool_response>\n"
+                )
+            )
             said = edit.blocks() if form == "blocks" else f"```python\n{edit.after}\n```"
             messages = [*messages, {"role": "user", "content": shown + edit.asked}]
             made.append((messages, said))
@@ -147,9 +169,13 @@ def _unbroken(edits: Sequence[Edit]) -> Sequence[Edit]:
 
 
 @app.command()
-def build(wheels: list[Path], out: Path = Path("edits.jsonl"), shortest: Annotated[int, typer.Option(
-        help="Tokens of a file, at least.")] = 1000, longest: int = 8000, changed: Annotated[int, typer.Option(
-            help="Lines that an edit changes, at most.")] = 150) -> None:
+def build(
+    wheels: list[Path],
+    out: Path = Path("edits.jsonl"),
+    shortest: Annotated[int, typer.Option(help="Tokens of a file, at least.")] = 1000,
+    longest: int = 8000,
+    changed: Annotated[int, typer.Option(help="Lines that an edit changes, at most.")] = 150,
+) -> None:
     """Write the edits between several releases of packages, whose wheels are given."""
     packages: dict[str, list[Path]] = {}
     for wheel in wheels:
@@ -160,8 +186,11 @@ def build(wheels: list[Path], out: Path = Path("edits.jsonl"), shortest: Annotat
 
 
 @app.command()
-def rows(edits: Path, out: Path = Path("rows.jsonl"), count: Annotated[int, typer.Option(
-        help="Most rows; they are spread evenly over the edits.")] = 20) -> None:
+def rows(
+    edits: Path,
+    out: Path = Path("rows.jsonl"),
+    count: Annotated[int, typer.Option(help="Most rows; they are spread evenly over the edits.")] = 20,
+) -> None:
     """Write edits as rows of a suite: instruction, file before and after, release and licence."""
     found = [Edit(**line.value) for line in read_json_lines(edits)]
     count = min(count, len(found))
@@ -171,11 +200,17 @@ def rows(edits: Path, out: Path = Path("rows.jsonl"), count: Annotated[int, type
 
 
 @app.command()
-def replay(edits: Path, model: str = "qwen2.5-coder-0.5b", methods: str = "ar,pld,suffix,graft-x-text",
-           form: Annotated[str, typer.Option(help="blocks or file: what an answer prints.")] = "blocks",
-           turns: int = 3, sessions: int = 3, most: Annotated[int, typer.Option(
-               help="Tokens of an answer that are replayed.")] = 400, out: Path = Path("results"),
-           minutes: float = 60.0) -> None:
+def replay(
+    edits: Path,
+    model: str = "qwen2.5-coder-0.5b",
+    methods: str = "ar,pld,suffix,graft-x-text",
+    form: Annotated[str, typer.Option(help="blocks or file: what an answer prints.")] = "blocks",
+    turns: int = 3,
+    sessions: int = 3,
+    most: Annotated[int, typer.Option(help="Tokens of an answer that are replayed.")] = 400,
+    out: Path = Path("results"),
+    minutes: float = 60.0,
+) -> None:
     """Measure the seconds of every turn, read and decoded, and the tokens per step of several methods."""
     if form not in FORMS:
         raise typer.BadParameter(f"form is {form!r}; it must be one of {', '.join(FORMS)}.")
@@ -183,10 +218,18 @@ def replay(edits: Path, model: str = "qwen2.5-coder-0.5b", methods: str = "ar,pl
     names = methods.split(",")
     # One prefix cache each: a method must not find what another one has read.
     opened = {name: longgraft.load(model, method=name, prefixes=1.0, tell=False) for name in names}
-    report = Report(f"agents-{form}", out, minutes, opened[names[0]].target.device, model=model, turns=turns, most=most,
-                    edits=edits.name)
+    report = Report(
+        f"agents-{form}",
+        out,
+        minutes,
+        opened[names[0]].target.device,
+        model=model,
+        turns=turns,
+        most=most,
+        edits=edits.name,
+    )
     for number, (file, made) in enumerate(list(conversations(known, form, turns))[:sessions]):
-        order = names[number % len(names):] + names[:number % len(names)]
+        order = names[number % len(names) :] + names[: number % len(names)]
         for turn, (messages, said) in enumerate(made, 1):
             for name in order:
                 report.add(_turn(name, opened[name], file, turn, messages, said, most))
@@ -195,29 +238,48 @@ def replay(edits: Path, model: str = "qwen2.5-coder-0.5b", methods: str = "ar,pl
     raise typer.Exit(report.finish())
 
 
-def _turn(method: str, session: Session, file: str, turn: int, messages: list[dict[str, str]], said: str, most: int
-          ) -> Row:
+def _turn(
+    method: str, session: Session, file: str, turn: int, messages: list[dict[str, str]], said: str, most: int
+) -> Row:
     ids, prompt, load = session.predicted(said)[0][:most], session.encode(messages), OtherLoad()
     began = time.perf_counter()
     found = answer(session.open(prompt, len(ids), Sampling(replay=ids), eos=()), False)
     seconds, stats = time.perf_counter() - began, found.stats
     assert found.token_ids == ids
     figures: dict[str, Any] = {
-        "turn": turn, "prompt_tokens": stats.prompt_tokens, "reused_tokens": stats.reused_tokens,
-        "new_tokens": stats.new_tokens, "steps": stats.steps, "decode_seconds": stats.decode_seconds,
-        "other_load": load.cores()}
-    return Row(method, f"{file}, turn {turn}", seconds, figures=figures, note=(
-        f"{stats.prompt_tokens:,} tokens ({stats.reused_tokens:,} reused), {len(ids)} new, "
-        f"{stats.tokens_per_step:.2f} per step, {stats.decode_tokens_per_second:.1f} tokens/s"))
+        "turn": turn,
+        "prompt_tokens": stats.prompt_tokens,
+        "reused_tokens": stats.reused_tokens,
+        "new_tokens": stats.new_tokens,
+        "steps": stats.steps,
+        "decode_seconds": stats.decode_seconds,
+        "other_load": load.cores(),
+    }
+    return Row(
+        method,
+        f"{file}, turn {turn}",
+        seconds,
+        figures=figures,
+        note=(
+            f"{stats.prompt_tokens:,} tokens ({stats.reused_tokens:,} reused), {len(ids)} new, "
+            f"{stats.tokens_per_step:.2f} per step, {stats.decode_tokens_per_second:.1f} tokens/s"
+        ),
+    )
 
 
 def _total(method: str, rows: Sequence[Row]) -> Row:
     new, steps = (sum(row.figures[what] for row in rows) for what in ("new_tokens", "steps"))
     decoding = sum(row.figures["decode_seconds"] for row in rows)
     later = [row.seconds for row in rows if row.figures["turn"] > 1 and row.seconds is not None]
-    return Row(method, "all turns", sum(row.seconds or 0 for row in rows), note=(
-        f"{new / steps:.2f} tokens per step, {new / decoding:.1f} tokens/s; median of later turns "
-        f"{median(later) if later else 0:.2f} s"))
+    return Row(
+        method,
+        "all turns",
+        sum(row.seconds or 0 for row in rows),
+        note=(
+            f"{new / steps:.2f} tokens per step, {new / decoding:.1f} tokens/s; median of later turns "
+            f"{median(later) if later else 0:.2f} s"
+        ),
+    )
 
 
 if __name__ == "__main__":

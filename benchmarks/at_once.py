@@ -30,10 +30,14 @@ from longgraft.eval.prompts.suites import load_suite
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PLAIN = "ar"
-KINDS = {"chats": ("mt_bench", "gsm8k"), "code": ("humaneval",),
-         "long": ("lcc", "qmsum"), "mixed": ("mt_bench", "humaneval", "lcc")}
-LONG = 2048     # tokens of a long prompt that are kept, the last ones
-SHORT_ANSWER = 0.5      # the shortest answer, as a share of the longest
+KINDS = {
+    "chats": ("mt_bench", "gsm8k"),
+    "code": ("humaneval",),
+    "long": ("lcc", "qmsum"),
+    "mixed": ("mt_bench", "humaneval", "lcc"),
+}
+LONG = 2048  # tokens of a long prompt that are kept, the last ones
+SHORT_ANSWER = 0.5  # the shortest answer, as a share of the longest
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Round:
     steps: list[tuple[int, float, int, int]]
     different: int = 0
 
-    def rate(self, fewest: int = 1, most: int = 10 ** 6, reading: bool = False) -> float:
+    def rate(self, fewest: int = 1, most: int = 10**6, reading: bool = False) -> float:
         """Returns tokens per second of the steps with so many requests.
 
         reading: count also the steps in which prompts are read
@@ -66,12 +70,14 @@ class Round:
         return sum(step[2] for step in own) / seconds if seconds else float("nan")
 
 
-def answered(session: Session, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
-             ) -> tuple[list[tuple[int, float, int, int]], list[list[int]]]:
+def answered(
+    session: Session, prompts: Sequence[Sequence[int]], lengths: Sequence[int]
+) -> tuple[list[tuple[int, float, int, int]], list[list[int]]]:
     """Answers all prompts at once; returns the steps of a `Round`, and the answers' ids."""
     scheduler: Scheduler[Scheduled] = Scheduler(session, len(prompts))
-    asked = [Scheduled(session.request(prompt, length, eos=()))
-             for prompt, length in zip(prompts, lengths, strict=True)]
+    asked = [
+        Scheduled(session.request(prompt, length, eos=())) for prompt, length in zip(prompts, lengths, strict=True)
+    ]
     for one in asked:
         scheduler.add(one)
     answers: dict[Scheduled, list[int]] = {one: [] for one in asked}
@@ -104,10 +110,17 @@ def prompts_of(kind: str, data: Path, session: Session, count: int) -> list[list
 
 
 @app.command()
-def run(model: str, data: Path, out: Path, methods: str = f"{PLAIN},graft-x-text",
-        at_once: Annotated[str, typer.Option(help="Numbers of requests.")] = "1,2,4,8,16",
-        kinds: Annotated[str, typer.Option(help=f"Kinds of prompts: {', '.join(KINDS)}.")] = "chats,code,long,mixed",
-        rounds: int = 5, tokens: int = 64, threads: int = 1) -> None:
+def run(
+    model: str,
+    data: Path,
+    out: Path,
+    methods: str = f"{PLAIN},graft-x-text",
+    at_once: Annotated[str, typer.Option(help="Numbers of requests.")] = "1,2,4,8,16",
+    kinds: Annotated[str, typer.Option(help=f"Kinds of prompts: {', '.join(KINDS)}.")] = "chats,code,long,mixed",
+    rounds: int = 5,
+    tokens: int = 64,
+    threads: int = 1,
+) -> None:
     """Measure, and write a row per round; rounds that OUT has are not repeated."""
     torch.set_num_threads(threads)
     known = _rounds(out) if out.exists() else []
@@ -144,14 +157,18 @@ def show(out: Path) -> None:
     for one in rounds:
         if one.method != PLAIN:
             cells[one.kind, one.at_once, one.method].append(one)
-    print("| prompts | at once | method | with reading | decoding | while all run | when at most a half is left "
-          "| rounds | different ids |")
+    print(
+        "| prompts | at once | method | with reading | decoding | while all run | when at most a half is left "
+        "| rounds | different ids |"
+    )
     print("|---|---|---|---|---|---|---|---|---|")
     for (kind, number, method), own in cells.items():
         beside = [plain[kind, number, one.index] for one in own]
         parts = ((1, number, True), (1, number), (number, number), (1, number // 2))
-        ratios = [median(one.rate(*part) / other.rate(*part) for one, other in zip(own, beside, strict=True))
-                  for part in parts]
+        ratios = [
+            median(one.rate(*part) / other.rate(*part) for one, other in zip(own, beside, strict=True))
+            for part in parts
+        ]
         shown = " | ".join("-" if ratio != ratio else f"{ratio:.2f}" for ratio in ratios)
         print(f"| {kind} | {number} | {method} | {shown} | {len(own)} | {sum(one.different for one in own)} |")
 

@@ -20,9 +20,19 @@ from longgraft.memories.continuations import compiled
 from longgraft.target_model.fused_modules import kernels_for
 
 # Packages beside torch and transformers, whose versions each report has.
-PACKAGES = ("triton", "numpy", "pydantic", "greenlet", "gguf", "typer", "accelerate", "datasets", "pytest-xdist",
-            "flash-attn")
-ENDED = (0, 1)      # pytest's statuses if all tests passed or some failed; others mean that pytest itself failed
+PACKAGES = (
+    "triton",
+    "numpy",
+    "pydantic",
+    "greenlet",
+    "gguf",
+    "typer",
+    "accelerate",
+    "datasets",
+    "pytest-xdist",
+    "flash-attn",
+)
+ENDED = (0, 1)  # pytest's statuses if all tests passed or some failed; others mean that pytest itself failed
 
 
 class _Collected:
@@ -30,9 +40,9 @@ class _Collected:
 
     def __init__(self, report: Report) -> None:
         self.report = report
-        self.ended: set[str] = set()        # tests that have a row
-        self.failed: set[str] = set()       # those of them that failed
-        self.runner: Any = None             # begins the tests: pytest's session, or pytest-xdist's
+        self.ended: set[str] = set()  # tests that have a row
+        self.failed: set[str] = set()  # those of them that failed
+        self.runner: Any = None  # begins the tests: pytest's session, or pytest-xdist's
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         self.runner = session.config.pluginmanager.getplugin("dsession") or session
@@ -46,8 +56,15 @@ class _Collected:
                 self.failed.add(report.nodeid)
             name = report.nodeid.rsplit("/", 1)[-1].partition("::")[2]
             test, _, case = name.partition("[")
-            self.report.add(Row(test.removeprefix("test_").replace("_", " "), case.rstrip("]"), report.duration,
-                                note=_reason(report), ok=None if report.skipped else report.passed))
+            self.report.add(
+                Row(
+                    test.removeprefix("test_").replace("_", " "),
+                    case.rstrip("]"),
+                    report.duration,
+                    note=_reason(report),
+                    ok=None if report.skipped else report.passed,
+                )
+            )
         if self.report.left <= 0:
             self.runner.shouldstop = "no time is left"
 
@@ -56,7 +73,7 @@ def _reason(report: pytest.TestReport) -> str:
     """Returns the reason why a test failed or was skipped, for people."""
     if report.passed:
         return ""
-    if isinstance(report.longrepr, tuple):      # a skipped test: file, line, reason
+    if isinstance(report.longrepr, tuple):  # a skipped test: file, line, reason
         return report.longrepr[2]
     crash = getattr(report.longrepr, "reprcrash", None)
     return (crash.message if crash else str(report.longrepr)).splitlines()[0][:110]
@@ -78,9 +95,27 @@ def tests(report: Report, chosen: str = "", workers: int = 0) -> None:
         raise RuntimeError(f"{ROOT / 'tests'} has no test that is marked gpu.")
     seen = _Collected(report)
     # The options in pyproject.toml are for running the whole suite on many cores, so they are cleared.
-    status = pytest.main(["-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "gpu", "-k", chosen,
-                          "-n", str(workers), "--rootdir", str(ROOT), "--on", report.device.type, *files],
-                         plugins=[seen])
+    status = pytest.main(
+        [
+            "-q",
+            "-o",
+            "addopts=",
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            "gpu",
+            "-k",
+            chosen,
+            "-n",
+            str(workers),
+            "--rootdir",
+            str(ROOT),
+            "--on",
+            report.device.type,
+            *files,
+        ],
+        plugins=[seen],
+    )
     if status == pytest.ExitCode.INTERRUPTED and report.left <= 0:
         report.left_out.append("the rest of the tests")
     elif status not in ENDED or not seen.ended:
@@ -100,8 +135,12 @@ def software(device: torch.device) -> Iterator[Row]:
     yield Row("kernels", "continuations of the text", note=str(text) if isinstance(text, NotBuilt) else "compiled")
     for dtype in (torch.bfloat16, torch.float32) if device.type == "cuda" else ():
         small = kernels_for(torch.empty(0, device=device).device, dtype)
-        yield Row("kernels", f"fused, {str(dtype)[6:]}", note=str(small) if isinstance(small, NotBuilt) else "compiled",
-                  ok=not isinstance(small, NotBuilt))
+        yield Row(
+            "kernels",
+            f"fused, {str(dtype)[6:]}",
+            note=str(small) if isinstance(small, NotBuilt) else "compiled",
+            ok=not isinstance(small, NotBuilt),
+        )
 
 
 def capability(machine: Machine, patience: float, side: int = 4096) -> Iterator[Row]:
@@ -109,8 +148,12 @@ def capability(machine: Machine, patience: float, side: int = 4096) -> Iterator[
     device, dtype = machine.device, machine.dtype
     yield Row("copy", f"{machine.copy / 1e9:,.0f} GB/s", note="read and written")
     yield Row("square product", f"{machine.products / 1e12:,.1f} TFLOP/s", note=str(dtype)[6:])
-    yield Row("least launch", f"{1e6 * machine.latency:.1f} us", machine.latency,
-              note="an empty graph" if device.type == "cuda" else "one operation")
+    yield Row(
+        "least launch",
+        f"{1e6 * machine.latency:.1f} us",
+        machine.latency,
+        note="an empty graph" if device.type == "cuda" else "one operation",
+    )
     weights = [torch.randn(side, side, device=device, dtype=dtype) for _ in range(16)]
     for rows in (1, 64):
         x, turn = torch.randn(rows, side, device=device, dtype=dtype), cycle(weights)

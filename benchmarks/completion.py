@@ -45,14 +45,16 @@ from longgraft.engine.session import Session, answer
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-ABOVE = 10              # least number of lines above a held-out line
-CHARACTERS = 10         # least number of characters of a held-out line
+ABOVE = 10  # least number of lines above a held-out line
+CHARACTERS = 10  # least number of characters of a held-out line
 CONTEXTS = ("none", "file", "repository")
 # Strings and comments of Python.
-QUOTED = re.compile(r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)'
-                    r'|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?|#[^\n]*')
+QUOTED = re.compile(
+    r'"""[\s\S]*?(?:"""|\Z)|\'\'\'[\s\S]*?(?:\'\'\'|\Z)'
+    r'|"(?:\\.|[^"\\\n])*"?|\'(?:\\.|[^\'\\\n])*\'?|#[^\n]*'
+)
 PLAIN = "ar"
-SHOWN = (8_000, 16_000, 32_000)     # characters of pieces for which `names` counts
+SHOWN = (8_000, 16_000, 32_000)  # characters of pieces for which `names` counts
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Held:
         """Returns the cursor with the file as far as a context shows it.  below: the lines after it, too"""
         before = self.cursor.before
         if context == "none":
-            before = "\n".join(before.split("\n")[-ABOVE - 1:])
+            before = "\n".join(before.split("\n")[-ABOVE - 1 :])
         after = self.rest.partition("\n")[2] if below else ""
         return Cursor(self.path, before, f"\n{after}" if after else "")
 
@@ -92,7 +94,7 @@ class Row:
     exact: bool
     similarity: float
     asks: int
-    shown: int              # how many of the names in `asks` occur in the pieces of the prompt
+    shown: int  # how many of the names in `asks` occur in the pieces of the prompt
     prompt_tokens: int
     piece_tokens: int
     new_tokens: int
@@ -109,11 +111,11 @@ def held_out(root: Path, files: str, seed: int, count: int) -> list[Held]:
     for path, number, text in drawn_lines(root, files, seed, count):
         lines = text.split("\n")
         here = lines[number - 1]
-        indent = here[:len(here) - len(here.lstrip())]
-        cursor = Cursor(path, "\n".join([*lines[:number - 1], indent]), "")
+        indent = here[: len(here) - len(here.lstrip())]
+        cursor = Cursor(path, "\n".join([*lines[: number - 1], indent]), "")
         new = set(WORD.findall(QUOTED.sub("", here))) - COMMON - set(WORD.findall(cursor.before))
         asks = sorted(name for name in new if any(name in one.names for other, one in sources.items() if other != path))
-        rest = "\n".join([here[len(indent):], *lines[number:]])
+        rest = "\n".join([here[len(indent) :], *lines[number:]])
         found.append(Held(path, number, here.strip(), rest, cursor, tuple(asks)))
     return found
 
@@ -124,8 +126,12 @@ def drawn_lines(root: Path, files: str, seed: int, count: int) -> list[tuple[str
     Returns (path, line, text of the file) each.
     """
     sources = repository(root).sources("x.py")[0]
-    lines = [line for path in sorted(root.glob(files)) if path.relative_to(root).as_posix() in sources
-             for line in _code_lines(root, path)]
+    lines = [
+        line
+        for path in sorted(root.glob(files))
+        if path.relative_to(root).as_posix() in sources
+        for line in _code_lines(root, path)
+    ]
     random.Random(seed).shuffle(lines)
     return lines[:count]
 
@@ -136,7 +142,8 @@ def _code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
     excluded = set[int]()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.Import, ast.ImportFrom)) or (
-                isinstance(node, ast.Constant) and isinstance(node.value, str) and node.end_lineno != node.lineno):
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.end_lineno != node.lineno
+        ):
             excluded |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     for number, line in enumerate(text.split("\n"), 1):
         code = line.strip()
@@ -145,13 +152,20 @@ def _code_lines(root: Path, path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 @app.command()
-def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="Files that lines are drawn from.")] = "**/*.py",
-        lines: int = 100, seed: int = 0, tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 4096,
-        new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
-        timed: Annotated[int, typer.Option(help="N: every Nth line is timed, beside plain decoding; 0: none.")] = 5,
-        method: Annotated[str | None, typer.Option(help="None: the model's default.")] = None, minutes: float = 30.0,
-        model: Annotated[str | None, typer.Option(help="None: the embedded pair.")] = None,
-        below: Annotated[bool, typer.Option(help="Show the lines below, too.")] = False) -> None:
+def run(
+    repo: Path,
+    out: Path,
+    files: Annotated[str, typer.Option(help="Files that lines are drawn from.")] = "**/*.py",
+    lines: int = 100,
+    seed: int = 0,
+    tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 4096,
+    new: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    timed: Annotated[int, typer.Option(help="N: every Nth line is timed, beside plain decoding; 0: none.")] = 5,
+    method: Annotated[str | None, typer.Option(help="None: the model's default.")] = None,
+    minutes: float = 30.0,
+    model: Annotated[str | None, typer.Option(help="None: the embedded pair.")] = None,
+    below: Annotated[bool, typer.Option(help="Show the lines below, too.")] = False,
+) -> None:
     """Complete every line with no context, with the file's and with the repository's; write one row per answer."""
     end, out = time.monotonic() + 60 * minutes, out.resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -161,15 +175,25 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="Files th
     if timed:
         sessions[PLAIN] = load(model, method=PLAIN, tell=False)
     layout = PromptLayout(session.tokenizer, session.target.vocab_size)
-    about = {**environment(session.target.device), "model": session.target.name, "repository": repo.name,
-             "files": files, "lines": lines, "seed": seed, "tokens": tokens, "new": new, "timed": timed,
-             "method": method, "below": below}
+    about = {
+        **environment(session.target.device),
+        "model": session.target.name,
+        "repository": repo.name,
+        "files": files,
+        "lines": lines,
+        "seed": seed,
+        "tokens": tokens,
+        "new": new,
+        "timed": timed,
+        "method": method,
+        "below": below,
+    }
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     rows = out / "rows.jsonl"
     done = {(row.path, row.line, row.context) for row in read(rows)}
     for number, held in enumerate(held_out(repo.resolve(), files, seed, lines)):
         # The order changes, so that no method always runs second on a warm machine.
-        names = () if not timed or number % timed else list(sessions)[::1 if number // timed % 2 else -1]
+        names = () if not timed or number % timed else list(sessions)[:: 1 if number // timed % 2 else -1]
         for context in CONTEXTS:
             if (held.path, held.line, context) in done or time.monotonic() > end:
                 continue
@@ -177,23 +201,48 @@ def run(repo: Path, out: Path, files: Annotated[str, typer.Option(help="Files th
             shown = gather(repo, cursor, tokens).snippets if context == "repository" else ()
             laid = layout.lay_out(cursor, shown, tokens, repo.name if shown else "")
             ids = layout.coder.ids(laid.held + held.rest)[:new]
-            made = [_answer_row(session, held, laid, context, method, new),
-                    *(_answer_row(sessions[name], held, laid, context, name, len(ids), ids) for name in names)]
-            with rows.open("a") as file:        # all rows together, so that no pair of line and context is half done
+            made = [
+                _answer_row(session, held, laid, context, method, new),
+                *(_answer_row(sessions[name], held, laid, context, name, len(ids), ids) for name in names),
+            ]
+            with rows.open("a") as file:  # all rows together, so that no pair of line and context is half done
                 file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
 
 
-def _answer_row(session: Session, held: Held, laid: CompletionPrompt, context: str, method: str, new: int,
-                replay: Sequence[int] | None = None) -> Row:
+def _answer_row(
+    session: Session,
+    held: Held,
+    laid: CompletionPrompt,
+    context: str,
+    method: str,
+    new: int,
+    replay: Sequence[int] | None = None,
+) -> Row:
     sampling = None if replay is None else Sampling(replay=replay)
     stop = "\n" if replay is None else ()
     made = answer(session.open(laid.ids, new, sampling, stop, eos=(), prediction=laid.prediction or None), False)
     stats, said = made.stats, made.text.split("\n")[0].strip()
     seen = {name for piece in laid.used for name in WORD.findall(piece.text)}
-    return Row(held.path, held.line, context, method, "greedy" if replay is None else "replay", held.truth, said,
-               said == held.truth, fuzz.ratio(said, held.truth) / 100, len(held.asks),
-               len(seen.intersection(held.asks)), stats.prompt_tokens, sum(laid.tokens), stats.new_tokens, stats.steps,
-               sum(stats.accepted_per_step), stats.prefill_seconds, stats.decode_seconds)
+    return Row(
+        held.path,
+        held.line,
+        context,
+        method,
+        "greedy" if replay is None else "replay",
+        held.truth,
+        said,
+        said == held.truth,
+        fuzz.ratio(said, held.truth) / 100,
+        len(held.asks),
+        len(seen.intersection(held.asks)),
+        stats.prompt_tokens,
+        sum(laid.tokens),
+        stats.new_tokens,
+        stats.steps,
+        sum(stats.accepted_per_step),
+        stats.prefill_seconds,
+        stats.decode_seconds,
+    )
 
 
 def read(path: Path) -> list[Row]:
@@ -217,12 +266,18 @@ def names(repo: Path, files: str = "**/*.py", lines: int = 60, seed: int = 1) ->
             pieces = choose(place, finders, SHOWN[-1])
             for size in SHOWN:
                 sizes = accumulate(len(piece.text) for piece in pieces)
-                seen = {name for piece, end in zip(pieces, sizes, strict=True) if end <= size
-                        for name in WORD.findall(piece.text)}
+                seen = {
+                    name
+                    for piece, end in zip(pieces, sizes, strict=True)
+                    if end <= size
+                    for name in WORD.findall(piece.text)
+                }
                 shown[size] += len(seen.intersection(held.asks))
         total = sum(len(held.asks) for held in asked)
-        print(f"{repo.name:20} {label:10} {total:4} names in {len(asked)} of {lines} lines:",
-              *(f"{size:,} characters {shown[size] / total:.2f}" for size in SHOWN))
+        print(
+            f"{repo.name:20} {label:10} {total:4} names in {len(asked)} of {lines} lines:",
+            *(f"{size:,} characters {shown[size] / total:.2f}" for size in SHOWN),
+        )
 
 
 @app.command()
@@ -249,18 +304,26 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     contexts = [context for context in CONTEXTS if any(row.context == context for row in rows)]
     asked = {context: {(row.path, row.line) for row in rows if row.context == context} for context in contexts}
     rows = [row for row in rows if all((row.path, row.line) in places for places in asked.values())]
-    for which, kept in (("all", rows), ("with another file's name", [row for row in rows if row.asks]),
-                        ("without", [row for row in rows if not row.asks])):
+    for which, kept in (
+        ("all", rows),
+        ("with another file's name", [row for row in rows if row.asks]),
+        ("without", [row for row in rows if not row.asks]),
+    ):
         for context in contexts:
             here = [row for row in kept if (row.context, row.mode) == (context, "greedy")]
             timed = [row for row in kept if (row.context, row.mode) == (context, "replay")]
             if here:
-                yield {"lines": which, "prompt": context, "n": len(here),
-                       "exact": f"{_mean(row.exact for row in here):.3f}",
-                       "edit similarity": f"{_mean(row.similarity for row in here):.3f}",
-                       "names shown": f"{sum(row.shown for row in here)}/{sum(row.asks for row in here)}",
-                       "prompt tokens": round(_mean(row.prompt_tokens for row in here)),
-                       "of other files": round(_mean(row.piece_tokens for row in here)), **_pace(timed)}
+                yield {
+                    "lines": which,
+                    "prompt": context,
+                    "n": len(here),
+                    "exact": f"{_mean(row.exact for row in here):.3f}",
+                    "edit similarity": f"{_mean(row.similarity for row in here):.3f}",
+                    "names shown": f"{sum(row.shown for row in here)}/{sum(row.asks for row in here)}",
+                    "prompt tokens": round(_mean(row.prompt_tokens for row in here)),
+                    "of other files": round(_mean(row.piece_tokens for row in here)),
+                    **_pace(timed),
+                }
 
 
 def _pace(timed: Sequence[Row]) -> dict[str, Any]:
@@ -271,9 +334,13 @@ def _pace(timed: Sequence[Row]) -> dict[str, Any]:
         return {"timed": 0, "accepted per step": "", "tok/s": "", "plain tok/s": "", "times": ""}
     ours, theirs = ([(row.new_tokens - 1) / row.decode_seconds for row in side] for side in zip(*pairs, strict=True))
     steps = sum(row.steps for row, _ in pairs)
-    return {"timed": len(pairs), "accepted per step": f"{sum(row.accepted for row, _ in pairs) / steps:.2f}",
-            "tok/s": f"{statistics.median(ours):.1f}", "plain tok/s": f"{statistics.median(theirs):.1f}",
-            "times": f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.2f}"}
+    return {
+        "timed": len(pairs),
+        "accepted per step": f"{sum(row.accepted for row, _ in pairs) / steps:.2f}",
+        "tok/s": f"{statistics.median(ours):.1f}",
+        "plain tok/s": f"{statistics.median(theirs):.1f}",
+        "times": f"{statistics.median(a / b for a, b in zip(ours, theirs, strict=True)):.2f}",
+    }
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -40,13 +40,22 @@ from longgraft.completion.window import Window
 from longgraft.config.json_lines import read_json_lines
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-LINES = 256, 64             # lines that llama.vim sends before and after the cursor
-CHARACTERS = 2400, 700      # most characters of the whole lines that Continue sends, about 1,024 tokens
-PIECE = 64                  # lines of a piece of another file, as in llama.vim
-PER_TOKEN = 3.5             # characters of a token of Python, about
-LEFT = "left"               # the state of a suggestion that is asked for while another one is given up
-ENDS = ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>",
-        "<|file_sep|>", "<|im_start|>", "<|im_end|>"]
+LINES = 256, 64  # lines that llama.vim sends before and after the cursor
+CHARACTERS = 2400, 700  # most characters of the whole lines that Continue sends, about 1,024 tokens
+PIECE = 64  # lines of a piece of another file, as in llama.vim
+PER_TOKEN = 3.5  # characters of a token of Python, about
+LEFT = "left"  # the state of a suggestion that is asked for while another one is given up
+ENDS = [
+    "<|endoftext|>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<|im_start|>",
+    "<|im_end|>",
+]
 
 
 @dataclass(frozen=True)
@@ -66,24 +75,36 @@ class Row:
     new_tokens: int
     first_seconds: float | None
     seconds: float
-    context: int = 0        # tokens of other files, about
+    context: int = 0  # tokens of other files, about
 
 
-def llama_vim(client: httpx.Client, cursor: Cursor, others: Sequence[Snippet], new: int, **more: Any
-              ) -> dict[str, Any]:
+def llama_vim(client: httpx.Client, cursor: Cursor, others: Sequence[Snippet], new: int, **more: Any) -> dict[str, Any]:
     """Asks as llama.vim does, with pieces of other files; returns what a row needs.  more: fields of the request"""
     before, _, line = cursor.before.rpartition("\n")
-    body = {"input_prefix": "\n".join(before.split("\n")[-LINES[0]:]) + "\n", "prompt": line,
-            "input_suffix": "\n".join(cursor.after.split("\n")[:LINES[1] + 1]) + "\n",
-            "input_extra": [{"filename": piece.path, "text": piece.text} for piece in others],
-            "n_predict": new, "n_indent": len(line) - len(line.lstrip()), "stream": False, "cache_prompt": True,
-            "temperature": 0, "top_k": 1, "samplers": ["top_k"]} | more
+    body = {
+        "input_prefix": "\n".join(before.split("\n")[-LINES[0] :]) + "\n",
+        "prompt": line,
+        "input_suffix": "\n".join(cursor.after.split("\n")[: LINES[1] + 1]) + "\n",
+        "input_extra": [{"filename": piece.path, "text": piece.text} for piece in others],
+        "n_predict": new,
+        "n_indent": len(line) - len(line.lstrip()),
+        "stream": False,
+        "cache_prompt": True,
+        "temperature": 0,
+        "top_k": 1,
+        "samplers": ["top_k"],
+    } | more
     began = time.perf_counter()
     found = client.post("/infill", json=body).raise_for_status().json()
     taken, timings = time.perf_counter() - began, found["timings"]
-    return {"said": found["content"], "prompt_tokens": timings["cache_n"] + timings["prompt_n"],
-            "read": timings["prompt_n"], "new_tokens": found["tokens_predicted"], "first_seconds": None,
-            "seconds": taken}
+    return {
+        "said": found["content"],
+        "prompt_tokens": timings["cache_n"] + timings["prompt_n"],
+        "read": timings["prompt_n"],
+        "new_tokens": found["tokens_predicted"],
+        "first_seconds": None,
+        "seconds": taken,
+    }
 
 
 def line(client: httpx.Client, cursor: Cursor, others: Sequence[Snippet], new: int) -> dict[str, Any]:
@@ -95,14 +116,25 @@ def zed(client: httpx.Client, cursor: Cursor, others: Sequence[Snippet], new: in
     """Asks for a next edit as Zed does, greedily; returns what a row needs."""
     window = Window.around(cursor)
     original = before_last_change(window.path, window.first_line, window.lines, cursor.changes)
-    changes = [(f"{change.path}.diff", "\n".join(("original:", *change.before, "updated:", *change.after)))
-               for change in cursor.changes]
+    changes = [
+        (f"{change.path}.diff", "\n".join(("original:", *change.before, "updated:", *change.after)))
+        for change in cursor.changes
+    ]
     files = [(piece.path, piece.text.removesuffix("\n")) for piece in others]
-    blocks = [*files, *changes, (f"original/{window.path}", "\n".join(original)),
-              (CURRENT + window.path, "\n".join(window.lines))]
+    blocks = [
+        *files,
+        *changes,
+        (f"original/{window.path}", "\n".join(original)),
+        (CURRENT + window.path, "\n".join(window.lines)),
+    ]
     prompt = "".join(f"{SEPARATOR}{path}\n{text}\n" for path, text in blocks) + f"{SEPARATOR}{UPDATED}{window.path}\n"
-    body = {"model": "sweep-next-edit", "prompt": prompt, "max_tokens": new, "temperature": 0,
-            "stop": [SEPARATOR, "</s>"]}
+    body = {
+        "model": "sweep-next-edit",
+        "prompt": prompt,
+        "max_tokens": new,
+        "temperature": 0,
+        "stop": [SEPARATOR, "</s>"],
+    }
     began = time.perf_counter()
     found = client.post("/v1/completions", json=body).raise_for_status().json()
     taken, usage = time.perf_counter() - began, found["usage"]
@@ -113,18 +145,28 @@ def zed(client: httpx.Client, cursor: Cursor, others: Sequence[Snippet], new: in
 def _counts(usage: dict[str, Any]) -> dict[str, int]:
     """Returns the tokens of a row from OpenAI's figures."""
     kept = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    return {"prompt_tokens": usage["prompt_tokens"], "read": usage["prompt_tokens"] - kept,
-            "new_tokens": usage["completion_tokens"]}
+    return {
+        "prompt_tokens": usage["prompt_tokens"],
+        "read": usage["prompt_tokens"] - kept,
+        "new_tokens": usage["completion_tokens"],
+    }
 
 
 def continue_(client: httpx.Client, cursor: Cursor, others: Sequence[Snippet], new: int) -> dict[str, Any]:
     """Asks as Continue does, with its template for Qwen; returns what a row needs."""
-    before, after = cursor.before[-CHARACTERS[0]:], cursor.after[:CHARACTERS[1]]
+    before, after = cursor.before[-CHARACTERS[0] :], cursor.after[: CHARACTERS[1]]
     if len(before) < len(cursor.before):
         before = before.partition("\n")[2]
     prompt = f"<|fim_prefix|>{before}<|fim_suffix|>{after}<|fim_middle|>"
-    body = {"model": "", "prompt": prompt, "max_tokens": new, "temperature": 0, "stop": ENDS, "stream": True,
-            "stream_options": {"include_usage": True}}
+    body = {
+        "model": "",
+        "prompt": prompt,
+        "max_tokens": new,
+        "temperature": 0,
+        "stop": ENDS,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     said, usage, first, began = "", dict[str, Any](), None, time.perf_counter()
     with client.stream("POST", "/v1/completions", json=body) as answer:
         for event in answer.raise_for_status().iter_lines():
@@ -143,9 +185,13 @@ CLIENTS: dict[str, Ask] = {"llama.vim": llama_vim, "line": line, "Continue": con
 def pieces(asked: Asked, client: str, tokens: int) -> list[Snippet]:
     """Returns pieces of the repository's other files, of about so many tokens, in an order of this cursor's own."""
     found = repository(asked.root)
-    every = [Snippet(path, "".join(f"{one}\n" for one in lines[start:start + PIECE]), start + 1)
-             for path in found.sources(asked.cursor.path)[0] if path != asked.cursor.path
-             for lines in [found.text(path).split("\n")] for start in range(0, len(lines), PIECE)]
+    every = [
+        Snippet(path, "".join(f"{one}\n" for one in lines[start : start + PIECE]), start + 1)
+        for path in found.sources(asked.cursor.path)[0]
+        if path != asked.cursor.path
+        for lines in [found.text(path).split("\n")]
+        for start in range(0, len(lines), PIECE)
+    ]
     random.Random(f"{client} {asked.cursor.path} {asked.line}").shuffle(every)
     chosen, left = list[Snippet](), tokens * PER_TOKEN
     for piece in every:
@@ -156,16 +202,24 @@ def pieces(asked: Asked, client: str, tokens: int) -> list[Snippet]:
 
 
 @app.command()
-def ask(server: Annotated[str, typer.Argument(help="The server's name in the rows.")], out: Path,
-        repos: Annotated[list[str], typer.Option("--in", help="REPO or REPO:FOLDER to draw from; repeatable.")],
-        url: str = "http://127.0.0.1:8012", count: Annotated[int, typer.Option(help="Cursors of each repository.")] = 5,
-        seed: int = 0, new: Annotated[int, typer.Option(help="Most tokens of a suggestion.")] = 32,
-        window: Annotated[int, typer.Option(help="Most tokens of a window that Zed's model rewrites.")] = 256,
-        clients: Annotated[list[str] | None, typer.Option(
-            "--client", help=f"{', '.join(CLIENTS)}; repeatable; none: the first and the third.")] = None,
-        context: Annotated[int, typer.Option(help="About so many tokens of other files.")] = 0,
-        leave: Annotated[float, typer.Option(help="Seconds after which a suggestion that was asked for ahead is given "
-                                             "up; 0: none is.")] = 0.0) -> None:
+def ask(
+    server: Annotated[str, typer.Argument(help="The server's name in the rows.")],
+    out: Path,
+    repos: Annotated[list[str], typer.Option("--in", help="REPO or REPO:FOLDER to draw from; repeatable.")],
+    url: str = "http://127.0.0.1:8012",
+    count: Annotated[int, typer.Option(help="Cursors of each repository.")] = 5,
+    seed: int = 0,
+    new: Annotated[int, typer.Option(help="Most tokens of a suggestion.")] = 32,
+    window: Annotated[int, typer.Option(help="Most tokens of a window that Zed's model rewrites.")] = 256,
+    clients: Annotated[
+        list[str] | None,
+        typer.Option("--client", help=f"{', '.join(CLIENTS)}; repeatable; none: the first and the third."),
+    ] = None,
+    context: Annotated[int, typer.Option(help="About so many tokens of other files.")] = 0,
+    leave: Annotated[
+        float, typer.Option(help="Seconds after which a suggestion that was asked for ahead is given up; 0: none is.")
+    ] = 0.0,
+) -> None:
     """Ask a running server at every cursor, and append one row per suggestion."""
     chosen = clients or ["llama.vim", "Continue"]
     if unknown := set(chosen) - set(CLIENTS):
@@ -181,8 +235,9 @@ def ask(server: Annotated[str, typer.Argument(help="The server's name in the row
                         file.flush()
 
 
-def _rows(client: httpx.Client, asked: Asked, server: str, name: str, context: int, new: int, leave: float
-          ) -> Iterator[Row]:
+def _rows(
+    client: httpx.Client, asked: Asked, server: str, name: str, context: int, new: int, leave: float
+) -> Iterator[Row]:
     others = pieces(asked, name, context)
     typed = asked.typing()
     places = dict(zip(STATES, (asked, typed), strict=True))
@@ -191,9 +246,9 @@ def _rows(client: httpx.Client, asked: Asked, server: str, name: str, context: i
     for state, there in places.items():
         here = there.changed() if name == "Zed" else there
         if state == LEFT and not _given_up(client, CLIENTS[name], accepted(typed), others, new, leave):
-            continue        # it came in time
+            continue  # it came in time
         found = CLIENTS[name](client, here.cursor, others, new)
-        whole = here.cursor.before.rpartition("\n")[2] + here.truth     # an edit has the whole line
+        whole = here.cursor.before.rpartition("\n")[2] + here.truth  # an edit has the whole line
         wanted = (whole if name == "Zed" else here.truth).strip()
         exact = found["said"].strip().split("\n")[0].rstrip() == wanted
         yield Row(server, name, state, here.cursor.path, here.line, here.truth, exact=exact, context=context, **found)
@@ -201,12 +256,14 @@ def _rows(client: httpx.Client, asked: Asked, server: str, name: str, context: i
 
 def accepted(asked: Asked) -> Cursor:
     """Returns the cursor below the line, once the whole line stands there."""
-    return replace(asked.cursor, before=f"{asked.cursor.before}{asked.truth}\n",
-                   after=asked.cursor.after.removeprefix("\n"))
+    return replace(
+        asked.cursor, before=f"{asked.cursor.before}{asked.truth}\n", after=asked.cursor.after.removeprefix("\n")
+    )
 
 
-def _given_up(client: httpx.Client, ask: Ask, cursor: Cursor, others: Sequence[Snippet], new: int, seconds: float
-              ) -> bool:
+def _given_up(
+    client: httpx.Client, ask: Ask, cursor: Cursor, others: Sequence[Snippet], new: int, seconds: float
+) -> bool:
     """Asks for a suggestion, closes the connection if nothing came for some seconds, and returns True if it did."""
     with httpx.Client(base_url=client.base_url, timeout=seconds) as impatient:
         try:
@@ -230,8 +287,11 @@ def _summary(rows: list[Row]) -> Iterator[dict[str, Any]]:
     for number, context, place in groups:
         client, state = list(CLIENTS)[number], states[place]
         for server in dict.fromkeys(row.server for row in rows):
-            here = [row for row in rows
-                    if (row.client, row.context, row.state, row.server) == (client, context, state, server)]
+            here = [
+                row
+                for row in rows
+                if (row.client, row.context, row.state, row.server) == (client, context, state, server)
+            ]
             if here:
                 yield {"client": client, "context": context, "asked": state, "server": server, **_figures(here)}
 
@@ -239,14 +299,17 @@ def _summary(rows: list[Row]) -> Iterator[dict[str, Any]]:
 def _figures(here: list[Row]) -> dict[str, Any]:
     firsts = [row.first_seconds for row in here if row.first_seconds is not None]
     seconds = [row.seconds for row in here]
-    return {"n": len(here), "exact line": sum(row.exact for row in here),
-            "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
-            "of them read": round(statistics.median(row.read for row in here)),
-            "new tokens": round(statistics.median(row.new_tokens for row in here)),
-            "first text, s": f"{statistics.median(firsts):.2f}" if firsts else "",
-            "complete, s (median)": f"{statistics.median(seconds):.2f}",
-            "p95": f"{percentile(seconds, 95):.2f}",
-            "slowest": f"{max(seconds):.2f}"}
+    return {
+        "n": len(here),
+        "exact line": sum(row.exact for row in here),
+        "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
+        "of them read": round(statistics.median(row.read for row in here)),
+        "new tokens": round(statistics.median(row.new_tokens for row in here)),
+        "first text, s": f"{statistics.median(firsts):.2f}" if firsts else "",
+        "complete, s (median)": f"{statistics.median(seconds):.2f}",
+        "p95": f"{percentile(seconds, 95):.2f}",
+        "slowest": f"{max(seconds):.2f}",
+    }
 
 
 if __name__ == "__main__":

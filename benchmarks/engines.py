@@ -45,8 +45,12 @@ from benchmarks.peers.prompts import prompts_of
 from benchmarks.peers.table import lines, read_rows
 from longgraft.eval.runs.provenance import processor
 
-ENGINES: dict[str, Engine] = {"longgraft": ours.methods_of, "server": llama_server.methods_of,
-                              "transformers": transformers_generate.methods_of, "openvino": openvino.methods_of}
+ENGINES: dict[str, Engine] = {
+    "longgraft": ours.methods_of,
+    "server": llama_server.methods_of,
+    "transformers": transformers_generate.methods_of,
+    "openvino": openvino.methods_of,
+}
 
 
 def prompts(given: argparse.Namespace) -> None:
@@ -59,8 +63,15 @@ def prompts(given: argparse.Namespace) -> None:
         config = resume_config(given.run)
         config = replace(config, data=given.data or config.data)
     else:
-        config = SweepConfig(suites=suites, lengths=lengths, model=given.model, data=given.data, modes=("greedy",),
-                             methods=(), prompts=given.count or SweepConfig.prompts)
+        config = SweepConfig(
+            suites=suites,
+            lengths=lengths,
+            model=given.model,
+            data=given.data,
+            modes=("greedy",),
+            methods=(),
+            prompts=given.count or SweepConfig.prompts,
+        )
     for prompt in prompts_of(config, suites, lengths, given.count):
         append(given.out, asdict(prompt))
 
@@ -69,14 +80,25 @@ def measure(given: argparse.Namespace) -> None:
     """Times one engine and appends its rows."""
     if not Path(given.file).is_file():
         raise ValueError(f"There is no file {given.file}. Give the path of a GGUF file.")
-    wanted = [prompt for prompt in read_prompts(given.prompts)
-              if not given.lengths or prompt.length in given.lengths]
+    wanted = [prompt for prompt in read_prompts(given.prompts) if not given.lengths or prompt.length in given.lengths]
     if not wanted:
         raise ValueError(f"{given.prompts} has no prompt of {', '.join(map(str, given.lengths)) or 'any length'}.")
-    setup = Setup(given.file, tuple(given.methods), given.new, given.threads,
-                  max(len(prompt.ids) for prompt in wanted), given.server, given.keep)
-    about = {"engine": given.name or given.engine, "version": version_of(given.engine, given.server),
-             "file": Path(given.file).name, "processor": processor(), "threads": given.threads}
+    setup = Setup(
+        given.file,
+        tuple(given.methods),
+        given.new,
+        given.threads,
+        max(len(prompt.ids) for prompt in wanted),
+        given.server,
+        given.keep,
+    )
+    about = {
+        "engine": given.name or given.engine,
+        "version": version_of(given.engine, given.server),
+        "file": Path(given.file).name,
+        "processor": processor(),
+        "threads": given.threads,
+    }
     for method, decode in ENGINES[given.engine](setup):
         for prompt in wanted:
             row = about | {"method": method, "suite": prompt.suite, "length": prompt.length, "prompt": prompt.id}
@@ -136,8 +158,9 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--model", help="without --run: the model whose tokenizer makes the ids")
     add.add_argument("--suites", type=names, default=[], help="of the run; without --run: names or files of suites")
     add.add_argument("--data", help="folder of the suites' rows")
-    add.add_argument("--lengths", type=numbers, default=[], help="prompt tokens; without --run and lengths, "
-                     "prompts are whole")
+    add.add_argument(
+        "--lengths", type=numbers, default=[], help="prompt tokens; without --run and lengths, prompts are whole"
+    )
     add.add_argument("--count", type=int, default=0, help="most prompts per suite and length")
     add = commands.add_parser("measure", help=measure.__doc__)
     add.set_defaults(run_command=measure)
@@ -148,8 +171,12 @@ def parser() -> argparse.ArgumentParser:
     add.add_argument("--methods", type=names, default=[], help="names of methods; default: the engine's usual ones")
     add.add_argument("--new", type=int, default=64, help="tokens of each answer")
     add.add_argument("--threads", type=int, default=1)
-    add.add_argument("--server", metavar="COMMAND", default="", help="a llama-server with its options, but for model, "
-                     "port, threads and context")
+    add.add_argument(
+        "--server",
+        metavar="COMMAND",
+        default="",
+        help="a llama-server with its options, but for model, port, threads and context",
+    )
     add.add_argument("--keep", action="store_true", help="keep one server for all prompts")
     add.add_argument("--name", help="the engine's name in rows and tables, such as ik_llama.cpp")
     add.add_argument("--out", type=Path, default=Path("engines.jsonl"))

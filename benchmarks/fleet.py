@@ -24,12 +24,12 @@ from longgraft.config.json_lines import read_json_lines
 from longgraft.serve.replicas.prefix_routes import PrefixRoutes
 
 RECORDED = Path(__file__).parents[1] / "docs/results/completion/rows.jsonl.gz"
-CELL = 128              # tokens of a kept cell, and of a block of the router (512 characters)
-RUNNING = 8             # --max-running
-PASSES = 8              # passes of a round
-GIB = 2 ** 30
-TOKEN_BYTES = 24_576    # a kept token: keys and values of 24 layers, 2 heads of 64, in float32
-WARM = 0.25             # share of the time that is not counted
+CELL = 128  # tokens of a kept cell, and of a block of the router (512 characters)
+RUNNING = 8  # --max-running
+PASSES = 8  # passes of a round
+GIB = 2**30
+TOKEN_BYTES = 24_576  # a kept token: keys and values of 24 layers, 2 heads of 64, in float32
+WARM = 0.25  # share of the time that is not counted
 Process = Generator[simpy.Event, Any, Any]
 
 
@@ -55,7 +55,7 @@ class Costs:
         if not depths:
             return 0.0
         place = min(max(1, bisect([count for count, _ in self.rows], len(depths))), len(self.rows) - 1)
-        (low, least), (high, most) = self.rows[place - 1:place + 1]
+        (low, least), (high, most) = self.rows[place - 1 : place + 1]
         return least + (most - least) * (len(depths) - low) / (high - low) + self.row_depth * sum(depths)
 
 
@@ -108,9 +108,9 @@ class Asked:
     new: int
     arrived: float
     done: simpy.Event
-    left: float = 0.0       # prompt tokens that must still be read
+    left: float = 0.0  # prompt tokens that must still be read
     reused: int = 0
-    replica: int = 0        # the one that got it
+    replica: int = 0  # the one that got it
     first: float = 0.0
     ended: float = 0.0
     decoded: int = 0
@@ -242,7 +242,7 @@ class Fleet:
         readers = min(round(plan.readers * plan.replicas), plan.replicas - 1)
         for replica in self.replicas[:readers]:
             replica.reads_only = True
-        self._front, self._decoders = self.replicas[:readers or None], self.replicas[readers:]
+        self._front, self._decoders = self.replicas[: readers or None], self.replicas[readers:]
         self._routes = PrefixRoutes[int](plan.request, plan.imbalance, plan.blocks)
         own = [Kept(plan.storage.gib if plan.storage else 0) for _ in self.replicas]
         self._stores = own[:1] * plan.replicas if plan.storage and plan.storage.shared else own
@@ -256,7 +256,7 @@ class Fleet:
         """Routes a request; the event is its end."""
         asked = Asked(cells, tokens, new, self.env.now, self.env.event())
         blocks = [hash(cell) for cell in cells]
-        if self.plan.route == "load":       # nothing is known, and requests are only counted
+        if self.plan.route == "load":  # nothing is known, and requests are only counted
             blocks = []
         asked.replica = best = self._routes.ranked(blocks, range(len(self._front)))[0]
         self._routes.send(asked, blocks, best, len(self._front))
@@ -272,9 +272,11 @@ class Fleet:
     def hand_on(self, asked: Asked) -> None:
         """Sends a prompt that was read to a replica that decodes, over the network."""
         self._routes.end(asked)
+
         def sent() -> Process:
             yield self.env.timeout(SHARED.start + SHARED.token * asked.tokens)
             min(self._decoders, key=lambda one: (one.load, self.dice.random())).take(asked)
+
         self.env.process(sent())
 
     def run(self) -> dict[str, Any]:
@@ -289,14 +291,19 @@ class Fleet:
         by_first = [one.first - one.arrived for one in found if one.replica == 0]
         first = sorted(one.first - one.arrived for one in found)
         whole = sorted(one.ended - one.arrived for one in found)
-        return {"requests": len(found), "requests_per_second": len(found) / plan.seconds / (1 - WARM),
-                "reused": sum(one.reused for one in found) / sum(one.tokens for one in found),
-                "busy": sum(one.busy for one in self.replicas) / plan.seconds / plan.replicas,
-                "share_of_first_replica": len(by_first) * plan.replicas / len(found),
-                "its_first_mean": sum(by_first) / max(1, len(by_first)),
-                "first_mean": sum(first) / len(first), "first_p50": first[len(first) // 2],
-                "first_p95": first[int(0.95 * len(first))], "whole_p50": whole[len(whole) // 2],
-                "whole_p95": whole[int(0.95 * len(whole))]}
+        return {
+            "requests": len(found),
+            "requests_per_second": len(found) / plan.seconds / (1 - WARM),
+            "reused": sum(one.reused for one in found) / sum(one.tokens for one in found),
+            "busy": sum(one.busy for one in self.replicas) / plan.seconds / plan.replicas,
+            "share_of_first_replica": len(by_first) * plan.replicas / len(found),
+            "its_first_mean": sum(by_first) / max(1, len(by_first)),
+            "first_mean": sum(first) / len(first),
+            "first_p50": first[len(first) // 2],
+            "first_p95": first[int(0.95 * len(first))],
+            "whole_p50": whole[len(whole) // 2],
+            "whole_p95": whole[int(0.95 * len(whole))],
+        }
 
 
 def cells(tokens: int, *named: tuple[int, Hashable]) -> list[Hashable]:
@@ -328,12 +335,20 @@ class Editors:
         while True:
             cold, typing = dice.choice(recorded())
             place += 1
-            yield fleet.ask(cells(cold["prompt_tokens"], (10 ** 9, (number, place))), cold["prompt_tokens"],
-                            cold["new_tokens"])
+            yield fleet.ask(
+                cells(cold["prompt_tokens"], (10**9, (number, place))), cold["prompt_tokens"], cold["new_tokens"]
+            )
             for turn in range(dice.randint(1, 2 * self.places - 1)):
                 yield fleet.env.timeout(dice.expovariate(1 / self.pause))
-                yield fleet.ask(cells(typing["prompt_tokens"], (typing["reused_tokens"], (number, place)),
-                                      (10 ** 9, (number, place, turn))), typing["prompt_tokens"], typing["new_tokens"])
+                yield fleet.ask(
+                    cells(
+                        typing["prompt_tokens"],
+                        (typing["reused_tokens"], (number, place)),
+                        (10**9, (number, place, turn)),
+                    ),
+                    typing["prompt_tokens"],
+                    typing["new_tokens"],
+                )
             yield fleet.env.timeout(dice.expovariate(1 / self.between))
 
 
@@ -372,7 +387,7 @@ class Agents:
             tokens = self.system + dice.randint(*self.first)
             for _ in range(dice.randint(1, 2 * self.turns - 1)):
                 new = dice.randint(*self.new)
-                yield fleet.ask(cells(tokens, (self.system, "system"), (10 ** 9, (number, talk))), tokens, new)
+                yield fleet.ask(cells(tokens, (self.system, "system"), (10**9, (number, talk))), tokens, new)
                 yield fleet.env.timeout(dice.expovariate(1 / self.tool))
                 tokens += new + dice.randint(*self.result)
 

@@ -29,8 +29,8 @@ from longgraft.serve.options import Serving
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 ROOT = Path(__file__).parents[1]
-LINES, CHOICES = 6, 4       # lines before the one in question; lines to choose from
-TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"      # for a folder whose tokenizer has none
+LINES, CHOICES = 6, 4  # lines before the one in question; lines to choose from
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"  # for a folder whose tokenizer has none
 NEXT, WRITE = "next_line", "write_line"
 CHOOSE = """task: next_line
 dataset_path: json
@@ -59,8 +59,12 @@ metric_list: [{metric: exact_match, ignore_case: true, ignore_punctuation: true}
 def questions(count: int) -> list[dict[str, Any]]:
     """Returns passages of this checkout's guides and sources, each with lines of which one follows it."""
     drawn, found = random.Random(5), list[dict[str, Any]]()
-    files = [path.read_text(encoding="utf-8").splitlines() for folder in ("docs", "longgraft/engine", "eval/prompts")
-             for path in sorted((ROOT / folder).glob("*.*")) if path.suffix in (".md", ".py")]
+    files = [
+        path.read_text(encoding="utf-8").splitlines()
+        for folder in ("docs", "longgraft/engine", "eval/prompts")
+        for path in sorted((ROOT / folder).glob("*.*"))
+        if path.suffix in (".md", ".py")
+    ]
     every = [line for lines in files for line in lines if len(line) > 20]
     while len(found) < count:
         lines = drawn.choice(files)
@@ -69,8 +73,13 @@ def questions(count: int) -> list[dict[str, Any]]:
             continue
         choices = [*drawn.sample([line for line in every if line != lines[at]], CHOICES - 1), lines[at]]
         drawn.shuffle(choices)
-        found.append({"context": "\n".join(lines[at - LINES:at]) + "\n", "choices": choices,
-                      "answer": choices.index(lines[at])})
+        found.append(
+            {
+                "context": "\n".join(lines[at - LINES : at]) + "\n",
+                "choices": choices,
+                "answer": choices.index(lines[at]),
+            }
+        )
     return found
 
 
@@ -80,8 +89,9 @@ def served(folder: Path, method: str) -> Iterator[str]:
     # transformers takes special tokens in a question for tokens, and the guides name some.
     options = Serving(port=0, model_name="model", special_tokens_in_content="allow")
     listens, ready = bind(options), threading.Event()
-    server = Server(make_app(longgraft.load(str(folder), method=method, dtype="float32", tell=False), options),
-                    ready.set)
+    server = Server(
+        make_app(longgraft.load(str(folder), method=method, dtype="float32", tell=False), options), ready.set
+    )
     thread = threading.Thread(target=server.run, args=([listens],))
     thread.start()
     try:
@@ -92,22 +102,31 @@ def served(folder: Path, method: str) -> Iterator[str]:
         thread.join(60)
 
 
-def evaluated(model: str, args: str, tasks: list[str], folder: Path, chat: bool = False, batch: int = 1
-              ) -> dict[str, Any]:
+def evaluated(
+    model: str, args: str, tasks: list[str], folder: Path, chat: bool = False, batch: int = 1
+) -> dict[str, Any]:
     """Returns the harness' results: scores, and what was answered to each question."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    return simple_evaluate(model=model, model_args=args, tasks=tasks, batch_size=batch, log_samples=True,
-                           task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-                           apply_chat_template=chat, bootstrap_iters=0)
+    return simple_evaluate(
+        model=model,
+        model_args=args,
+        tasks=tasks,
+        batch_size=batch,
+        log_samples=True,
+        task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+        apply_chat_template=chat,
+        bootstrap_iters=0,
+    )
 
 
 def answers(found: dict[str, Any], task: str) -> list[Any]:
     """Returns the answers of a task, by question."""
     rows = sorted(found["samples"][task], key=lambda row: row["doc_id"])
-    return [[answer for one in row["filtered_resps"] for answer in ([one] if isinstance(one, str) else one)]
-            for row in rows]
+    return [
+        [answer for one in row["filtered_resps"] for answer in ([one] if isinstance(one, str) else one)] for row in rows
+    ]
 
 
 def apart(ours: list[Any], theirs: list[Any]) -> tuple[int, float]:
@@ -118,8 +137,12 @@ def apart(ours: list[Any], theirs: list[Any]) -> tuple[int, float]:
 
 
 @app.command()
-def main(model: Annotated[Path | None, typer.Option(help="Folder of a model; none: the embedded one.")] = None,
-         method: str = "graft-x-text", count: int = 40, batch: int = 8) -> None:
+def main(
+    model: Annotated[Path | None, typer.Option(help="Folder of a model; none: the embedded one.")] = None,
+    method: str = "graft-x-text",
+    count: int = 40,
+    batch: int = 8,
+) -> None:
     """Print one row per task and way to ask; the exit status is 1 if a score differs from transformers'."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -138,23 +161,38 @@ def main(model: Annotated[Path | None, typer.Option(help="Folder of a model; non
         chatted = evaluated("hf", theirs, [WRITE], folder, chat=True)
         with served(weights, method) as at:
             ours = f"model=model,tokenizer={weights},tokenizer_backend=huggingface,num_concurrent=2,base_url={at}/v1/"
-            rows = [("completions, ids", plain, evaluated("local-completions", ours + "completions", [NEXT, WRITE],
-                                                          folder, batch=batch)),
-                    ("completions, text", plain, evaluated(
-                        "local-completions", ours + "completions,tokenized_requests=False", [WRITE], folder)),
-                    ("chats", chatted, evaluated("local-chat-completions", ours + "chat/completions", [WRITE], folder,
-                                                 chat=True))]
+            rows = [
+                (
+                    "completions, ids",
+                    plain,
+                    evaluated("local-completions", ours + "completions", [NEXT, WRITE], folder, batch=batch),
+                ),
+                (
+                    "completions, text",
+                    plain,
+                    evaluated("local-completions", ours + "completions,tokenized_requests=False", [WRITE], folder),
+                ),
+                (
+                    "chats",
+                    chatted,
+                    evaluated("local-chat-completions", ours + "chat/completions", [WRITE], folder, chat=True),
+                ),
+            ]
     differ = False
-    print(f"{'task':12} {'asked by':20} {'score':14} {'transformers':>12} {'served':>10} {'answers that differ':>20} "
-          f"{'largest difference':>20}")
+    print(
+        f"{'task':12} {'asked by':20} {'score':14} {'transformers':>12} {'served':>10} {'answers that differ':>20} "
+        f"{'largest difference':>20}"
+    )
     for way, reference, found in rows:
         for task, scores in found["results"].items():
             others, most = apart(answers(found, task), answers(reference, task))
             for name, score in scores.items():
                 if isinstance(score, float) and "stderr" not in name:
                     differ |= score != reference["results"][task][name]
-                    print(f"{task:12} {way:20} {name.partition(',')[0]:14} {reference['results'][task][name]:12.4f} "
-                          f"{score:10.4f} {others:20} {most:20.2g}")
+                    print(
+                        f"{task:12} {way:20} {name.partition(',')[0]:14} {reference['results'][task][name]:12.4f} "
+                        f"{score:10.4f} {others:20} {most:20.2g}"
+                    )
     sys.exit(int(differ))
 
 

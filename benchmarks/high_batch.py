@@ -33,15 +33,18 @@ FIGURES = {
     "tokens/s of all requests": lambda cell: f"{_rate(cell):.1f}",
     "tokens/s of a request": lambda cell: f"{median(_all(one.tokens_per_second for one in cell)):.1f}",
     "time to the first token, s": lambda cell: f"{mean(_all(one.first_token_seconds for one in cell)):.2f}",
-    "answers with the ids of the request alone": lambda cell: f"{sum(one.compared - one.different for one in cell)}/"
-                                                              f"{sum(one.compared for one in cell)}"}
+    "answers with the ids of the request alone": lambda cell: (
+        f"{sum(one.compared - one.different for one in cell)}/{sum(one.compared for one in cell)}"
+    ),
+}
 # The same, for batches whose passes were counted.  The first token of an answer comes from its prefill.
 COUNTS = {
     "tokens per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.new_tokens - one.prompts),
     "nodes per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.nodes),
-    "draft forwards per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.drafts)}
-Found = Mapping[str, Sequence[Batch]]           # method -> repeats
-Cells = Mapping[tuple[str, int], Found]         # (suite, requests at once) -> methods
+    "draft forwards per pass, of all requests": lambda cell: _per_pass(cell, lambda one: one.drafts),
+}
+Found = Mapping[str, Sequence[Batch]]  # method -> repeats
+Cells = Mapping[tuple[str, int], Found]  # (suite, requests at once) -> methods
 
 
 def cells_of(batches: Iterable[Batch]) -> Cells:
@@ -57,8 +60,9 @@ def lines(batches: Sequence[Batch]) -> Iterator[str]:
     """Yields the tables: one per figure, then methods beside each other, then failures."""
     cells = cells_of(batches)
     methods = list(dict.fromkeys(one.key.method for one in batches))
-    short = {method: _bare(method) if list(map(_bare, methods)).count(_bare(method)) == 1 else method
-             for method in methods}
+    short = {
+        method: _bare(method) if list(map(_bare, methods)).count(_bare(method)) == 1 else method for method in methods
+    }
     yield from (f"{name} is {method}.  " for method, name in short.items() if name != method)
     counted = any(one.passes for one in batches)
     for name, shown in {**FIGURES, **(COUNTS if counted else {})}.items():
@@ -66,17 +70,29 @@ def lines(batches: Sequence[Batch]) -> Iterator[str]:
     dense = next((method for method in methods if _bare(method) == DENSE), "")
     grafts = [method for method in methods if _bare(method) in GRAFTS]
     if dense and grafts:
-        yield from _table(f"accepted length and tokens/s over {DENSE}\n\n{PAPER}", [short[name] for name in grafts],
-                          cells, [partial(_over, dense, method) for method in grafts])
+        yield from _table(
+            f"accepted length and tokens/s over {DENSE}\n\n{PAPER}",
+            [short[name] for name in grafts],
+            cells,
+            [partial(_over, dense, method) for method in grafts],
+        )
     rest = [method for method in methods if method != PLAIN]
-    yield from _table(f"tokens/s over {PLAIN}", [short[name] for name in rest], cells,
-                      [partial(_times, PLAIN, method) for method in rest])
-    yield from (f"\n{one.key.method}, {one.key.running} at once, {suite_name(one.key.suite)}: {one.error}"
-                for one in batches if one.error)
+    yield from _table(
+        f"tokens/s over {PLAIN}",
+        [short[name] for name in rest],
+        cells,
+        [partial(_times, PLAIN, method) for method in rest],
+    )
+    yield from (
+        f"\n{one.key.method}, {one.key.running} at once, {suite_name(one.key.suite)}: {one.error}"
+        for one in batches
+        if one.error
+    )
 
 
-def _table(heading: str, columns: Iterable[str], cells: Cells, shown: Sequence[Callable[[Found], str]]
-           ) -> Iterator[str]:
+def _table(
+    heading: str, columns: Iterable[str], cells: Cells, shown: Sequence[Callable[[Found], str]]
+) -> Iterator[str]:
     yield f"\n### {heading[0].upper()}{heading[1:]}\n"
     yield f"| suite | at once | {' | '.join(columns)} |"
     yield f"|{'---|' * (2 + len(shown))}"
@@ -119,15 +135,25 @@ def _all(values: Iterable[Sequence[float]]) -> list[float]:
 
 
 @app.command()
-def main(name: Annotated[str, typer.Argument(help="Folder in docs/results/high_batch, or a TOML file.")],
-         out: Annotated[Path, typer.Option(help="Folder of the run.")],
-         data: Annotated[Optional[str], typer.Option(help="Folder of JSONL rows; none: the hub.")] = None,      # noqa: UP045
-         prompts: Optional[int] = None, repeats: Optional[int] = None, tokens: Optional[int] = None,   # noqa: UP045
-         at_once: Annotated[Optional[str], typer.Option(help="As 1,4.")] = None) -> None:       # noqa: UP045
+def main(
+    name: Annotated[str, typer.Argument(help="Folder in docs/results/high_batch, or a TOML file.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
+    data: Annotated[Optional[str], typer.Option(help="Folder of JSONL rows; none: the hub.")] = None,  # noqa: UP045
+    prompts: Optional[int] = None,  # noqa: UP045
+    repeats: Optional[int] = None,  # noqa: UP045
+    tokens: Optional[int] = None,  # noqa: UP045
+    at_once: Annotated[Optional[str], typer.Option(help="As 1,4.")] = None,  # noqa: UP045
+) -> None:
     """Measure, or go on with a run, and write its tables; prompts, repeats, tokens and at-once replace the file's."""
     path = Path(name) if name.endswith(".toml") else CONFIGS / name / "sweep.toml"
-    config = SweepConfig.load(path, data=data, prompts=prompts, repeats=repeats, max_new_tokens=tokens,
-                              concurrency=at_once and tuple(map(int, at_once.split(","))))
+    config = SweepConfig.load(
+        path,
+        data=data,
+        prompts=prompts,
+        repeats=repeats,
+        max_new_tokens=tokens,
+        concurrency=at_once and tuple(map(int, at_once.split(","))),
+    )
     sweep(config, out, resume=rows_file(out) is not None)
     write(out)
     text = "\n".join(lines(read_batches(out))).strip() + "\n"

@@ -25,15 +25,18 @@ from longgraft.attention.layout import DeviceLayout, Layout
 if TYPE_CHECKING:
     from longgraft.attention.triton import Plan
 
-MOST = 16       # most layers with KV caches; at 4K tokens no device caches them all
+MOST = 16  # most layers with KV caches; at 4K tokens no device caches them all
 # The fields of a configuration that attention depends on.
 HEADS = ("num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 def backends(dtype: torch.dtype) -> dict[str, Backend]:
     """Returns the backends that run here in this dtype."""
-    return {name: BACKENDS[name] for name, reason in available().items()
-            if not reason and (name != "flash" or dtype in HALF)}
+    return {
+        name: BACKENDS[name]
+        for name, reason in available().items()
+        if not reason and (name != "flash" or dtype in HALF)
+    }
 
 
 def layout(rows: int, prefix: int, device: torch.device) -> Layout:
@@ -46,8 +49,9 @@ def caches(shape: Shape, machine: Machine, capacity: int, most: int = MOST) -> T
     """Returns random keys and values, [layers, 2, 1, Hkv, capacity, D], for at most `most` layers."""
     c = shape.config
     layers = min(most, c["num_hidden_layers"])
-    return torch.randn(layers, 2, 1, c["num_key_value_heads"], capacity, c["head_dim"], device=machine.device,
-                       dtype=machine.dtype)
+    return torch.randn(
+        layers, 2, 1, c["num_key_value_heads"], capacity, c["head_dim"], device=machine.device, dtype=machine.dtype
+    )
 
 
 def queries(shape: Shape, machine: Machine, rows: int) -> Tensor:
@@ -56,19 +60,37 @@ def queries(shape: Shape, machine: Machine, rows: int) -> Tensor:
     return torch.randn(1, c["num_attention_heads"], rows, c["head_dim"], device=machine.device, dtype=machine.dtype)
 
 
-def row(shape: Shape, machine: Machine, rows: int, prefix: int, seconds: float, part: str, case: str, note: str = "",
-        **figures: object) -> Row:
+def row(
+    shape: Shape,
+    machine: Machine,
+    rows: int,
+    prefix: int,
+    seconds: float,
+    part: str,
+    case: str,
+    note: str = "",
+    **figures: object,
+) -> Row:
     """Returns the row of one layer's attention."""
     c = shape.config
-    work = floors.attention((c["num_attention_heads"], c["num_key_value_heads"]), c["head_dim"],
-                            machine.dtype.itemsize, prefix, rows)
+    work = floors.attention(
+        (c["num_attention_heads"], c["num_key_value_heads"]), c["head_dim"], machine.dtype.itemsize, prefix, rows
+    )
     floor, bound = machine.floor(work)
-    return Row(f"{part}, {rows} rows", f"{shape.name} {prefix:,} {case}", seconds, floor, bound,
-               rates(work, seconds) + note, figures={"model": shape.name, "prefix": prefix, "rows": rows, **figures})
+    return Row(
+        f"{part}, {rows} rows",
+        f"{shape.name} {prefix:,} {case}",
+        seconds,
+        floor,
+        bound,
+        rates(work, seconds) + note,
+        figures={"model": shape.name, "prefix": prefix, "rows": rows, **figures},
+    )
 
 
-def attention(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int],
-              patience: float) -> Iterator[Row]:
+def attention(
+    shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int], patience: float
+) -> Iterator[Row]:
     """Times attention of one layer by every backend: eager and, on a GPU, recorded."""
     every = caches(shape, machine, max(prefixes) + max(rows))
     scale = every.shape[-1] ** -0.5
@@ -84,9 +106,9 @@ def attention(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Seq
             for name, backend in backends(machine.dtype).items():
                 try:
                     actions |= _launches(name, partial(over, backend), machine.device)
-                except torch.AcceleratorError:      # the device is lost to this process
+                except torch.AcceleratorError:  # the device is lost to this process
                     raise
-                except RuntimeError as error:       # this backend refuses the shape; the others are still timed
+                except RuntimeError as error:  # this backend refuses the shape; the others are still timed
                     why = str(error).splitlines()[0][:110]
                     yield Row(f"attention, {n} rows", f"{shape.name} {prefix:,} {name}", note=why, ok=False)
             spent = race(actions, machine.device, patience)
@@ -113,8 +135,12 @@ def plans(around: Plan, rows: int) -> Iterator[Plan]:
 
     yield around
     others = {
-        "rows": (around.rows // 2, around.rows * 2), "columns": (32, 64, 128), "warps": (4, 8), "stages": (2, 3, 4),
-        "splits": (around.splits // 4, around.splits // 2, around.splits * 2, around.splits * 4)}
+        "rows": (around.rows // 2, around.rows * 2),
+        "columns": (32, 64, 128),
+        "warps": (4, 8),
+        "stages": (2, 3, 4),
+        "splits": (around.splits // 4, around.splits // 2, around.splits * 2, around.splits * 4),
+    }
     for name, values in others.items():
         for value in values:
             plan = replace(around, **{name: value})
@@ -122,8 +148,9 @@ def plans(around: Plan, rows: int) -> Iterator[Plan]:
                 yield plan
 
 
-def sweep(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int], patience: float,
-          small: bool = False) -> Iterator[Row]:
+def sweep(
+    shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequence[int], patience: float, small: bool = False
+) -> Iterator[Row]:
     """Times the kernel with its own plan, and with the best of the plans around it.
 
     small: only one layer, two plans and one measurement of each, because the interpreter is slow
@@ -139,6 +166,7 @@ def sweep(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequenc
         tried, too_large = dict[Plan, Callable[[], None]](), 0
         q, length = queries(shape, machine, n), layout(n, prefixes[0], machine.device).on_device
         for plan in islice(plans(own, group * n), 2 if small else None):
+
             def over(plan: Plan = plan, q: Tensor = q, placed: DeviceLayout = length) -> None:
                 for keys, values in every:
                     tree_attention(q, keys, values, placed, every.shape[-1] ** -0.5, None, plan=plan)
@@ -150,11 +178,24 @@ def sweep(shape: Shape, machine: Machine, prefixes: Sequence[int], rows: Sequenc
                 too_large += 1
         for prefix in prefixes:
             length.length.fill_(prefix)
-            spent = race({str(plan): action for plan, action in tried.items()}, machine.device, patience,
-                         least=1 if small else LEAST)
+            spent = race(
+                {str(plan): action for plan, action in tried.items()},
+                machine.device,
+                patience,
+                least=1 if small else LEAST,
+            )
             best = min(tried, key=lambda plan: spent[str(plan)])
             for which, plan in {"its own plan": own, "the best plan": best}.items():
                 note = f", {plan.rows} x {plan.columns}, {plan.warps} warps, {plan.stages} stages, {plan.splits} splits"
-                yield row(shape, machine, n, prefix, spent[str(plan)] / len(every), "kernel", which,
-                          note + (f", of {len(tried)}; {too_large} did not fit" if which == "the best plan" else ""),
-                          plan=asdict(plan), plans={each: took / len(every) for each, took in spent.items()})
+                yield row(
+                    shape,
+                    machine,
+                    n,
+                    prefix,
+                    spent[str(plan)] / len(every),
+                    "kernel",
+                    which,
+                    note + (f", of {len(tried)}; {too_large} did not fit" if which == "the best plan" else ""),
+                    plan=asdict(plan),
+                    plans={each: took / len(every) for each, took in spent.items()},
+                )

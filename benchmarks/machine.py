@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-LUMP = 0.002            # least seconds of work between two readings of the clock
-LEAST = 5               # least number of measurements
-GIB = 2 ** 30
+LUMP = 0.002  # least seconds of work between two readings of the clock
+LEAST = 5  # least number of measurements
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -43,28 +43,38 @@ class Machine:
     @classmethod
     def measured(cls, device: torch.device, dtype: torch.dtype, patience: float = 0.5) -> Machine:
         """Measures a device on sizes that none of its caches holds.  patience: seconds for each number"""
-        return cls(device, dtype, _copy(device, patience), _products(device, dtype, patience),
-                   latency(device, patience))
+        return cls(
+            device, dtype, _copy(device, patience), _products(device, dtype, patience), latency(device, patience)
+        )
 
     def floor(self, work: Work) -> tuple[float, str]:
         """Returns (least seconds for this work, what limits them: memory, arithmetic or launch)."""
-        return max((work.bytes / self.copy, "memory"), (work.operations / self.products, "arithmetic"),
-                   (self.latency, "launch"))
+        return max(
+            (work.bytes / self.copy, "memory"),
+            (work.operations / self.products, "arithmetic"),
+            (self.latency, "launch"),
+        )
 
     def figures(self) -> dict[str, float | str]:
         """Returns the rates for JSON."""
-        return {"dtype": str(self.dtype)[6:], "copy_gb_per_second": self.copy / 1e9,
-                "products_tflops": self.products / 1e12, "latency_us": 1e6 * self.latency}
+        return {
+            "dtype": str(self.dtype)[6:],
+            "copy_gb_per_second": self.copy / 1e9,
+            "products_tflops": self.products / 1e12,
+            "latency_us": 1e6 * self.latency,
+        }
 
     def describe(self) -> str:
         """Returns the rates in words."""
-        return (f"copy {self.copy / 1e9:,.0f} GB/s, {str(self.dtype)[6:]} products {self.products / 1e12:,.2f} "
-                f"TFLOP/s, least launch {1e6 * self.latency:.1f} us")
+        return (
+            f"copy {self.copy / 1e9:,.0f} GB/s, {str(self.dtype)[6:]} products {self.products / 1e12:,.2f} "
+            f"TFLOP/s, least launch {1e6 * self.latency:.1f} us"
+        )
 
 
 def _copy(device: torch.device, patience: float) -> float:
     size = 2 * GIB if device.type == "cuda" else GIB // 4
-    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)      # zeros may be copied faster
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)  # zeros may be copied faster
     into = torch.empty_like(source)
     return 2 * len(source) / race({"": lambda: into.copy_(source)}, device, patience)[""]
 
@@ -72,7 +82,7 @@ def _copy(device: torch.device, patience: float) -> float:
 def _products(device: torch.device, dtype: torch.dtype, patience: float) -> float:
     side = 8192 if device.type == "cuda" else 1024
     a, b = (torch.randn(side, side, device=device, dtype=dtype) for _ in range(2))
-    return 2 * side ** 3 / race({"": lambda: a @ b}, device, patience)[""]
+    return 2 * side**3 / race({"": lambda: a @ b}, device, patience)[""]
 
 
 def rates(work: Work, seconds: float) -> str:
@@ -92,7 +102,7 @@ def recorded(action: Callable[[], object]) -> Callable[[], None]:
     """Records the action in a CUDA graph and returns its replay; the action may only launch work of fixed shape."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):       # first launches may compile or plan, which cannot be recorded
+    with torch.cuda.stream(side):  # first launches may compile or plan, which cannot be recorded
         for _ in range(3):
             action()
     torch.cuda.current_stream().wait_stream(side)
@@ -102,8 +112,9 @@ def recorded(action: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def race(actions: Mapping[str, Callable[[], object]], device: torch.device, patience: float,
-         least: int = LEAST) -> dict[str, float]:
+def race(
+    actions: Mapping[str, Callable[[], object]], device: torch.device, patience: float, least: int = LEAST
+) -> dict[str, float]:
     """Returns the median seconds of each action.  They run in turn, so that changes of the machine affect all of them.
 
     patience: seconds for each; every action runs twice before it is timed, and is timed at least `least` times

@@ -43,14 +43,17 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD = 20, 1536, 16, 4, 128
 EXPERTS, CHOSEN, INNER = 64, 8, 512
 ROWS = (1, 4, 8, 16)
-SCALES = np.array([1.3e-4, 1e-3], np.float16).view(np.uint8)     # with them, random blocks of Q4_K have weights of 0.02
-CHARACTERS = 10     # most characters of a token, on average
+SCALES = np.array([1.3e-4, 1e-3], np.float16).view(np.uint8)  # with them, random blocks of Q4_K have weights of 0.02
+CHARACTERS = 10  # most characters of a token, on average
 CPU = torch.device("cpu")
 
 
 @app.command()
-def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a byte-level tokenizer.")],
-          layers: Annotated[int, typer.Option(help="Fewer make a small file, to try the commands.")] = LAYERS) -> None:
+def write(
+    out: Path,
+    like: Annotated[Path, typer.Option(help="A GGUF file with a byte-level tokenizer.")],
+    layers: Annotated[int, typer.Option(help="Fewer make a small file, to try the commands.")] = LAYERS,
+) -> None:
     """Write the mixture, with the tokenizer of another file."""
     import gguf
 
@@ -60,13 +63,21 @@ def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a
             kind, sub = field.types[0], field.types[-1] if len(field.types) > 1 else None
             writer.add_key_value(key, field.contents(), kind, sub_type=sub)
     add: Any
-    for add, value in ((writer.add_context_length, 32768), (writer.add_embedding_length, HIDDEN),
-                       (writer.add_block_count, layers), (writer.add_feed_forward_length, INNER),
-                       (writer.add_head_count, HEADS), (writer.add_head_count_kv, KV_HEADS),
-                       (writer.add_key_length, HEAD), (writer.add_value_length, HEAD),
-                       (writer.add_layer_norm_rms_eps, 1e-6), (writer.add_rope_freq_base, 1e6),
-                       (writer.add_expert_count, EXPERTS), (writer.add_expert_used_count, CHOSEN),
-                       (writer.add_expert_feed_forward_length, INNER)):
+    for add, value in (
+        (writer.add_context_length, 32768),
+        (writer.add_embedding_length, HIDDEN),
+        (writer.add_block_count, layers),
+        (writer.add_feed_forward_length, INNER),
+        (writer.add_head_count, HEADS),
+        (writer.add_head_count_kv, KV_HEADS),
+        (writer.add_key_length, HEAD),
+        (writer.add_value_length, HEAD),
+        (writer.add_layer_norm_rms_eps, 1e-6),
+        (writer.add_rope_freq_base, 1e6),
+        (writer.add_expert_count, EXPERTS),
+        (writer.add_expert_used_count, CHOSEN),
+        (writer.add_expert_feed_forward_length, INNER),
+    ):
         add(value)
     generator = np.random.default_rng(0)
     for name, shape in _shapes(len(reader.fields["tokenizer.ggml.tokens"].data), layers):
@@ -88,28 +99,53 @@ def write(out: Path, like: Annotated[Path, typer.Option(help="A GGUF file with a
 def _shapes(vocabulary: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yields the tensors' names and shapes."""
     yield from (("token_embd.weight", (vocabulary, HIDDEN)), ("output_norm.weight", (HIDDEN,)))
-    layer = {"attn_norm": (HIDDEN,), "attn_q": (HEADS * HEAD, HIDDEN), "attn_k": (KV_HEADS * HEAD, HIDDEN),
-             "attn_v": (KV_HEADS * HEAD, HIDDEN), "attn_output": (HIDDEN, HEADS * HEAD), "attn_q_norm": (HEAD,),
-             "attn_k_norm": (HEAD,), "ffn_norm": (HIDDEN,), "ffn_gate_inp": (EXPERTS, HIDDEN),
-             "ffn_gate_exps": (EXPERTS, INNER, HIDDEN), "ffn_up_exps": (EXPERTS, INNER, HIDDEN),
-             "ffn_down_exps": (EXPERTS, HIDDEN, INNER)}
+    layer = {
+        "attn_norm": (HIDDEN,),
+        "attn_q": (HEADS * HEAD, HIDDEN),
+        "attn_k": (KV_HEADS * HEAD, HIDDEN),
+        "attn_v": (KV_HEADS * HEAD, HIDDEN),
+        "attn_output": (HIDDEN, HEADS * HEAD),
+        "attn_q_norm": (HEAD,),
+        "attn_k_norm": (HEAD,),
+        "ffn_norm": (HIDDEN,),
+        "ffn_gate_inp": (EXPERTS, HIDDEN),
+        "ffn_gate_exps": (EXPERTS, INNER, HIDDEN),
+        "ffn_up_exps": (EXPERTS, INNER, HIDDEN),
+        "ffn_down_exps": (EXPERTS, HIDDEN, INNER),
+    }
     for number in range(layers):
         yield from ((f"blk.{number}.{name}.weight", shape) for name, shape in layer.items())
 
 
 @app.command()
-def measure(file: Path, prompt: int = 2048, new: int = 256, repeats: int = 3, out: Path = Path("results"),
-            patience: float = 5.0, minutes: float = 30.0) -> None:
+def measure(
+    file: Path,
+    prompt: int = 2048,
+    new: int = 256,
+    repeats: int = 3,
+    out: Path = Path("results"),
+    patience: float = 5.0,
+    minutes: float = 30.0,
+) -> None:
     """Measure loading, passes, and the default beside plain decoding on a replayed text."""
     report = Report("mixture", out, minutes, CPU, model=file.name, prompt=prompt, new=new)
     reset_peak_memory(CPU)
     before, began = resident(), time.perf_counter()
     plain = longgraft.load(file, None, method="ar", tell=False)
     seconds = time.perf_counter() - began
-    report.add(Row("loading", "the first", seconds, figures={"resident": resident() - before}, note=(
-        f"file {file.stat().st_size / 1e9:.2f} GB; resident {(resident() - before) / 1e9:.2f} GB more, "
-        f"peak {peak_memory(CPU) / 1e9:.2f} GB")))
-    ids = plain.encode(sources()[:CHARACTERS * (prompt + new)])[:prompt + new]
+    report.add(
+        Row(
+            "loading",
+            "the first",
+            seconds,
+            figures={"resident": resident() - before},
+            note=(
+                f"file {file.stat().st_size / 1e9:.2f} GB; resident {(resident() - before) / 1e9:.2f} GB more, "
+                f"peak {peak_memory(CPU) / 1e9:.2f} GB"
+            ),
+        )
+    )
+    ids = plain.encode(sources()[: CHARACTERS * (prompt + new)])[: prompt + new]
     _passes(plain.target, ids[:prompt], plain.encode(SAMPLE), patience, report)
     # The answer repeats what stands in the prompt, as an edit does, with a change after every 40 tokens.
     said = [ids[n] if n % 40 else ids[-n % len(ids)] for n in range(new)]
@@ -142,8 +178,17 @@ def _passes(target: Target, ids: list[int], text: list[int], patience: float, re
     spent = race({str(n): partial(verify, tree) for n, tree in trees.items()}, CPU, patience)
     for n in ROWS:
         experts, prices = mean(woken[n]), f", {mean(priced[n]):.1f} where it was priced" if n in priced else ""
-        report.add(Row("pass", f"{n} rows", spent[str(n)], figures={"rows": n, "experts": experts}, note=(
-            f"{experts:.1f} of {EXPERTS} experts a layer{prices}; {spent[str(n)] / spent['1']:.2f} plain passes")))
+        report.add(
+            Row(
+                "pass",
+                f"{n} rows",
+                spent[str(n)],
+                figures={"rows": n, "experts": experts},
+                note=(
+                    f"{experts:.1f} of {EXPERTS} experts a layer{prices}; {spent[str(n)] / spent['1']:.2f} plain passes"
+                ),
+            )
+        )
 
 
 @contextmanager
@@ -155,8 +200,9 @@ def _woken_experts(target: Target) -> Iterator[dict[int, list[int]]]:
         chosen = given[1]
         woken.setdefault(len(chosen), []).append(len(chosen.unique()))
 
-    hooks = [module.register_forward_pre_hook(count) for module in target.model.modules()
-             if isinstance(module, BlockExperts)]
+    hooks = [
+        module.register_forward_pre_hook(count) for module in target.model.modules() if isinstance(module, BlockExperts)
+    ]
     try:
         yield woken
     finally:
@@ -169,8 +215,13 @@ def _decoded(name: str, session: Session, prompt: list[int], said: list[int], re
     found = [answer(session.open(prompt, len(said), Sampling(replay=said), eos=()), False) for _ in range(repeats)]
     assert all(one.token_ids == said for one in found)
     speeds = [one.stats.decode_tokens_per_second for one in found]
-    return Row("decoding", name, len(said) / median(speeds), figures={"tokens_per_second": speeds}, note=(
-        f"{median(speeds):.1f} tokens/s, {found[0].stats.tokens_per_step:.2f} tokens per step"))
+    return Row(
+        "decoding",
+        name,
+        len(said) / median(speeds),
+        figures={"tokens_per_second": speeds},
+        note=(f"{median(speeds):.1f} tokens/s, {found[0].stats.tokens_per_step:.2f} tokens per step"),
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from longgraft.loading import assemble
 from longgraft.methods.needs import AUTO
 
 METHODS = ("ar", "eagle3", "graft", "graft-x")
-LATE = 20.0     # seconds after its deadline at which a process is killed
+LATE = 20.0  # seconds after its deadline at which a process is killed
 CUDNN = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 
 
@@ -46,11 +46,11 @@ class Task:
 
     def texts(self, session: Session) -> Iterator[tuple[int, list[int], list[int]]]:
         """Yields (length, prompt, the source's own continuation) for each length, from the beginning of the sources."""
-        ids = session.encode(sources()[:8 * max(self.lengths) + 8 * self.new])
+        ids = session.encode(sources()[: 8 * max(self.lengths) + 8 * self.new])
         for length in self.lengths:
             if len(ids) < length + self.new:
                 raise ValueError(f"The sources have {len(ids):,} tokens; {length + self.new:,} are needed.")
-            yield length, ids[:length], ids[length:length + self.new]
+            yield length, ids[:length], ids[length : length + self.new]
 
 
 def methods(task: Task, names: Sequence[str] = METHODS) -> Iterator[Row]:
@@ -65,18 +65,37 @@ def methods(task: Task, names: Sequence[str] = METHODS) -> Iterator[Row]:
                 yield _row(task, mode, length, name, found, plain, compared)
 
 
-def _row(task: Task, mode: str, length: int, name: str, found: Generation, plain: Generation,
-         compared: tuple[bool | None, str]) -> Row:
+def _row(
+    task: Task,
+    mode: str,
+    length: int,
+    name: str,
+    found: Generation,
+    plain: Generation,
+    compared: tuple[bool | None, str],
+) -> Row:
     """Returns an answer's row.  compared: True if the ids are plain decoding's, and the first difference in words"""
     (same, difference), stats = compared, found.stats
     which = name if task.graphs == "auto" else f"{name}, graphs {task.graphs}"
     rate = stats.decode_tokens_per_second
     ratio = rate / plain.stats.decode_tokens_per_second
-    return Row(f"{task.dtype} {mode}", f"{length:,} {which}", 1 / rate, ok=same,
-               note=f"{rate:,.0f} tokens/s, {ratio:.2f} of ar, {stats.tokens_per_step:.2f} a step, prefill "
-                    f"{stats.prefill_seconds:.2f} s{difference}",
-               figures={"dtype": task.dtype, "mode": mode, "prefix": length, "method": name, "graphs": task.graphs,
-                        "ratio": ratio, **stats.as_dict()})
+    return Row(
+        f"{task.dtype} {mode}",
+        f"{length:,} {which}",
+        1 / rate,
+        ok=same,
+        note=f"{rate:,.0f} tokens/s, {ratio:.2f} of ar, {stats.tokens_per_step:.2f} a step, prefill "
+        f"{stats.prefill_seconds:.2f} s{difference}",
+        figures={
+            "dtype": task.dtype,
+            "mode": mode,
+            "prefix": length,
+            "method": name,
+            "graphs": task.graphs,
+            "ratio": ratio,
+            **stats.as_dict(),
+        },
+    )
 
 
 def _session(task: Task, name: str) -> Session:
@@ -97,7 +116,7 @@ def _compare_ids(session: Session, prompt: list[int], ours: Generation, plain: G
         return True, ", identical"
     text, target = [*prompt, *plain.token_ids[:at]], session.target
     gap, largest = margin(target, target.cache(len(text)), text)
-    if dtype == "float32":      # on a GPU the rounding of a product depends on its number of rows
+    if dtype == "float32":  # on a GPU the rounding of a product depends on its number of rows
         near = target.device.type == "cuda" and gap < 1e-3
     else:
         near = level([Check(len(plain.token_ids), at, gap, largest)], dtype) != "none"
@@ -116,18 +135,36 @@ def baseline(task: Task, static: bool = False) -> Iterator[Row]:
         ids = torch.tensor([prompt], device=task.device)
 
         def generate(new: int, ids: torch.Tensor = ids) -> None:
-            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
-                           do_sample=False, **more)
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                **more,
+            )
             wait(task.device)
 
-        spent = race({"one": lambda: generate(1), "all": lambda: generate(1 + task.new)}, task.device, 0.0,
-                     least=task.repeats)
+        spent = race(
+            {"one": lambda: generate(1), "all": lambda: generate(1 + task.new)}, task.device, 0.0, least=task.repeats
+        )
         took = (spent["all"] - spent["one"]) / task.new
         kind = "static, compiled" if static else "sdpa"
         kind += ", cuDNN last" if os.environ.get(CUDNN) else ""
-        yield Row(f"{task.dtype} greedy", f"{length:,} transformers, {kind}", took, note=f"{1 / took:,.0f} tokens/s",
-                  figures={"dtype": task.dtype, "mode": "greedy", "prefix": length, "method": "transformers",
-                           "static": static, "cudnn_last": bool(os.environ.get(CUDNN))})
+        yield Row(
+            f"{task.dtype} greedy",
+            f"{length:,} transformers, {kind}",
+            took,
+            note=f"{1 / took:,.0f} tokens/s",
+            figures={
+                "dtype": task.dtype,
+                "mode": "greedy",
+                "prefix": length,
+                "method": "transformers",
+                "static": static,
+                "cudnn_last": bool(os.environ.get(CUDNN)),
+            },
+        )
 
 
 def elsewhere(task: Task, static: bool, cudnn_last: bool, seconds: float) -> Iterator[Row]:
@@ -136,16 +173,32 @@ def elsewhere(task: Task, static: bool, cudnn_last: bool, seconds: float) -> Ite
     Raises RuntimeError with the last line of its output if it fails.  seconds: time after which no length is begun; the
     process is killed LATE seconds later
     """
-    command = [sys.executable, "-m", "benchmarks", "baseline", "--device", str(task.device), "--dtype", task.dtype,
-               "--prefix", ",".join(map(str, task.lengths)), "--new", str(task.new), "--minutes",
-               str(seconds / 60), *(["--static"] if static else []), *(["--model", task.model] if task.model else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks",
+        "baseline",
+        "--device",
+        str(task.device),
+        "--dtype",
+        task.dtype,
+        "--prefix",
+        ",".join(map(str, task.lengths)),
+        "--new",
+        str(task.new),
+        "--minutes",
+        str(seconds / 60),
+        *(["--static"] if static else []),
+        *(["--model", task.model] if task.model else []),
+    ]
     environment = {name: value for name, value in os.environ.items() if name != CUDNN}
     if cudnn_last:
         environment[CUDNN] = "1"
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment,
-                          timeout=seconds + LATE)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=seconds + LATE)
     rows = [Row(**json.loads(line[1:])) for line in done.stdout.splitlines() if line.startswith("\t")]
     yield from rows
     if done.returncode or not rows:
-        raise RuntimeError(f"transformers' generate ended with status {done.returncode}: "
-                           f"{(done.stderr.strip().splitlines() or ['it printed nothing'])[-1][:300]}")
+        raise RuntimeError(
+            f"transformers' generate ended with status {done.returncode}: "
+            f"{(done.stderr.strip().splitlines() or ['it printed nothing'])[-1][:300]}"
+        )

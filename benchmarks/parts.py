@@ -25,15 +25,18 @@ from longgraft.trees.padded import PaddedTree, Tree, on_host, size_of
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 ROWS = (1, 8, 16, 32, 64)
-DEEP = 9                # levels of the timed draft, including the root's
-FED = (1, 16)           # numbers of observed tokens that are fed
-STEP_FED = 4            # observed tokens that a whole step feeds: about as many as a good head has accepted
-SLOTS = (8, 20, 36, 52)     # numbers of slots that the drafter leaves free for retrieved nodes
+DEEP = 9  # levels of the timed draft, including the root's
+FED = (1, 16)  # numbers of observed tokens that are fed
+STEP_FED = 4  # observed tokens that a whole step feeds: about as many as a good head has accepted
+SLOTS = (8, 20, 36, 52)  # numbers of slots that the drafter leaves free for retrieved nodes
 BUDGET = 60
-NEW = 16                # tokens of transformers' generate
+NEW = 16  # tokens of transformers' generate
 RULES: dict[str, DrawThenWalk] = {
-    "greedy": Greedy(), "sampled": Sampled(seed=1), "top-k 50": Sampled(top_k=50, seed=1),
-    "top-p 0.95": Sampled(top_p=0.95, seed=1)}
+    "greedy": Greedy(),
+    "sampled": Sampled(seed=1),
+    "top-k 50": Sampled(top_k=50, seed=1),
+    "top-p 0.95": Sampled(top_p=0.95, seed=1),
+}
 
 
 @dataclass(frozen=True)
@@ -61,8 +64,7 @@ class Bench:
     def row(self, part: str, case: str, seconds: float, work: Work, note: str = "", **figures: object) -> Row:
         """Returns a row of this model, with the floor of the work."""
         floor, bound = self.machine.floor(work)
-        return Row(part, case, seconds, floor, bound, note,
-                   figures={"model": self.name, "mode": self.mode, **figures})
+        return Row(part, case, seconds, floor, bound, note, figures={"model": self.name, "mode": self.mode, **figures})
 
 
 def rows(bench: Bench) -> Iterator[Row]:
@@ -72,9 +74,16 @@ def rows(bench: Bench) -> Iterator[Row]:
         spent = bench.race({str(n): partial(rig.verify, two_chains(n), prefix) for n in ROWS})
         for n in ROWS:
             work = floors.target_pass(rig.target, prefix, n)
-            yield bench.row(f"pass, {n} rows", f"{bench.which} {prefix:,}", spent[str(n)], work,
-                            f"{spent[str(n)] / spent['1']:.2f} of one row, {rates(work, spent[str(n)])}",
-                            table="passes", prefix=prefix, rows=n)
+            yield bench.row(
+                f"pass, {n} rows",
+                f"{bench.which} {prefix:,}",
+                spent[str(n)],
+                work,
+                f"{spent[str(n)] / spent['1']:.2f} of one row, {rates(work, spent[str(n)])}",
+                table="passes",
+                prefix=prefix,
+                rows=n,
+            )
 
 
 def draft(bench: Bench) -> Iterator[Row]:
@@ -82,18 +91,36 @@ def draft(bench: Bench) -> Iterator[Row]:
     rig, network = bench.rig, bench.rig.network
     deep, flat = rig.drafter(DEEP), rig.drafter(1)
     for prefix in bench.prefixes:
-        spent = bench.race({
-            "deep": partial(rig.draft, deep, prefix), "flat": partial(rig.draft, flat, prefix),
-            **{str(fed): partial(rig.draft, flat, prefix, fed) for fed in FED}})
+        spent = bench.race(
+            {
+                "deep": partial(rig.draft, deep, prefix),
+                "flat": partial(rig.draft, flat, prefix),
+                **{str(fed): partial(rig.draft, flat, prefix, fed) for fed in FED},
+            }
+        )
         width = deep.top_k
         level = max(0.0, spent["deep"] - spent["flat"]) / (DEEP - 1)
-        yield bench.row("draft level", f"{bench.which} {prefix:,}", level,
-                        floors.draft_level(network, prefix, width), f"{width} nodes, mean of {DEEP - 1}",
-                        table="levels", prefix=prefix, rows=width)
+        yield bench.row(
+            "draft level",
+            f"{bench.which} {prefix:,}",
+            level,
+            floors.draft_level(network, prefix, width),
+            f"{width} nodes, mean of {DEEP - 1}",
+            table="levels",
+            prefix=prefix,
+            rows=width,
+        )
         for fed in FED:
-            yield bench.row(f"draft feed, {fed}", f"{bench.which} {prefix:,}", spent[str(fed)],
-                            floors.draft_feed(network, prefix, fed), "and the root's candidates",
-                            table="feeds", prefix=prefix, rows=fed)
+            yield bench.row(
+                f"draft feed, {fed}",
+                f"{bench.which} {prefix:,}",
+                spent[str(fed)],
+                floors.draft_feed(network, prefix, fed),
+                "and the root's candidates",
+                table="feeds",
+                prefix=prefix,
+                rows=fed,
+            )
 
 
 def step(bench: Bench) -> Iterator[Row]:
@@ -104,6 +131,7 @@ def step(bench: Bench) -> Iterator[Row]:
     rig = bench.rig
     deep = rig.drafter(DEEP)
     for prefix in bench.prefixes:
+
         def drafted(prefix: int = prefix) -> None:
             proposal = rig.draft(deep, prefix, STEP_FED)
             rig.verify(proposal, prefix + STEP_FED)
@@ -117,8 +145,17 @@ def step(bench: Bench) -> Iterator[Row]:
         parts += [level] * (DEEP - 1)
         work = Work(sum(part.bytes for part in parts), sum(part.operations for part in parts))
         ratio = spent["drafted"] / spent["plain"]
-        yield bench.row("drafted step", case, spent["drafted"], work, f"{ratio:.2f} of a plain step", prefix=prefix,
-                        ratio=ratio, levels=DEEP, fed=STEP_FED)
+        yield bench.row(
+            "drafted step",
+            case,
+            spent["drafted"],
+            work,
+            f"{ratio:.2f} of a plain step",
+            prefix=prefix,
+            ratio=ratio,
+            levels=DEEP,
+            fed=STEP_FED,
+        )
 
 
 def seeding(bench: Bench) -> Iterator[Row]:
@@ -133,15 +170,32 @@ def seeding(bench: Bench) -> Iterator[Row]:
                 if wants.topk:
                     rig.rows.observe(seen)
 
-        spent = race({"seeded": partial(read, Wants(topk=WIDTH)), "plain": partial(read, Wants())},
-                     bench.machine.device, 0.0, least=3)
+        spent = race(
+            {"seeded": partial(read, Wants(topk=WIDTH)), "plain": partial(read, Wants())},
+            bench.machine.device,
+            0.0,
+            least=3,
+        )
         distinct = len(set(prompt.tolist()))
         share = spent["seeded"] / spent["plain"] - 1
-        yield bench.row("prefill", f"{bench.name} {tokens:,}", spent["plain"], floors.prefill(target, tokens),
-                        f"{tokens / spent['plain']:,.0f} tokens/s", prefix=tokens)
-        yield bench.row("seeding", f"{bench.name} {tokens:,}", max(0.0, spent["seeded"] - spent["plain"]),
-                        floors.seeding(target, distinct), f"{100 * share:.1f} % of the prefill; {distinct:,} distinct",
-                        prefix=tokens, distinct=distinct, share=share)
+        yield bench.row(
+            "prefill",
+            f"{bench.name} {tokens:,}",
+            spent["plain"],
+            floors.prefill(target, tokens),
+            f"{tokens / spent['plain']:,.0f} tokens/s",
+            prefix=tokens,
+        )
+        yield bench.row(
+            "seeding",
+            f"{bench.name} {tokens:,}",
+            max(0.0, spent["seeded"] - spent["plain"]),
+            floors.seeding(target, distinct),
+            f"{100 * share:.1f} % of the prefill; {distinct:,} distinct",
+            prefix=tokens,
+            distinct=distinct,
+            share=share,
+        )
 
 
 def retrieval(bench: Bench) -> Iterator[Row]:
@@ -149,8 +203,9 @@ def retrieval(bench: Bench) -> Iterator[Row]:
     rig, vocab = bench.rig, bench.rig.target.vocab_size
     spent = bench.race({str(slots): partial(rig.retriever.candidates, 1, slots) for slots in SLOTS})
     for slots in SLOTS:
-        yield bench.row(f"retrieval, {slots} slots", bench.which, spent[str(slots)], Work(4.0 * WIDTH * slots),
-                        slots=slots)
+        yield bench.row(
+            f"retrieval, {slots} slots", bench.which, spent[str(slots)], Work(4.0 * WIDTH * slots), slots=slots
+        )
     device = rig.target.device
     for n in ROWS:
         tokens, topk = torch.randint(vocab, (n,), device=device), torch.randint(vocab, (n, WIDTH), device=device).int()
@@ -169,23 +224,33 @@ def merge(bench: Bench) -> Iterator[Row]:
             padded = PaddedTree.of(drafted, size_of(len(drafted)), rig.target.device)
 
             def merged(slots: int = slots, found: PaddedTree = found, padded: PaddedTree = padded) -> Tree:
-                return regions(("merge", slots), lambda: padded.first(len(padded), size_of(BUDGET)).merge(
-                    replace(found), at=0, budget=BUDGET))
+                return regions(
+                    ("merge", slots),
+                    lambda: padded.first(len(padded), size_of(BUDGET)).merge(replace(found), at=0, budget=BUDGET),
+                )
         else:
             merged = partial(drafted.merge, found, 0, BUDGET)
         with torch.inference_mode():
             took, both = bench.race({"": merged})[""], on_host(merged())
-        yield bench.row(f"merge, {slots} slots", bench.which, took, Work(8.0 * BUDGET), f"{len(both)} nodes",
-                        slots=slots, retrieved=int((both.origin & RETRIEVED).bool().sum()))
+        yield bench.row(
+            f"merge, {slots} slots",
+            bench.which,
+            took,
+            Work(8.0 * BUDGET),
+            f"{len(both)} nodes",
+            slots=slots,
+            retrieved=int((both.origin & RETRIEVED).bool().sum()),
+        )
 
 
 def _drafted(bench: Bench, slots: int) -> ProposalTree:
     """Returns a tree with this many free slots and half of the retrieved nodes, so that the merge skips some."""
     found, kept = on_host(bench.rig.retriever.candidates(1, slots)), BUDGET - slots
-    tokens = [1, *found.tokens[1:1 + min(kept - 1, len(found) // 2)].tolist()]
+    tokens = [1, *found.tokens[1 : 1 + min(kept - 1, len(found) // 2)].tolist()]
     tokens += list(range(1, kept - len(tokens) + 1))
-    return ProposalTree.build(tokens, [-1] + [0] * (len(tokens) - 1), [0.0] * len(tokens),
-                              [ROOT] + [DRAFT] * (len(tokens) - 1))
+    return ProposalTree.build(
+        tokens, [-1] + [0] * (len(tokens) - 1), [0.0] * len(tokens), [ROOT] + [DRAFT] * (len(tokens) - 1)
+    )
 
 
 def acceptance(bench: Bench) -> Iterator[Row]:
@@ -198,7 +263,8 @@ def acceptance(bench: Bench) -> Iterator[Row]:
         positions = 4096 + tree.depths
         if rig.regions.fixed:
             actions: dict[str, Callable[[], object]] = {
-                name: partial(_walk_in_region, bench, rule, tree, logits) for name, rule in RULES.items()}
+                name: partial(_walk_in_region, bench, rule, tree, logits) for name, rule in RULES.items()
+            }
         else:
             actions = {name: partial(rule, tree, logits, positions) for name, rule in RULES.items()}
         # A CPU draws only at nodes that it reaches, and of random logits it accepts only the root.
@@ -206,8 +272,14 @@ def acceptance(bench: Bench) -> Iterator[Row]:
         with torch.inference_mode():
             spent = bench.race(actions)
         for name in RULES:
-            yield bench.row(f"acceptance, {n} rows", f"{bench.which} {name}", spent[name],
-                            floors.reading(read, target.vocab_size, logits.itemsize), rows=n, rule=name)
+            yield bench.row(
+                f"acceptance, {n} rows",
+                f"{bench.which} {name}",
+                spent[name],
+                floors.reading(read, target.vocab_size, logits.itemsize),
+                rows=n,
+                rule=name,
+            )
 
 
 def _walk_in_region(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits: Tensor) -> object:
@@ -228,8 +300,14 @@ def peer(bench: Bench) -> Iterator[Row]:
         ids = torch.tensor([numbered(prefix, vocab)], device=device)
 
         def generate(new: int, ids: Tensor = ids) -> None:
-            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new,
-                           do_sample=False, pad_token_id=0)
+            model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=new,
+                min_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+            )
 
         # torch prefers cuDNN on some chips, and cuDNN plans anew for every length.
         for cudnn in (True, False) if device.type == "cuda" else (False,):
@@ -238,16 +316,29 @@ def peer(bench: Bench) -> Iterator[Row]:
                 spent = race({"one": partial(generate, 1), "all": partial(generate, 1 + NEW)}, device, 0.0, least=2)
             finally:
                 torch.backends.cuda.enable_cudnn_sdp(True)
-            yield bench.row("transformers", f"{bench.name} {prefix:,}{' cuDNN' if cudnn else ''}",
-                            max(0.0, spent["all"] - spent["one"]) / NEW,
-                            floors.target_pass(bench.rig.target, prefix, 1), f"mean of {NEW}", prefix=prefix, rows=1,
-                            cudnn=cudnn)
+            yield bench.row(
+                "transformers",
+                f"{bench.name} {prefix:,}{' cuDNN' if cudnn else ''}",
+                max(0.0, spent["all"] - spent["one"]) / NEW,
+                floors.target_pass(bench.rig.target, prefix, 1),
+                f"mean of {NEW}",
+                prefix=prefix,
+                rows=1,
+                cudnn=cudnn,
+            )
 
 
-ONCE = ("seeding", "peer")      # parts that are the same in every mode
+ONCE = ("seeding", "peer")  # parts that are the same in every mode
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
-    "rows": rows, "draft": draft, "step": step, "acceptance": acceptance, "retrieval": retrieval, "merge": merge,
-    "seeding": seeding, "peer": peer}       # the most important first, because time on a GPU is scarce
+    "rows": rows,
+    "draft": draft,
+    "step": step,
+    "acceptance": acceptance,
+    "retrieval": retrieval,
+    "merge": merge,
+    "seeding": seeding,
+    "peer": peer,
+}  # the most important first, because time on a GPU is scarce
 
 
 def costs(bench: Bench, found: Sequence[Row], source: str) -> Costs | None:

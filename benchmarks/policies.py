@@ -39,8 +39,8 @@ from longgraft.trees.tree import ProposalTree
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PLAIN, ORACLE = "ar", "oracle"
-SHORTEST = 8    # tokens of an answer that is replayed
-CHUNK = 512     # tokens of a prompt that are observed at once
+SHORTEST = 8  # tokens of an answer that is replayed
+CHUNK = 512  # tokens of a prompt that are observed at once
 
 
 def _costs(source: str, milliseconds: dict[int, dict[int, float]], level: float) -> Costs:
@@ -50,24 +50,55 @@ def _costs(source: str, milliseconds: dict[int, dict[int, float]], level: float)
 
 # Milliseconds of a pass by prefix and rows.  The first four are Qwen2.5-Coder 0.5B in the file's blocks on one core.
 MACHINES = {
-    "zen5": _costs("AMD Zen 5, keys and values in bfloat16, measured", {
-        64: {1: 18, 8: 23, 16: 40, 60: 135}, 4096: {1: 21, 8: 35, 16: 61, 60: 211},
-        16384: {1: 29, 8: 69, 16: 128, 60: 446}}, 0.003),
-    "zen4": _costs("AMD Zen 4, measured", {
-        64: {1: 27, 2: 28, 8: 65, 16: 112, 60: 318}, 4096: {1: 34, 2: 41, 8: 105, 16: 182, 60: 612}}, 0.004),
-    "zen3": _costs("AMD Zen 3, from the ratios in its tables", {
-        64: {1: 37, 2: 41, 8: 110, 16: 185, 60: 420}, 4096: {1: 43, 2: 52, 8: 140, 16: 230, 60: 640}}, 0.006),
-    "xeon": _costs("Xeon (AVX-512 with VNNI) before cheap rows, measured", {
-        64: {1: 47, 8: 73, 16: 160, 60: 594}, 4096: {1: 53, 8: 144, 16: 224, 60: 946},
-        16384: {1: 86, 8: 239, 16: 589, 60: 2615}}, 0.006),
-    "amx": _costs("Xeon with cheap rows, a goal", {
-        64: {1: 47, 8: 55, 16: 70, 60: 140}, 4096: {1: 53, 8: 70, 16: 100, 60: 250},
-        16384: {1: 86, 8: 120, 16: 172, 60: 430}}, 0.006),
-    "gpu": _costs("a GPU by arithmetic: 64 rows cost 5 % more than one", {
-        64: {1: 20, 64: 21}, 16384: {1: 24, 64: 25.2}}, 0.001),
-    "h100": _costs("Llama-3.1-8B on an H100, measured", {
-        4096: {1: 8.36, 8: 8.57, 16: 8.75, 32: 8.88, 64: 9.26},
-        32768: {1: 9.15, 8: 9.43, 16: 9.54, 32: 9.65, 64: 10.73}}, 0.0006)}
+    "zen5": _costs(
+        "AMD Zen 5, keys and values in bfloat16, measured",
+        {
+            64: {1: 18, 8: 23, 16: 40, 60: 135},
+            4096: {1: 21, 8: 35, 16: 61, 60: 211},
+            16384: {1: 29, 8: 69, 16: 128, 60: 446},
+        },
+        0.003,
+    ),
+    "zen4": _costs(
+        "AMD Zen 4, measured",
+        {64: {1: 27, 2: 28, 8: 65, 16: 112, 60: 318}, 4096: {1: 34, 2: 41, 8: 105, 16: 182, 60: 612}},
+        0.004,
+    ),
+    "zen3": _costs(
+        "AMD Zen 3, from the ratios in its tables",
+        {64: {1: 37, 2: 41, 8: 110, 16: 185, 60: 420}, 4096: {1: 43, 2: 52, 8: 140, 16: 230, 60: 640}},
+        0.006,
+    ),
+    "xeon": _costs(
+        "Xeon (AVX-512 with VNNI) before cheap rows, measured",
+        {
+            64: {1: 47, 8: 73, 16: 160, 60: 594},
+            4096: {1: 53, 8: 144, 16: 224, 60: 946},
+            16384: {1: 86, 8: 239, 16: 589, 60: 2615},
+        },
+        0.006,
+    ),
+    "amx": _costs(
+        "Xeon with cheap rows, a goal",
+        {
+            64: {1: 47, 8: 55, 16: 70, 60: 140},
+            4096: {1: 53, 8: 70, 16: 100, 60: 250},
+            16384: {1: 86, 8: 120, 16: 172, 60: 430},
+        },
+        0.006,
+    ),
+    "gpu": _costs(
+        "a GPU by arithmetic: 64 rows cost 5 % more than one", {64: {1: 20, 64: 21}, 16384: {1: 24, 64: 25.2}}, 0.001
+    ),
+    "h100": _costs(
+        "Llama-3.1-8B on an H100, measured",
+        {
+            4096: {1: 8.36, 8: 8.57, 16: 8.75, 32: 8.88, 64: 9.26},
+            32768: {1: 9.15, 8: 9.43, 16: 9.54, 32: 9.65, 64: 10.73},
+        },
+        0.0006,
+    ),
+}
 
 
 @dataclass
@@ -121,13 +152,15 @@ class Bench:
     def proposer(self, method: str) -> tuple[Proposer, int]:
         """Returns a method without a model, and its budget."""
         costs = LiveCosts(self.measured(), frozen=not self.noise)
-        parts: Any = Parts(None, costs=costs)   # type: ignore[arg-type]
+        parts: Any = Parts(None, costs=costs)  # type: ignore[arg-type]
         return built(method, parts, adaptive=True), find(method).budget
 
     def measured(self) -> Costs:
         """Returns the costs as the method knows them."""
-        passes = {prefix: {rows: seconds * exp(abs(self._random.gauss(0.0, self.noise)))
-                           for rows, seconds in line.items()} for prefix, line in self.costs.passes.items()}
+        passes = {
+            prefix: {rows: seconds * exp(abs(self._random.gauss(0.0, self.noise))) for rows, seconds in line.items()}
+            for prefix, line in self.costs.passes.items()
+        }
         return replace(self.costs, passes=passes)
 
     def replay(self, proposer: Proposer, budget: int, answer: RecordedAnswer) -> Replayed:
@@ -136,9 +169,13 @@ class Bench:
             memory.reset(len(answer.prompt) + len(answer.answer) + budget)
         text = torch.tensor([*answer.prompt, answer.answer[0]])
         for start in range(0, len(answer.prompt), CHUNK):
-            chunk = text[start:min(start + CHUNK, len(answer.prompt))]
-            _observe(proposer, Observation(ProposalTree.chain(chunk), torch.arange(len(chunk)),
-                                           int(text[start + len(chunk)]), prompt=True))
+            chunk = text[start : min(start + CHUNK, len(answer.prompt))]
+            _observe(
+                proposer,
+                Observation(
+                    ProposalTree.chain(chunk), torch.arange(len(chunk)), int(text[start + len(chunk)]), prompt=True
+                ),
+            )
         done, found = 1, Replayed(answer)
         began = time.thread_time()
         while done < len(answer.answer):
@@ -237,8 +274,11 @@ def table_of(results: dict[str, dict[str, list[Replayed]]], title: str) -> Table
     for method in methods:
         table.add_column(method)
     for suite, by_method in results.items():
-        table.add_row(suite, str(len(by_method[methods[0]])), *(
-            f"{geometric([one.speedup for one in by_method[method]]):.2f}" for method in methods))
+        table.add_row(
+            suite,
+            str(len(by_method[methods[0]])),
+            *(f"{geometric([one.speedup for one in by_method[method]]):.2f}" for method in methods),
+        )
     whole = {method: [one for own in results.values() for one in own[method]] for method in methods}
     lines = {
         "all": lambda own: f"{geometric([one.speedup for one in own]):.3f}",
@@ -246,23 +286,35 @@ def table_of(results: dict[str, dict[str, list[Replayed]]], title: str) -> Table
         "prompts below 0.97": lambda own: str(sum(one.speedup < 0.97 for one in own)),
         "tokens per step": lambda own: f"{sum(len(a.answer.answer) - 1 for a in own) / sum(a.steps for a in own):.2f}",
         "rows per step": lambda own: f"{sum(one.rows for one in own) / sum(one.steps for one in own):.2f}",
-        "host, ms": lambda own: f"{1e3 * sum(one.host for one in own) / sum(one.steps for one in own):.2f}"}
+        "host, ms": lambda own: f"{1e3 * sum(one.host for one in own) / sum(one.steps for one in own):.2f}",
+    }
     table.add_section()
     for name, value in lines.items():
-        table.add_row(name, str(len(whole[methods[0]])), *(
-            "" if method == ORACLE and name not in ("all", "worst prompt") else value(whole[method])
-            for method in methods))
+        table.add_row(
+            name,
+            str(len(whole[methods[0]])),
+            *(
+                "" if method == ORACLE and name not in ("all", "worst prompt") else value(whole[method])
+                for method in methods
+            ),
+        )
     return table
 
 
 @app.command()
-def replay(answers: Path, methods: str = f"{ORACLE},pld,suffix,graft-x-text", machines: str = "zen5,xeon,gpu",
-           suites: Annotated[str, typer.Option(help="Parts of suites' names; comma-separated. Default: all.")] = "",
-           prompts: Annotated[int, typer.Option(help="Answers of a suite, at most.")] = 16,
-           half: Annotated[str, typer.Option(help="even, odd or all: half of the prompts, to choose by one and to "
-                                             "report the other.")] = "all",
-           noise: Annotated[float, typer.Option(help="Noise of the costs that the method measures, as a share; 0: it "
-                                                "knows them.")] = 0.0) -> None:
+def replay(
+    answers: Path,
+    methods: str = f"{ORACLE},pld,suffix,graft-x-text",
+    machines: str = "zen5,xeon,gpu",
+    suites: Annotated[str, typer.Option(help="Parts of suites' names; comma-separated. Default: all.")] = "",
+    prompts: Annotated[int, typer.Option(help="Answers of a suite, at most.")] = 16,
+    half: Annotated[
+        str, typer.Option(help="even, odd or all: half of the prompts, to choose by one and to report the other.")
+    ] = "all",
+    noise: Annotated[
+        float, typer.Option(help="Noise of the costs that the method measures, as a share; 0: it knows them.")
+    ] = 0.0,
+) -> None:
     """Print the speed of methods over plain decoding, by suite, on machines of which only the costs are needed."""
     unknown = [name for name in machines.split(",") if name not in MACHINES]
     if unknown:
@@ -273,18 +325,29 @@ def replay(answers: Path, methods: str = f"{ORACLE},pld,suffix,graft-x-text", ma
     console = Console(width=160)
     for machine in machines.split(","):
         bench = Bench(MACHINES[machine], noise)
-        results = {suite: {method: replayed(bench, method, own) for method in methods.split(",")}
-                   for suite, own in known.items()}
+        results = {
+            suite: {method: replayed(bench, method, own) for method in methods.split(",")}
+            for suite, own in known.items()
+        }
         console.print(table_of(results, f"{machine}: {bench.costs.source}; times plain decoding, geometric means"))
 
 
 @app.command()
-def build(out: Path, data: Annotated[Path, typer.Option(help="Folder of the suites' rows and recordings.")],
-          rows: Annotated[Optional[list[Path]], typer.Option(    # noqa: UP045
-              help="Rows of sweeps of this model.")] = None,
-          edits: Annotated[Optional[Path], typer.Option(     # noqa: UP045
-              help="Edits that `benchmarks.agents build` found.")] = None,
-          model: str = "qwen2.5-coder-0.5b", lengths: str = "4096,16384", prompts: int = 16) -> None:
+def build(
+    out: Path,
+    data: Annotated[Path, typer.Option(help="Folder of the suites' rows and recordings.")],
+    rows: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Rows of sweeps of this model."),
+    ] = None,
+    edits: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Edits that `benchmarks.agents build` found."),
+    ] = None,
+    model: str = "qwen2.5-coder-0.5b",
+    lengths: str = "4096,16384",
+    prompts: int = 16,
+) -> None:
     """Write the file that `replay` reads: recorded answers in the tokens of a model, whose weights are not needed."""
     from transformers import AutoTokenizer
 

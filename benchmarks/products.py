@@ -17,8 +17,8 @@ from longgraft.kernels.integers import rounded
 from longgraft.kernels.packed_weight import BLOCK_TYPES, PackedWeight
 
 ROWS = (1, 2, 4, 8, 16, 64)
-SHAPE = 16384, 2048     # outputs and inputs; a matrix has 18 MB or more in any type
-COPIES = 2              # matrices that are used in turn, so that no cache holds the next one
+SHAPE = 16384, 2048  # outputs and inputs; a matrix has 18 MB or more in any type
+COPIES = 2  # matrices that are used in turn, so that no cache holds the next one
 
 
 def _matrix(kind: str, shape: tuple[int, int], kernels: CpuKernels) -> tuple[nn.Parameter | PackedWeight, int]:
@@ -62,13 +62,26 @@ def products(machine: Machine, patience: float, shape: tuple[int, int] = SHAPE) 
 
         given = {n: torch.randn(n, shape[1]).to(torch.bfloat16 if kind == "bfloat16" else torch.float32) for n in ROWS}
         with torch.no_grad():
-            spent = race({str(n): partial(multiply, x, [weight for weight, _ in made]) for n, x in given.items()},
-                         machine.device, patience)
+            spent = race(
+                {str(n): partial(multiply, x, [weight for weight, _ in made]) for n, x in given.items()},
+                machine.device,
+                patience,
+            )
         for n in ROWS:
             seconds, size = spent[str(n)] / COPIES, made[0][1]
             operations = 2.0 * n * shape[0] * shape[1]
             floor, bound = machine.floor(Work(size, 0.0 if kind not in ("float32", "bfloat16") else operations))
-            yield Row(f"product, {n} row{'' if n == 1 else 's'}", kind, seconds, floor, bound,
-                      f"{operations / seconds / 1e9:.0f} GOP/s, {size / seconds / 1e9:.1f} GB/s",
-                      figures={"type": kind, "rows": n, "gops": operations / seconds / 1e9,
-                               "gb_per_second": size / seconds / 1e9})
+            yield Row(
+                f"product, {n} row{'' if n == 1 else 's'}",
+                kind,
+                seconds,
+                floor,
+                bound,
+                f"{operations / seconds / 1e9:.0f} GOP/s, {size / seconds / 1e9:.1f} GB/s",
+                figures={
+                    "type": kind,
+                    "rows": n,
+                    "gops": operations / seconds / 1e9,
+                    "gb_per_second": size / seconds / 1e9,
+                },
+            )

@@ -15,9 +15,9 @@ from longgraft.eval.prompts.suites import Example, load_suite
 
 LONG_SUITES = ("lcc", "repobench-p", "gov_report", "multi_news", "qmsum")
 QUESTIONS = "questions"
-MOST = 200      # tokens of an answer that are kept; a benchmark asks for 64 to 512
-EDIT_MOST = 400     # the same of an agent's edit, whose copies are longer
-LONGEST = 16384     # tokens of a prompt
+MOST = 200  # tokens of an answer that are kept; a benchmark asks for 64 to 512
+EDIT_MOST = 400  # the same of an agent's edit, whose copies are longer
+LONGEST = 16384  # tokens of a prompt
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ def of_other_models(data: Path, tokenizer: Any, lengths: Sequence[int], prompts:
         for length, fitted in plan(examples, tokenizer, lengths, prompts).items():
             for one in fitted:
                 answer = tokenizer(one.example.recording, add_special_tokens=False)["input_ids"][:MOST]
-                yield RecordedAnswer(f"{suite}, {length // 1024}K", one.example.id, one.example.id, one.ids,
-                                     tuple(answer))
+                yield RecordedAnswer(
+                    f"{suite}, {length // 1024}K", one.example.id, one.example.id, one.ids, tuple(answer)
+                )
 
 
 def of_result_rows(rows: Path, data: Path, tokenizer: Any, name: str) -> Iterator[RecordedAnswer]:
@@ -72,7 +73,7 @@ def of_result_rows(rows: Path, data: Path, tokenizer: Any, name: str) -> Iterato
         if suite not in suites:
             suites[suite] = {example.id: example for example in load_suite(suite, data)}
         example = suites[suite].get(row["prompt_id"])
-        if example is None:     # a later turn, whose prompt contains earlier answers
+        if example is None:  # a later turn, whose prompt contains earlier answers
             continue
         fitted = as_it_is(example, tokenizer) if row["bucket"] == WHOLE else fit(example, tokenizer, row["bucket"])
         if fitted is not None and len(fitted.ids) == row["prompt_tokens"]:
@@ -88,8 +89,9 @@ def of_edits(edits: Path, tokenizer: Any, turns: int = 2) -> Iterator[RecordedAn
     for form in ("blocks", "file"):
         for session, made in conversations(known, form, turns):
             for number, (messages, said) in enumerate(made, 1):
-                prompt = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True,
-                                                       return_dict=True)["input_ids"]
+                prompt = tokenizer.apply_chat_template(
+                    messages, tokenize=True, add_generation_prompt=True, return_dict=True
+                )["input_ids"]
                 answer = tokenizer(said, add_special_tokens=False)["input_ids"][:EDIT_MOST]
                 if len(prompt) <= LONGEST:
                     yield RecordedAnswer(f"edits, {form}", f"{session}#{number}", session, tuple(prompt), tuple(answer))

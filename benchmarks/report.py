@@ -24,7 +24,7 @@ from benchmarks.texts import sources
 from longgraft.eval.runs.provenance import git
 
 T = TypeVar("T")
-WIDTH = 160     # characters of a table's line if the output is no terminal
+WIDTH = 160  # characters of a table's line if the output is no terminal
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,14 @@ class Report:
 
     def take(self, part: str, rows: Iterable[Row], least: float = 0.0) -> None:
         """Adds a part's rows, which are measured as they are taken, with the rules of `attempt`."""
+
         def taken() -> None:
             for row in rows:
                 self.add(row)
                 if self.left <= 0:
                     self.left_out.append(f"the rest of {part}")
                     break
+
         self.attempt(part, taken, least)
 
     def attempt(self, part: str, action: Callable[[], T], least: float = 0.0) -> T | None:
@@ -95,13 +97,18 @@ class Report:
         print(f"{self.name}: {part}, {self.left:.0f} s left", file=sys.stderr, flush=True)
         try:
             return action()
-        except Exception as error:      # the other parts still run, because time on a GPU is scarce
+        except Exception as error:  # the other parts still run, because time on a GPU is scarce
             traceback.print_exc()
             if isinstance(error, torch.AcceleratorError):
                 self.left_out.append("all that followed: the device is lost to this process")
                 self.end = time.monotonic()
-            self.failures.append({"part": part, "error": f"{type(error).__name__}: {error}"[:500],
-                                  "trace": traceback.format_exc()[-3000:]})
+            self.failures.append(
+                {
+                    "part": part,
+                    "error": f"{type(error).__name__}: {error}"[:500],
+                    "trace": traceback.format_exc()[-3000:],
+                }
+            )
             return None
         finally:
             self._save()
@@ -120,9 +127,11 @@ class Report:
 
     def _table(self) -> Table:
         about = self.about
-        title = (f"{self.name}: {about['device']}, torch {about['torch']}, transformers {about['transformers']}, "
-                 f"commit {about['commit'][:10]}{' and changes' if about['changed'] else ''}, "
-                 f"sources {about['sources']}")
+        title = (
+            f"{self.name}: {about['device']}, torch {about['torch']}, transformers {about['transformers']}, "
+            f"commit {about['commit'][:10]}{' and changes' if about['changed'] else ''}, "
+            f"sources {about['sources']}"
+        )
         table = Table(title=title, caption=str(about.get("machine", "")))
         table.add_column("part")
         table.add_column("case")
@@ -132,15 +141,26 @@ class Report:
         for row in self.rows:
             bound = f" {row.bound}" if row.bound else ""
             note = {None: "", True: "ok ", False: "FAILED "}[row.ok] + row.note
-            table.add_row(row.part, row.case, _ms(row.seconds), _ms(row.floor),
-                          "" if row.reached is None else f"{100 * row.reached:.1f} %{bound}", note,
-                          style="bold red" if row.ok is False else None)
+            table.add_row(
+                row.part,
+                row.case,
+                _ms(row.seconds),
+                _ms(row.floor),
+                "" if row.reached is None else f"{100 * row.reached:.1f} %{bound}",
+                note,
+                style="bold red" if row.ok is False else None,
+            )
         return table
 
     def _save(self) -> None:
         rows = [{**asdict(row), "reached": row.reached} for row in self.rows]
-        whole = {"name": self.name, "about": self.about, "rows": rows, "failures": self.failures,
-                 "left_out": self.left_out}
+        whole = {
+            "name": self.name,
+            "about": self.about,
+            "rows": rows,
+            "failures": self.failures,
+            "left_out": self.left_out,
+        }
         part = self.path.with_suffix(".partial")
         part.write_text(json.dumps(whole, indent=1, default=str) + "\n", encoding="utf-8")
         part.replace(self.path)
@@ -149,16 +169,23 @@ class Report:
 def environment(device: torch.device) -> dict[str, Any]:
     """Describes the software and the machine, so that a result can be judged and repeated."""
     on_gpu = device.type == "cuda"
-    return {"device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
-            "torch": torch.__version__, "transformers": transformers.__version__, "triton": _version("triton"),
-            "python": platform.python_version(), "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version() if on_gpu else None,
-            "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else None,
-            "threads": torch.get_num_threads(), "cores": os.cpu_count(), "commit": git("rev-parse", "HEAD"),
-            # This identifies a checkout that was copied without its history.
-            "sources": hashlib.sha256(sources().encode()).hexdigest()[:12],
-            "changed": git("status", "--porcelain", "--untracked-files=no") not in ("", "unknown"),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({platform.machine()})",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "triton": _version("triton"),
+        "python": platform.python_version(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "capability": list(torch.cuda.get_device_capability(device)) if on_gpu else None,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "commit": git("rev-parse", "HEAD"),
+        # This identifies a checkout that was copied without its history.
+        "sources": hashlib.sha256(sources().encode()).hexdigest()[:12],
+        "changed": git("status", "--porcelain", "--untracked-files=no") not in ("", "unknown"),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def _version(package: str) -> str:

@@ -27,15 +27,20 @@ from longgraft.engine.session import Session
 from longgraft.loading import assemble
 from longgraft.prefill.prefixes import Prefixes
 
-LATE = 40           # distance of an edit from the prompt's end, in tokens
-NEW = 20            # tokens that an edit adds
-ANSWER = 16         # tokens of an answer; answers are compared
-EDITED = ("longgraft/engine/request.py", "longgraft/runtime/kv_cache.py", "longgraft/serve/worker.py",
-          "longgraft/completion/prompt/layout.py",
-          "yarn_drafters/network.py", "eval/runs/prompt_rows.py")
+LATE = 40  # distance of an edit from the prompt's end, in tokens
+NEW = 20  # tokens that an edit adds
+ANSWER = 16  # tokens of an answer; answers are compared
+EDITED = (
+    "longgraft/engine/request.py",
+    "longgraft/runtime/kv_cache.py",
+    "longgraft/serve/worker.py",
+    "longgraft/completion/prompt/layout.py",
+    "yarn_drafters/network.py",
+    "eval/runs/prompt_rows.py",
+)
 
 Out = Annotated[Path, typer.Option(help="Folder of the results.")]
-Model = Annotated[Optional[str], typer.Option(help="Hub id or folder; default: the embedded pair.")]    # noqa: UP045
+Model = Annotated[Optional[str], typer.Option(help="Hub id or folder; default: the embedded pair.")]  # noqa: UP045
 
 
 def timed(session: Session, ids: list[int]) -> dict[str, Any]:
@@ -54,10 +59,12 @@ def timed(session: Session, ids: list[int]) -> dict[str, Any]:
 def of_one(session: Session, text: list[int], tokens: int, number: int) -> dict[str, Any]:
     """Times a prompt, two edits of it, one edit with the prefix from a file, and both edits without reuse."""
     cold, at = session.engine, random.Random(1000 * number + tokens).randrange(len(text) - 2 * tokens)
-    begins = text[at:at + tokens]
-    edits = [[*begins[:-LATE - n], *text[at + tokens + n * NEW:at + tokens + (n + 1) * NEW], *begins[-LATE:]]
-             for n in range(2)]
-    cold.prefixes = Prefixes(2 ** 40)
+    begins = text[at : at + tokens]
+    edits = [
+        [*begins[: -LATE - n], *text[at + tokens + n * NEW : at + tokens + (n + 1) * NEW], *begins[-LATE:]]
+        for n in range(2)
+    ]
+    cold.prefixes = Prefixes(2**40)
     found = {"read": timed(session, begins)}
     found |= {f"edit {n}": timed(session, ids) for n, ids in enumerate(edits, 1)}
     row = {"tokens": tokens, "round": number, "bytes per token": cold.prefixes.bytes / (len(cold.prefixes) * 128)}
@@ -80,14 +87,18 @@ def completed(session: Session, name: str, tokens: int) -> dict[str, Any]:
     """Times a completion in the middle of a file of this checkout, and another one after one more typed line."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
     completer, wanted = Completer(session), CompletionOptions(tokens=tokens, max_new_tokens=ANSWER, until="stop")
-    session.engine.prefixes = Prefixes(2 ** 40)
+    session.engine.prefixes = Prefixes(2**40)
     row: dict[str, Any] = {"file": name, "tokens": tokens}
     for at, what in enumerate(("read", "line typed"), len(lines) // 2):
         worked = time.process_time()
         found = completer.complete(ROOT, Cursor(name, "".join(lines[:at]), "".join(lines[at:])), wanted)
-        row[what] = {"seconds": found.seconds["first"], "of gathering and layout": found.seconds["gather"]
-                     + found.seconds["layout"], "own": time.process_time() - worked, "prompt": len(found.prompt.ids),
-                     "reused": found.reused}
+        row[what] = {
+            "seconds": found.seconds["first"],
+            "of gathering and layout": found.seconds["gather"] + found.seconds["layout"],
+            "own": time.process_time() - worked,
+            "prompt": len(found.prompt.ids),
+            "reused": found.reused,
+        }
     session.engine.prefixes = None
     with session.open(found.prompt.ids, ANSWER, prediction=found.prompt.prediction or None) as request:
         cold = [token for step in request for token in step.tokens]
@@ -102,15 +113,17 @@ def read_again(session: Session, tokens: int, typed: str) -> list[float]:
     typed: characters (eight of them) or line
     """
     found, wanted = [], CompletionOptions(tokens=tokens)
-    session.engine.prefixes = Prefixes(2 ** 40)     # without it no prompt is kept
+    session.engine.prefixes = Prefixes(2**40)  # without it no prompt is kept
     for name in EDITED:
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines(keepends=True)
         text = "".join(lines)
         for place in range(1, 6):
             line = len(lines) * place // 6
             at, completer = sum(map(len, lines[:line])), Completer(session)
-            one, other = (completer.lay_out(ROOT, Cursor(name, text[:end], text[end:]), wanted)[0].ids
-                          for end in (at, at + (len(lines[line]) if typed == "line" else 8)))
+            one, other = (
+                completer.lay_out(ROOT, Cursor(name, text[:end], text[end:]), wanted)[0].ids
+                for end in (at, at + (len(lines[line]) if typed == "line" else 8))
+            )
             alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
             found.append(1 - alike / len(other))
     session.engine.prefixes = None
@@ -119,43 +132,60 @@ def read_again(session: Session, tokens: int, typed: str) -> list[float]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns a table of medians, for people."""
-    lines = ["| prompt | read | after an edit | share | of the process's own seconds | after another edit "
-             "| from a file | reused | bytes a token |", "|---" * 9 + "|"]
+    lines = [
+        "| prompt | read | after an edit | share | of the process's own seconds | after another edit "
+        "| from a file | reused | bytes a token |",
+        "|---" * 9 + "|",
+    ]
     for tokens in sorted({row["tokens"] for row in rows}):
         mine = [row for row in rows if row["tokens"] == tokens]
-        seconds = {name: median(row[name]["seconds"] for row in mine)
-                   for name in ("read", "edit 1", "edit 2", "from a file")}
+        seconds = {
+            name: median(row[name]["seconds"] for row in mine) for name in ("read", "edit 1", "edit 2", "from a file")
+        }
         share, own = (median(row["edit 1"][key] / row["read"][key] for row in mine) for key in ("seconds", "own"))
-        lines.append(f"| {tokens:,} | {seconds['read']:.2f} s | {seconds['edit 1']:.2f} s | {share:.1%} | {own:.1%} "
-                     f"| {seconds['edit 2']:.2f} s | {seconds['from a file']:.2f} s "
-                     f"| {median(row['edit 1']['reused'] for row in mine):,.0f} "
-                     f"| {median(row['bytes per token'] for row in mine):,.0f} |")
+        lines.append(
+            f"| {tokens:,} | {seconds['read']:.2f} s | {seconds['edit 1']:.2f} s | {share:.1%} | {own:.1%} "
+            f"| {seconds['edit 2']:.2f} s | {seconds['from a file']:.2f} s "
+            f"| {median(row['edit 1']['reused'] for row in mine):,.0f} "
+            f"| {median(row['bytes per token'] for row in mine):,.0f} |"
+        )
     return "\n".join(lines)
 
 
 def completions(rows: list[dict[str, Any]]) -> str:
     """Returns a table of medians over files, for people."""
-    lines = ["| prompt up to | first token, read | a line later | share | reused of | gathering and layout of it |",
-             "|---" * 6 + "|"]
+    lines = [
+        "| prompt up to | first token, read | a line later | share | reused of | gathering and layout of it |",
+        "|---" * 6 + "|",
+    ]
     for tokens in sorted({row["tokens"] for row in rows}):
         mine = [(row["read"], row["line typed"]) for row in rows if row["tokens"] == tokens]
         read, later = (median(pair[n]["seconds"] for pair in mine) for n in (0, 1))
         reused, of = (median(pair[1][key] for pair in mine) for key in ("reused", "prompt"))
-        lines.append(f"| {tokens:,} | {read:.2f} s | {later:.2f} s "
-                     f"| {median(pair[1]['seconds'] / pair[0]['seconds'] for pair in mine):.1%} "
-                     f"| {reused:,.0f} of {of:,.0f} "
-                     f"| {median(pair[1]['of gathering and layout'] for pair in mine):.2f} s |")
+        lines.append(
+            f"| {tokens:,} | {read:.2f} s | {later:.2f} s "
+            f"| {median(pair[1]['seconds'] / pair[0]['seconds'] for pair in mine):.1%} "
+            f"| {reused:,.0f} of {of:,.0f} "
+            f"| {median(pair[1]['of gathering and layout'] for pair in mine):.2f} s |"
+        )
     return "\n".join(lines)
 
 
-def main(lengths: str = "8192,16384", times: int = 5, model: Model = None, method: str = "graft-x",
-         threads: int = 1, files: int = 6, out: Out = Path("results")) -> None:
+def main(
+    lengths: str = "8192,16384",
+    times: int = 5,
+    model: Model = None,
+    method: str = "graft-x",
+    threads: int = 1,
+    files: int = 6,
+    out: Out = Path("results"),
+) -> None:
     """Read prompts, edit them, and time the first token."""
     torch.set_num_threads(threads)
     session = assemble(model, "auto", Settings(method=method)).session()
     print(*session.about, sep="\n")
     rows, text = list[dict[str, Any]](), session.encode(sources())
-    timed(session, text[:600])      # compiles kernels, measures costs and pages in the weights
+    timed(session, text[:600])  # compiles kernels, measures costs and pages in the weights
     out.mkdir(parents=True, exist_ok=True)
     for number in range(times):
         for length in map(int, lengths.split(",")):

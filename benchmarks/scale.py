@@ -25,16 +25,19 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 
 LONG = Agents(system=8064, first=(400, 4000), result=(200, 1500))
 # About three quarters of what the replicas can do with routing by prefix.
-FLEETS = {"editors": Plan(Editors(), each=2.75, seconds=600), "agents": Plan(Agents(), each=1.5, seconds=1200),
-          "agents, long prompts": Plan(LONG, each=0.8, seconds=1800)}
-REQUEST = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)     # blocks
+FLEETS = {
+    "editors": Plan(Editors(), each=2.75, seconds=600),
+    "agents": Plan(Agents(), each=1.5, seconds=1200),
+    "agents, long prompts": Plan(LONG, each=0.8, seconds=1800),
+}
+REQUEST = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # blocks
 IMBALANCE = (1, 2, 4, 8, 32)
 BLOCKS = (64, 256, 1024, 4096)
-SIZES = (0.125, 0.25, 0.5, 1.0, 4.0)    # GiB
-SMALL = 0.25            # GiB of memory beside a disk or a shared store
-READ = (512, 1024, 2048, 4096)    # tokens of a prompt that nobody has kept
-READERS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)       # share of the replicas that only read
-COUNTS = (25, 400)      # replicas, beside the usual number
+SIZES = (0.125, 0.25, 0.5, 1.0, 4.0)  # GiB
+SMALL = 0.25  # GiB of memory beside a disk or a shared store
+READ = (512, 1024, 2048, 4096)  # tokens of a prompt that nobody has kept
+READERS = (0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # share of the replicas that only read
+COUNTS = (25, 400)  # replicas, beside the usual number
 SLOW = 4.0
 
 Rows = Annotated[Path, typer.Argument(help="File of rows.")]
@@ -98,8 +101,11 @@ def figures(rows: Rows, out: Annotated[Path, typer.Argument(help="Folder of the 
     found = [line.value for line in read_json_lines(rows)]
     out.mkdir(parents=True, exist_ok=True)
     plt = pyplot()
-    for name, drawn, used in (("routing", _routing, {"routing"}), ("kept", _kept, {"kept"}),
-                              ("tier", _tier, {"tier", "routing"})):
+    for name, drawn, used in (
+        ("routing", _routing, {"routing"}),
+        ("kept", _kept, {"kept"}),
+        ("tier", _tier, {"tier", "routing"}),
+    ):
         figure = drawn(plt, [row for row in found if row["figure"] in used])
         figure.tight_layout()
         figure.savefig(out / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
@@ -123,7 +129,7 @@ def _routing(plt: Any, rows: list[dict[str, Any]]) -> Any:
     figure, axes = side_by_side(plt, ["request", "imbalance"], width=4.6)
     for style, name in enumerate(FLEETS):
         ours = [row for row in rows if row["fleet"] == name and row["slow"] == 1]
-        by_load, = (row for row in ours if row.get("route") == "load")
+        (by_load,) = (row for row in ours if row.get("route") == "load")
         for row in ours:
             row["times"] = row["first_mean"] / by_load["first_mean"]
         for axis, x in zip(axes, ("request", "imbalance"), strict=True):
@@ -146,10 +152,14 @@ def _kept(plt: Any, rows: list[dict[str, Any]]) -> Any:
             routed = [row for row in rows if row["fleet"] == name and row.get("route") == route]
             _curve(axis, routed, "gib", "reused", f"in memory, by {route}", style)
             for place, dashes in (("disk", "--"), ("shared", ":")):
-                row, = (row for row in routed if row.get("place") == place)
-                axis.axhline(row["reused"], color=style_of(style)["color"], linestyle=dashes, linewidth=1.2,
-                             label=f"{SMALL:g} GiB and {'a disk each' if place == 'disk' else 'a shared store'}, "
-                                   f"by {route}")
+                (row,) = (row for row in routed if row.get("place") == place)
+                axis.axhline(
+                    row["reused"],
+                    color=style_of(style)["color"],
+                    linestyle=dashes,
+                    linewidth=1.2,
+                    label=f"{SMALL:g} GiB and {'a disk each' if place == 'disk' else 'a shared store'}, by {route}",
+                )
         _ticks(axis, SIZES, "GiB of each replica for prefixes")
     for style, name in enumerate(FLEETS, 2):
         _curve(axes[-1], [row for row in rows if row["fleet"] == name], "blocks", "reused", name, style)
@@ -163,26 +173,39 @@ def _kept(plt: Any, rows: list[dict[str, Any]]) -> Any:
 def _tier(plt: Any, rows: list[dict[str, Any]]) -> Any:
     """Draws the wait for an answer by the share of replicas that only read, and the wait at one slow replica."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8))
-    for axis, y, title in zip(axes, ("whole_p95", "first_p95"), ("whole answer, 95 %", "first token, 95 %"),
-                              strict=False):
+    for axis, y, title in zip(
+        axes, ("whole_p95", "first_p95"), ("whole answer, 95 %", "first token, 95 %"), strict=False
+    ):
         for style, tokens in enumerate(READ):
             ours = [row for row in rows if row.get("tokens") == tokens]
-            base, = (row[y] for row in ours if row["readers"] == 0)
+            (base,) = (row[y] for row in ours if row["readers"] == 0)
             for row in ours:
                 row["times"] = row[y] / base
             _curve(axis, ours, "readers", "times", f"{tokens:,} prompt tokens", style)
-        axis.set(title=title, xlabel="share of replicas that only read", xticks=READERS, yscale="log", ylim=(0.4, 10),
-                 ylabel="times that without a tier")
+        axis.set(
+            title=title,
+            xlabel="share of replicas that only read",
+            xticks=READERS,
+            yscale="log",
+            ylim=(0.4, 10),
+            ylabel="times that without a tier",
+        )
         axis.set_yticks(ticks := (0.5, 1, 2, 4, 8), [f"{tick:g}" for tick in ticks])
         axis.minorticks_off()
         axis.axhline(1, color="#999999", linewidth=0.8)
     routes: dict[str, dict[str, Any]] = {"load": {"route": "load"}, "prefix": {"request": Plan.request}}
     for style, (route, chosen) in enumerate(routes.items()):
-        ours = [next(row for row in rows if {"fleet": name, "slow": SLOW, **chosen}.items() <= row.items())
-                for name in FLEETS]
-        bars = axes[2].bar([0.4 * style + place for place in range(len(FLEETS))],
-                           [row["its_first_mean"] / row["first_mean"] for row in ours], 0.36,
-                           color=style_of(style)["color"], label=f"routed by {route}")
+        ours = [
+            next(row for row in rows if {"fleet": name, "slow": SLOW, **chosen}.items() <= row.items())
+            for name in FLEETS
+        ]
+        bars = axes[2].bar(
+            [0.4 * style + place for place in range(len(FLEETS))],
+            [row["its_first_mean"] / row["first_mean"] for row in ours],
+            0.36,
+            color=style_of(style)["color"],
+            label=f"routed by {route}",
+        )
         axes[2].bar_label(bars, [f"{row['share_of_first_replica']:.0%}" for row in ours])
     axes[2].set(title=f"one replica {SLOW:g} times as slow", ylabel="mean wait for its first tokens, times all")
     axes[2].set_xticks([0.2 + place for place in range(len(FLEETS))], [name.replace(", ", ",\n") for name in FLEETS])

@@ -45,9 +45,18 @@ Method = Annotated[str, typer.Option(help="Name in `longgraft methods`.")]
 COMPLETIONS = "/v1/completions"
 HERE = Path("results")
 WRONG: list[dict[str, Any]] = [
-    {}, {"prompt": 3}, {"prompt": ""}, {"prompt": ["a", "b"]}, {"prompt": "a", "max_tokens": 0},
-    {"prompt": "a", "temperature": -1}, {"prompt": "a", "logprobs": 5}, {"prompt": "a", "stop": ["x"] * 99},
-    {"prompt": [10 ** 9]}, {"prompt": "a", "prediction": {"type": "image"}}, {"prompt": "a", "n": 2}]
+    {},
+    {"prompt": 3},
+    {"prompt": ""},
+    {"prompt": ["a", "b"]},
+    {"prompt": "a", "max_tokens": 0},
+    {"prompt": "a", "temperature": -1},
+    {"prompt": "a", "logprobs": 5},
+    {"prompt": "a", "stop": ["x"] * 99},
+    {"prompt": [10**9]},
+    {"prompt": "a", "prediction": {"type": "image"}},
+    {"prompt": "a", "n": 2},
+]
 
 
 @contextmanager
@@ -67,26 +76,39 @@ def served(session: Session, **options: Any) -> Iterator[tuple[str, Worker]]:
 
 
 @app.command()
-def overhead(pairs: Annotated[int, typer.Option(help="Answers of each kind; the kinds take turns.")] = 24,
-             tokens: int = 96, method: Method = "graft-x", out: Out = HERE, minutes: Minutes = 10.0) -> None:
+def overhead(
+    pairs: Annotated[int, typer.Option(help="Answers of each kind; the kinds take turns.")] = 24,
+    tokens: int = 96,
+    method: Method = "graft-x",
+    out: Out = HERE,
+    minutes: Minutes = 10.0,
+) -> None:
     """Compare a step of a streamed answer with the session's own step, by clock and processor."""
     session = longgraft.load(method=method, tell=False)
     report = Report("serving-overhead", out, minutes, session.target.device, method=method)
     text, found = sources(), list[tuple[tuple[float, float], tuple[float, float]]]()
     with served(session) as (address, _):
         for number in range(pairs + 1):
-            prompt = text[400 * number:400 * number + 1600]
+            prompt = text[400 * number : 400 * number + 1600]
             if number % 2:
                 own, streamed = _step_in_session(session, prompt, tokens), _step_streamed(address, prompt, tokens)
             else:
                 streamed, own = _step_streamed(address, prompt, tokens), _step_in_session(session, prompt, tokens)
             found.append((own, streamed))
     for at, clock in enumerate(("of the clock", "of the processor, the client's among them")):
-        rows = found[1:]        # the first pair is a warm-up
+        rows = found[1:]  # the first pair is a warm-up
         ratios = [streamed[at] / own[at] for own, streamed in rows]
-        report.add(Row("a step", clock, statistics.median(streamed[at] for _, streamed in rows),
-                       statistics.median(own[at] for own, _ in rows), "the session's own",
-                       f"{statistics.median(ratios):.3f} times", figures={"ratios": ratios}))
+        report.add(
+            Row(
+                "a step",
+                clock,
+                statistics.median(streamed[at] for _, streamed in rows),
+                statistics.median(own[at] for own, _ in rows),
+                "the session's own",
+                f"{statistics.median(ratios):.3f} times",
+                figures={"ratios": ratios},
+            )
+        )
     raise typer.Exit(report.finish())
 
 
@@ -107,9 +129,12 @@ def _step_in_session(session: Session, prompt: str, tokens: int) -> tuple[float,
 def _step_streamed(address: str, prompt: str, tokens: int) -> tuple[float, float]:
     """Returns the same for a streamed answer."""
     wire = HTTPConnection(address.removeprefix("http://"))
-    wire.request("POST", COMPLETIONS, json.dumps({"prompt": prompt, "max_tokens": tokens, "stream": True,
-                                                  "temperature": 0, "ignore_eos": True}),
-                 {"Content-Type": "application/json"})
+    wire.request(
+        "POST",
+        COMPLETIONS,
+        json.dumps({"prompt": prompt, "max_tokens": tokens, "stream": True, "temperature": 0, "ignore_eos": True}),
+        {"Content-Type": "application/json"},
+    )
     response, began = wire.getresponse(), None
     while line := response.readline():
         if line.startswith(b"data: {"):
@@ -151,15 +176,29 @@ class Records(logging.Handler):
 
 
 @app.command()
-def many(requests: int = 10_000, clients: int = 8, method: Method = "graft-x", prefixes: float = 0.05, seed: int = 0,
-         out: Out = HERE, minutes: Minutes = 60.0) -> None:
+def many(
+    requests: int = 10_000,
+    clients: int = 8,
+    method: Method = "graft-x",
+    prefixes: float = 0.05,
+    seed: int = 0,
+    out: Out = HERE,
+    minutes: Minutes = 60.0,
+) -> None:
     """Send many short requests, a tenth cancelled and a tenth malformed: no answer is wrong, no error, no leak."""
     session = longgraft.load(method=method, prefixes=prefixes, tell=False)
     report = Report("serving-many", out, minutes, session.target.device, method=method, requests=requests)
     text, draws = sources(), random.Random(seed)
-    bodies = [{"prompt": text[at:at + draws.randrange(20, 900)], "max_tokens": draws.randrange(1, 12),
-               "temperature": draws.choice((0, 0.8)), "seed": 3, "ignore_eos": True}
-              for at in (draws.randrange(len(text) - 1000) for _ in range(60))]
+    bodies = [
+        {
+            "prompt": text[at : at + draws.randrange(20, 900)],
+            "max_tokens": draws.randrange(1, 12),
+            "temperature": draws.choice((0, 0.8)),
+            "seed": 3,
+            "ignore_eos": True,
+        }
+        for at in (draws.randrange(len(text) - 1000) for _ in range(60))
+    ]
     wanted = [_expected_text(session, body) for body in bodies]
     told, records = Told(), Records()
     logging.getLogger().addHandler(records)
@@ -170,15 +209,26 @@ def many(requests: int = 10_000, clients: int = 8, method: Method = "graft-x", p
         idle = worker.idle
     kept = session.engine.prefixes
     held = [size for _, size in told.memory]
-    report.add(Row("requests", ", ".join(f"{count:,} {how}" for how, count in sorted(told.answered.items())), seconds,
-                   ok=sum(told.answered.values()) == requests and idle))
+    report.add(
+        Row(
+            "requests",
+            ", ".join(f"{count:,} {how}" for how, count in sorted(told.answered.items())),
+            seconds,
+            ok=sum(told.answered.values()) == requests and idle,
+        )
+    )
     report.add(Row("wrong answers", "; ".join(told.wrong[:3]), ok=not told.wrong))
     report.add(Row("errors logged", str(records.count), ok=records.count == 0))
-    report.add(Row("resident, MiB, after each tenth", " ".join(str(one >> 20) for one in held),
-                   ok=held[-1] < 1.05 * held[len(held) // 3], figures={"resident": told.memory}))
+    report.add(
+        Row(
+            "resident, MiB, after each tenth",
+            " ".join(str(one >> 20) for one in held),
+            ok=held[-1] < 1.05 * held[len(held) // 3],
+            figures={"resident": told.memory},
+        )
+    )
     assert kept is not None
-    report.add(Row("prefixes, MiB", f"{kept.bytes / 2 ** 20:.1f} of {kept.most / 2 ** 20:.1f}",
-                   ok=kept.bytes <= kept.most))
+    report.add(Row("prefixes, MiB", f"{kept.bytes / 2**20:.1f} of {kept.most / 2**20:.1f}", ok=kept.bytes <= kept.most))
     raise typer.Exit(report.finish())
 
 
@@ -189,8 +239,9 @@ def _expected_text(session: Session, body: dict[str, Any]) -> str:
         return "".join(step.text for step in request)
 
 
-async def _run_clients(address: str, bodies: list[dict[str, Any]], wanted: list[str], told: Told,
-                       about: tuple[int, int, int]) -> None:
+async def _run_clients(
+    address: str, bodies: list[dict[str, Any]], wanted: list[str], told: Told, about: tuple[int, int, int]
+) -> None:
     """Runs this many clients, each of which sends one request after the other.  about: (requests, clients, seed)"""
     requests, clients, seed = about
     left = iter(range(requests))
@@ -204,12 +255,14 @@ async def _run_clients(address: str, bodies: list[dict[str, Any]], wanted: list[
                 told.answered[await _send_one(http, how, bodies[which], wanted[which], told, draws)] += 1
                 if at % max(1, requests // 10) == 0:
                     told.memory.append((at, resident()))
+
     await asyncio.gather(*(one(number) for number in range(clients)))
     told.memory.append((requests, resident()))
 
 
-async def _send_one(http: httpx.AsyncClient, how: str, body: dict[str, Any], wanted: str, told: Told,
-                    draws: random.Random) -> str:
+async def _send_one(
+    http: httpx.AsyncClient, how: str, body: dict[str, Any], wanted: str, told: Told, draws: random.Random
+) -> str:
     if how == "malformed":
         response = await http.post(COMPLETIONS, json=draws.choice(WRONG))
         if response.status_code != 400 or "error" not in response.json():

@@ -30,8 +30,8 @@ from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.rope import Rope
 
-YARN = Rope(kind="yarn", factor=32.0, original=2048)        # the rotary embedding of the 64K heads
-BEHIND = 64 + LEVELS * TOP_K + 64       # rows after a prefix: a tree, a draft, fed tokens
+YARN = Rope(kind="yarn", factor=32.0, original=2048)  # the rotary embedding of the 64K heads
+BEHIND = 64 + LEVELS * TOP_K + 64  # rows after a prefix: a tree, a draft, fed tokens
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,15 @@ class Shape:
 
     def small(self) -> Shape:
         """Returns a toy of the same family for a rehearsal; the number of positions stays."""
-        sizes = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
-                     num_key_value_heads=2, head_dim=16)
+        sizes = dict(
+            vocab_size=512,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+        )
         return replace(self, name=f"toy-{self.name}", config={**self.config, **sizes}, mlp=96, draft_vocab=256)
 
     def target(self, device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Target:
@@ -65,10 +72,19 @@ class Shape:
         """Makes a head for the target, which shares its embedding."""
         c = target.config
         config = HeadConfig(
-            hidden_size=c.hidden_size, target_hidden_size=c.hidden_size, intermediate_size=self.mlp,
-            heads=c.num_attention_heads, kv_heads=c.num_key_value_heads, head_dim=c.head_dim, vocab_size=c.vocab_size,
-            draft_vocab_size=self.draft_vocab, max_positions=65_536, rope=YARN, layout="specpv",
-            feature_layers=(2, c.num_hidden_layers // 2, c.num_hidden_layers - 3))
+            hidden_size=c.hidden_size,
+            target_hidden_size=c.hidden_size,
+            intermediate_size=self.mlp,
+            heads=c.num_attention_heads,
+            kv_heads=c.num_key_value_heads,
+            head_dim=c.head_dim,
+            vocab_size=c.vocab_size,
+            draft_vocab_size=self.draft_vocab,
+            max_positions=65_536,
+            rope=YARN,
+            layout="specpv",
+            feature_layers=(2, c.num_hidden_layers // 2, c.num_hidden_layers - 3),
+        )
         with torch.device(target.device):
             network = Eagle3Network(config).to(target.dtype)
         network.share_embedding(target.model.get_input_embeddings())
@@ -80,20 +96,69 @@ def _rope(theta: float, **more: Any) -> dict[str, Any]:
 
 
 SHAPES = {
-    "llama-3.1-8b": Shape("Llama-3.1-8B-Instruct", "LlamaConfig", {
-        "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 131_072,
-        "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-        **_rope(5e5, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-                original_max_position_embeddings=8192)}, mlp=14_336),
-    "qwen3-8b": Shape("Qwen3-8B", "Qwen3Config", {
-        "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288, "num_hidden_layers": 36,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40_960,
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, **_rope(1e6)}, mlp=12_288),
-    "embedded": Shape("embedded", "Qwen3Config", {
-        "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 8,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 65_536,
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": True, **_rope(1e6)}, mlp=768, draft_vocab=3584)}
+    "llama-3.1-8b": Shape(
+        "Llama-3.1-8B-Instruct",
+        "LlamaConfig",
+        {
+            "vocab_size": 128_256,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            **_rope(
+                5e5,
+                rope_type="llama3",
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=8192,
+            ),
+        },
+        mlp=14_336,
+    ),
+    "qwen3-8b": Shape(
+        "Qwen3-8B",
+        "Qwen3Config",
+        {
+            "vocab_size": 151_936,
+            "hidden_size": 4096,
+            "intermediate_size": 12_288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40_960,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            **_rope(1e6),
+        },
+        mlp=12_288,
+    ),
+    "embedded": Shape(
+        "embedded",
+        "Qwen3Config",
+        {
+            "vocab_size": 4096,
+            "hidden_size": 256,
+            "intermediate_size": 768,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "max_position_embeddings": 65_536,
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            **_rope(1e6),
+        },
+        mlp=768,
+        draft_vocab=3584,
+    ),
+}
 
 
 class Rig:
@@ -104,7 +169,7 @@ class Rig:
         self.memory = Eagle3Cache(network, kernels=target.kernels, regions=regions, fused=target.fused_kernels)
         self.wants = Wants(topk=WIDTH) | self.memory.wants
         self.verifier = Verifier(target, target.cache(longest + BEHIND), Greedy(), Clock(), regions)
-        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)     # the first pass makes the buffers
+        seen = self.verifier.verify(ProposalTree.root_only(0), self.wants)  # the first pass makes the buffers
         fill(self.verifier.cache)
         self._features = {layer: rows[:1].clone() for layer, rows in seen.hidden.items()}
         self.memory.room(LEVELS * TOP_K)
@@ -130,8 +195,12 @@ class Rig:
 
     def observed(self, fed: int) -> Observation:
         """Returns an observation of this many kept tokens, with their features."""
-        return Observation(ProposalTree.chain(torch.arange(fed)), torch.arange(fed), 0,
-                           hidden={layer: row.expand(fed, -1) for layer, row in self._features.items()})
+        return Observation(
+            ProposalTree.chain(torch.arange(fed)),
+            torch.arange(fed),
+            0,
+            hidden={layer: row.expand(fed, -1) for layer, row in self._features.items()},
+        )
 
     @cached_property
     def rows(self) -> AdjacencyMemory:
@@ -154,8 +223,12 @@ class Rig:
 
 def two_chains(rows: int) -> ProposalTree:
     """Returns a tree of two chains under the root, whose mask no causal mask equals."""
-    return ProposalTree.build(list(range(1, rows + 1)), [-1, *(max(0, n - 2) for n in range(1, rows))], [0.0] * rows,
-                              [ROOT] + [DRAFT] * (rows - 1))
+    return ProposalTree.build(
+        list(range(1, rows + 1)),
+        [-1, *(max(0, n - 2) for n in range(1, rows))],
+        [0.0] * rows,
+        [ROOT] + [DRAFT] * (rows - 1),
+    )
 
 
 def fill(cache: KVCache) -> None:

@@ -34,8 +34,10 @@ def _bad_bodies(size: int) -> dict[str, tuple[str, bytes]]:
 
     size: bytes of each list; the counts of pieces in the names are for 1 MiB
     """
+
     def listed(before: str, item: str, after: str) -> bytes:
         return (before + ",".join([item] * (size // (len(item) + 1))) + after).encode()
+
     extra = b'{"input_prefix": "a", "input_suffix": "", "n_predict": 1, "input_extra": [%s]}'
     piece = b'{"text": "def f%d(x):\\n    return x + 1\\n"}'
     pieces = {count: extra % b",".join(piece % n for n in range(count * size >> 20)) for count in (2_000, 20_000)}
@@ -50,33 +52,45 @@ def _bad_bodies(size: int) -> dict[str, tuple[str, bytes]]:
 
 
 @app.command()
-def stalls(server: Annotated[str, typer.Option(help="Command that starts the server.")] = "longgraft serve",
-           port: int = 8713, size: Annotated[int, typer.Option(help="Bytes of a bad list.")] = 2 ** 20,
-           repeats: Annotated[int, typer.Option(help="Repeats of each body; medians are compared.")] = 5,
-           limit: Annotated[float, typer.Option(help="Most seconds that may be added.")] = 0.1,
-           out: Path = Path("results"), minutes: float = 30.0) -> None:
+def stalls(
+    server: Annotated[str, typer.Option(help="Command that starts the server.")] = "longgraft serve",
+    port: int = 8713,
+    size: Annotated[int, typer.Option(help="Bytes of a bad list.")] = 2**20,
+    repeats: Annotated[int, typer.Option(help="Repeats of each body; medians are compared.")] = 5,
+    limit: Annotated[float, typer.Option(help="Most seconds that may be added.")] = 0.1,
+    out: Path = Path("results"),
+    minutes: float = 30.0,
+) -> None:
     """Measure the seconds that a bad body adds to /health and a short completion, and the memory that stays in use."""
     report = Report("serving-stalls", out, minutes, torch.device("cpu"), server=server, size=size)
     address, process = f"http://127.0.0.1:{port}", subprocess.Popen([*shlex.split(server), "--port", str(port)])
     try:
         _until_healthy(address)
-        for path, body in _bad_bodies(2 ** 12).values():        # a first request loads modules, which is not counted
+        for path, body in _bad_bodies(2**12).values():  # a first request loads modules, which is not counted
             _post(address, path, body)
         for name, (path, body) in _bad_bodies(size).items():
             memory, began = _resident(process.pid), time.perf_counter()
             before, during = [], []
-            for _ in range(repeats):        # in turn, so that other programs slow both
+            for _ in range(repeats):  # in turn, so that other programs slow both
                 during.append((found := _probe(address, partial(_post, address, path, body)))[0])
                 before.append(_probe(address, partial(time.sleep, 0.5))[0])
             seconds = time.perf_counter() - began
             time.sleep(1)
-            left = (_resident(process.pid) - memory) / 2 ** 20
-            health, completion = (max(0.0, statistics.median(one[at] for one in during)
-                                      - statistics.median(one[at] for one in before)) for at in range(2))
-            report.add(Row(name, f"{found[1]}; /health +{1000 * health:.0f} ms, completion "
-                           f"+{1000 * completion:.0f} ms, memory {left:+.1f} MiB", seconds,
-                           ok=max(health, completion) <= limit and left < 8,
-                           figures={"before": before, "during": during, "left": left}))
+            left = (_resident(process.pid) - memory) / 2**20
+            health, completion = (
+                max(0.0, statistics.median(one[at] for one in during) - statistics.median(one[at] for one in before))
+                for at in range(2)
+            )
+            report.add(
+                Row(
+                    name,
+                    f"{found[1]}; /health +{1000 * health:.0f} ms, completion "
+                    f"+{1000 * completion:.0f} ms, memory {left:+.1f} MiB",
+                    seconds,
+                    ok=max(health, completion) <= limit and left < 8,
+                    figures={"before": before, "during": during, "left": left},
+                )
+            )
     finally:
         process.terminate()
         process.wait()
@@ -101,6 +115,7 @@ def _probe(address: str, work: Callable[[], T]) -> tuple[tuple[float, float], T]
                 longest[at] = max(longest[at], time.perf_counter() - began)
                 if done.wait(0.002):
                     return
+
     threads = [threading.Thread(target=ask, args=(at,)) for at in range(2)]
     for thread in threads:
         thread.start()
@@ -113,8 +128,9 @@ def _probe(address: str, work: Callable[[], T]) -> tuple[tuple[float, float], T]
 
 
 def _post(address: str, path: str, body: bytes) -> int:
-    return httpx.post(address + path, content=body, headers={"Content-Type": "application/json"},
-                      timeout=600).status_code
+    return httpx.post(
+        address + path, content=body, headers={"Content-Type": "application/json"}, timeout=600
+    ).status_code
 
 
 def _until_healthy(address: str) -> None:

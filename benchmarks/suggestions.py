@@ -39,12 +39,12 @@ from longgraft.eval.reports.panels import pyplot
 from longgraft.loading import load
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-KEPT = 1.0                  # GiB of kept prompts
-EMPTY = "empty"             # folder without files, for prompts without a repository
-NAMES = {PLAIN: "plain"}     # of methods, in the table and the figure
+KEPT = 1.0  # GiB of kept prompts
+EMPTY = "empty"  # folder without files, for prompts without a repository
+NAMES = {PLAIN: "plain"}  # of methods, in the table and the figure
 STATES = ("cold", "typing")
 CONTEXTS = ("file", "repository")
-PASSES = ("draft", "verify", "accept")      # parts of a step in which a network runs, or its result is read
+PASSES = ("draft", "verify", "accept")  # parts of a step in which a network runs, or its result is read
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ class Asked:
         return replace(self, cursor=cursor, truth=self.truth[typed:])
 
     def changed(self) -> Asked:
-        """Returns the cursor with a recent change: the line above and the cursor's, as far as it is typed, were added.
-        """
+        """Returns the cursor with a recent change: the line above and what is typed of the cursor's were added."""
         *_, there, above, here = self.cursor.before.split("\n")
         change = Change(self.cursor.path, (there,), (there, above, here), self.line - 2)
         return replace(self, cursor=replace(self.cursor, changes=(change,)))
@@ -92,7 +91,7 @@ class Row:
     new_tokens: int
     steps: int
     accepted: int
-    pass_seconds: float | None = None   # of `seconds`, in passes after the prompt; None in rows of before it was kept
+    pass_seconds: float | None = None  # of `seconds`, in passes after the prompt; None in rows of before it was kept
 
 
 def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
@@ -101,28 +100,43 @@ def asked_at(root: Path, part: str, seed: int, count: int) -> list[Asked]:
     for path, number, text in drawn_lines(root, f"{part}/**/*.py".lstrip("/"), seed, count):
         lines = text.split("\n")
         here, after = lines[number - 1], "\n" + "\n".join(lines[number:])
-        indent = here[:len(here) - len(here.lstrip())]
-        asked.append(Asked(root, Cursor(path, "\n".join([*lines[:number - 1], indent]), after), number, here.strip()))
+        indent = here[: len(here) - len(here.lstrip())]
+        asked.append(Asked(root, Cursor(path, "\n".join([*lines[: number - 1], indent]), after), number, here.strip()))
     return asked
 
 
 @app.command()
-def run(model: str, out: Path,
-        repos: Annotated[list[str], typer.Option("--in", help="REPO or REPO:FOLDER to draw from; repeatable.")],
-        count: Annotated[int, typer.Option(help="Cursors of each repository.")] = 10, seed: int = 0,
-        tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 2048,
-        new: Annotated[int, typer.Option(help="Most tokens of a suggestion.")] = 96,
-        method: Annotated[str | None, typer.Option(help="Compared with plain decoding; none: the default.")] = None,
-        layout: Annotated[str, typer.Option(help="auto, or next-edit.")] = "auto",
-        until: Annotated[str, typer.Option(help="block, line or stop.")] = "block") -> None:
+def run(
+    model: str,
+    out: Path,
+    repos: Annotated[list[str], typer.Option("--in", help="REPO or REPO:FOLDER to draw from; repeatable.")],
+    count: Annotated[int, typer.Option(help="Cursors of each repository.")] = 10,
+    seed: int = 0,
+    tokens: Annotated[int, typer.Option(help="Most tokens of a prompt.")] = 2048,
+    new: Annotated[int, typer.Option(help="Most tokens of a suggestion.")] = 96,
+    method: Annotated[str | None, typer.Option(help="Compared with plain decoding; none: the default.")] = None,
+    layout: Annotated[str, typer.Option(help="auto, or next-edit.")] = "auto",
+    until: Annotated[str, typer.Option(help="block, line or stop.")] = "block",
+) -> None:
     """Ask at every cursor, and write one row per suggestion."""
     out.mkdir(parents=True, exist_ok=True)
     (out / EMPTY).mkdir(exist_ok=True)
     chosen = {} if method is None else {"method": method}
-    sessions = {"default" if method is None else method: load(model, tell=False, prefixes=KEPT, **chosen),
-                PLAIN: load(model, method=PLAIN, tell=False, prefixes=KEPT)}
-    about = {**environment(torch.device("cpu")), "model": model, "in": [Path(name).name for name in repos],
-             "count": count, "seed": seed, "tokens": tokens, "new": new, "layout": layout, "until": until}
+    sessions = {
+        "default" if method is None else method: load(model, tell=False, prefixes=KEPT, **chosen),
+        PLAIN: load(model, method=PLAIN, tell=False, prefixes=KEPT),
+    }
+    about = {
+        **environment(torch.device("cpu")),
+        "model": model,
+        "in": [Path(name).name for name in repos],
+        "count": count,
+        "seed": seed,
+        "tokens": tokens,
+        "new": new,
+        "layout": layout,
+        "until": until,
+    }
     (out / "about.json").write_text(json.dumps(about, indent=1) + "\n")
     options = CompletionOptions(max_new_tokens=new, tokens=tokens, layout=layout, until=until)
     for name in repos:
@@ -130,8 +144,11 @@ def run(model: str, out: Path,
         for asked in asked_at(Path(root).resolve(), part, seed, count):
             for context in CONTEXTS:
                 folder = asked.root if context == "repository" else (out / EMPTY).resolve()
-                made = [row for method, session in sessions.items()
-                        for row in _rows(session, asked, folder, context, method, options)]
+                made = [
+                    row
+                    for method, session in sessions.items()
+                    for row in _rows(session, asked, folder, context, method, options)
+                ]
                 said = {(row.state, row.said) for row in made}
                 if len(said) != len(STATES):
                     raise SystemExit(f"Methods disagree at {asked.cursor.path}:{asked.line}: {said}.")
@@ -139,10 +156,11 @@ def run(model: str, out: Path,
                     file.writelines(json.dumps(asdict(row)) + "\n" for row in made)
 
 
-def _rows(session: Session, asked: Asked, folder: Path, context: str, method: str, options: CompletionOptions
-          ) -> Iterator[Row]:
+def _rows(
+    session: Session, asked: Asked, folder: Path, context: str, method: str, options: CompletionOptions
+) -> Iterator[Row]:
     completer = Completer(session)
-    assert session.engine.prefixes is not None      # it was loaded with KEPT
+    assert session.engine.prefixes is not None  # it was loaded with KEPT
     session.engine.prefixes.clear()
     for state, where in zip(STATES, (asked, asked.typing()), strict=True):
         if options.layout == NEXT_EDIT:
@@ -153,12 +171,29 @@ def _rows(session: Session, asked: Asked, folder: Path, context: str, method: st
 def _row(made: Completion, asked: Asked, context: str, state: str, method: str) -> Row:
     stats, seconds = made.generation.stats, made.seconds
     wanted, said = asked.truth.strip(), made.text.strip()
-    if made.prompt.form == NEXT_EDIT:       # an edit has the whole line
+    if made.prompt.form == NEXT_EDIT:  # an edit has the whole line
         wanted = (asked.cursor.before.rpartition("\n")[2] + asked.truth).strip()
-    return Row(asked.root.name, asked.cursor.path, asked.line, context, state, method, asked.truth, made.text,
-               made.ended, said.split("\n")[0].rstrip() == wanted, stats.prompt_tokens,
-               made.reused, seconds["gather"], seconds["first"], seconds["total"], stats.new_tokens, stats.steps,
-               sum(stats.accepted_per_step), sum(stats.seconds_by_part.get(part, 0.0) for part in PASSES))
+    return Row(
+        asked.root.name,
+        asked.cursor.path,
+        asked.line,
+        context,
+        state,
+        method,
+        asked.truth,
+        made.text,
+        made.ended,
+        said.split("\n")[0].rstrip() == wanted,
+        stats.prompt_tokens,
+        made.reused,
+        seconds["gather"],
+        seconds["first"],
+        seconds["total"],
+        stats.new_tokens,
+        stats.steps,
+        sum(stats.accepted_per_step),
+        sum(stats.seconds_by_part.get(part, 0.0) for part in PASSES),
+    )
 
 
 @app.command()
@@ -175,21 +210,26 @@ def summary(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         for state in STATES:
             for method in dict.fromkeys(row.method for row in rows):
                 here = [row for row in rows if (row.context, row.state, row.method) == (context, state, method)]
+                after_first_token = sum(row.new_tokens - 1 for row in here)  # which reading the prompt gives
+                steps = sum(row.steps for row in here)
                 read = [row.prompt_tokens - row.reused_tokens for row in here]
-                yield {"prompt": context, "asked": state, "method": NAMES.get(method, method), "n": len(here),
-                       "exact line": f"{sum(row.exact for row in here)}",
-                       "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
-                       "of them read": round(statistics.median(read)),
-                       "gather, s": f"{statistics.median(row.gather_seconds for row in here):.2f}",
-                       "reading, s": f"{statistics.median(row.first_seconds - row.gather_seconds for row in here):.2f}",
-                       "passes, s": _median([row.pass_seconds for row in here]),
-                       "host, s": _median([host_seconds(row) for row in here]),
-                       "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
-                       "new tokens": round(statistics.median(row.new_tokens for row in here)),
-                       "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
-                       # Reading the prompt gives the first token.
-                       "tokens per step":
-                           f"{sum(row.new_tokens - 1 for row in here) / max(1, sum(row.steps for row in here)):.2f}"}
+                yield {
+                    "prompt": context,
+                    "asked": state,
+                    "method": NAMES.get(method, method),
+                    "n": len(here),
+                    "exact line": f"{sum(row.exact for row in here)}",
+                    "prompt tokens": round(statistics.median(row.prompt_tokens for row in here)),
+                    "of them read": round(statistics.median(read)),
+                    "gather, s": f"{statistics.median(row.gather_seconds for row in here):.2f}",
+                    "reading, s": f"{statistics.median(row.first_seconds - row.gather_seconds for row in here):.2f}",
+                    "passes, s": _median([row.pass_seconds for row in here]),
+                    "host, s": _median([host_seconds(row) for row in here]),
+                    "complete, s (median)": f"{statistics.median(row.seconds for row in here):.2f}",
+                    "new tokens": round(statistics.median(row.new_tokens for row in here)),
+                    "complete, s (p95)": f"{percentile([row.seconds for row in here], 95):.2f}",
+                    "tokens per step": f"{after_first_token / max(1, steps):.2f}",
+                }
 
 
 def host_seconds(row: Row) -> float | None:
@@ -209,15 +249,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     """Draws the seconds from request to complete suggestion: a dot per suggestion, a line at the median."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 3.2))
-    groups = [(context, state, method) for context in CONTEXTS for state in STATES
-              for method in dict.fromkeys(row.method for row in rows)]
+    groups = [
+        (context, state, method)
+        for context in CONTEXTS
+        for state in STATES
+        for method in dict.fromkeys(row.method for row in rows)
+    ]
     for place, group in enumerate(groups):
         seconds = [row.seconds for row in rows if (row.context, row.state, row.method) == group]
         colour = "#888888" if group[2] == PLAIN else "#1f77b4"
         axes.plot(seconds, [place] * len(seconds), "o", color=colour, alpha=0.5, markersize=4)
         axes.plot([statistics.median(seconds)] * 2, [place - 0.35, place + 0.35], color=colour, linewidth=2)
-    axes.set_yticks(range(len(groups)), [f"{context}, {state}, {NAMES.get(method, method)}"
-                                         for context, state, method in groups])
+    axes.set_yticks(
+        range(len(groups)), [f"{context}, {state}, {NAMES.get(method, method)}" for context, state, method in groups]
+    )
     axes.invert_yaxis()
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds from request to complete suggestion")

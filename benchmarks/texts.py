@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]     # the checkout, also if it is reached through links
+ROOT = Path(__file__).resolve().parents[1]  # the checkout, also if it is reached through links
 FOLDERS = ("longgraft", "yarn_drafters", "prefill", "eval", "tests")
 PIECE = re.compile(r" ?\w+|\n\s*|[^\w\s]+|\s")
 
@@ -14,8 +14,9 @@ PIECE = re.compile(r" ?\w+|\n\s*|[^\w\s]+|\s")
 @cache
 def sources() -> str:
     """Returns all Python files of the checkout, in the order of their names."""
-    return "\n".join(path.read_text(encoding="utf-8") for folder in FOLDERS
-                     for path in sorted((ROOT / folder).rglob("*.py")))
+    return "\n".join(
+        path.read_text(encoding="utf-8") for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))
+    )
 
 
 @cache

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-NEEDED = ("LongBench's scores need rouge-score and rapidfuzz, and {} is not installed.\n"
-          "Run: pip install 'longgraft[eval]'")
+NEEDED = (
+    "LongBench's scores need rouge-score and rapidfuzz, and {} is not installed.\nRun: pip install 'longgraft[eval]'"
+)
 
 
 def rouge_l(text: str, answers: Sequence[str]) -> float:
@@ -43,7 +44,7 @@ CHOICE_PATTERNS = (re.compile(r"The correct answer is \(([A-D])\)"), re.compile(
 
 def choice_of(text: str) -> str | None:
     """Returns the letter that an answer to a question of LongBench v2 chooses; None if it does not say it as asked."""
-    plain = text.replace("*", "")       # an answer in bold
+    plain = text.replace("*", "")  # an answer in bold
     for pattern in CHOICE_PATTERNS:
         choice = pattern.search(plain)
         if choice:

@@ -8,10 +8,10 @@ from math import exp, floor, log, log10
 
 import numpy as np
 
-ALL = 50_000            # most resamples that are all taken: enough for up to six values
-RESAMPLES = 10_000      # random resamples of more values
-FEWEST = 5              # values: the interval of fewer is little more than their range
-MANY = 30               # values: the width of an interval of fewer is known to one digit at best
+ALL = 50_000  # most resamples that are all taken: enough for up to six values
+RESAMPLES = 10_000  # random resamples of more values
+FEWEST = 5  # values: the interval of fewer is little more than their range
+MANY = 30  # values: the width of an interval of fewer is known to one digit at best
 
 
 def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tuple[float, float, float]:
@@ -20,7 +20,7 @@ def bootstrap(values: Sequence[float], level: float = 0.95, seed: int = 0) -> tu
     if not len(sample):
         raise ValueError("There is nothing to average: no prompt was measured.")
     size = len(sample)
-    if size ** size <= ALL:
+    if size**size <= ALL:
         drawn = np.indices((size,) * size).reshape(size, -1).T
     else:
         drawn = np.random.default_rng(seed).integers(size, size=(RESAMPLES, size))

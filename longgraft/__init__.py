@@ -18,14 +18,31 @@ if TYPE_CHECKING:
     from longgraft.transformers_generate import custom_generate
 
 __version__ = "0.2.0"
-__all__ = ["Completion", "Generation", "HeadOverrides", "Sampling", "Session", "complete", "custom_generate",
-           "generate", "generate_all", "load"]
+__all__ = [
+    "Completion",
+    "Generation",
+    "HeadOverrides",
+    "Sampling",
+    "Session",
+    "complete",
+    "custom_generate",
+    "generate",
+    "generate_all",
+    "load",
+]
 
-_HOME = {"generate": "loading", "generate_all": "engine.side_by_side", "load": "loading",
-         "custom_generate": "transformers_generate",
-         "complete": "completion.completer", "Completion": "completion.completer",
-         "HeadOverrides": "config.settings", "Sampling": "acceptance.sampling",
-         "Session": "engine.session", "Generation": "engine.session"}
+_HOME = {
+    "generate": "loading",
+    "generate_all": "engine.side_by_side",
+    "load": "loading",
+    "custom_generate": "transformers_generate",
+    "complete": "completion.completer",
+    "Completion": "completion.completer",
+    "HeadOverrides": "config.settings",
+    "Sampling": "acceptance.sampling",
+    "Session": "engine.session",
+    "Generation": "engine.session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -19,10 +19,10 @@ from longgraft.config.cache import cache_folder
 from longgraft.config.identified_file import read_identified, save_identified
 
 VERSION = "1"
-SORTED = 32     # tokens by which places are sorted: a match and its continuation together are at most as long
-MOST = 2 ** 31 - 1 - SORTED      # most tokens: places and the ends of their continuations are int32
-PASSAGES = 4    # passages that are read per match, evenly spaced among the places
-PASSAGE = 128   # tokens of a passage after the match
+SORTED = 32  # tokens by which places are sorted: a match and its continuation together are at most as long
+MOST = 2**31 - 1 - SORTED  # most tokens: places and the ends of their continuations are int32
+PASSAGES = 4  # passages that are read per match, evenly spaced among the places
+PASSAGE = 128  # tokens of a passage after the match
 ENDING = ".safetensors"
 NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
@@ -47,10 +47,9 @@ class Corpus:
             ValueError: there are too few or too many tokens.
         """
         if not 0 < len(tokens) <= MOST:
-            raise ValueError(f"The text has {len(tokens):,} tokens; a corpus holds 1 to {MOST:,}. Give other "
-                             "files.")
+            raise ValueError(f"The text has {len(tokens):,} tokens; a corpus holds 1 to {MOST:,}. Give other files.")
         order = rank = np.unique(tokens, return_inverse=True)[1]
-        for done in progress([2 ** n for n in range(SORTED.bit_length() - 1)]):
+        for done in progress([2**n for n in range(SORTED.bit_length() - 1)]):
             # Ranks are by the first `done` tokens; the ranks of the next `done` are that far on, or 0.
             key = rank.astype(np.int64) * (len(rank) + 1)
             key[:-done] += rank[done:] + 1
@@ -64,7 +63,7 @@ class Corpus:
         places = slice(0, 0)
         low = shortest
         high = min(longest, len(context))
-        while low <= high:      # if an end of the context matches, its shorter ends match, too
+        while low <= high:  # if an end of the context matches, its shorter ends match, too
             middle = (low + high) // 2
             matches = self.find(context[-middle:])
             if matches.start < matches.stop:
@@ -80,7 +79,7 @@ class Corpus:
         wanted = list(string)
 
         def string_at(place: int) -> list[int]:
-            return self.tokens[place:place + len(wanted)].tolist()
+            return self.tokens[place : place + len(wanted)].tolist()
 
         first = bisect_left(self.order, wanted, key=string_at)
         if first == len(self.order) or string_at(self.order[first]) != wanted:
@@ -94,7 +93,7 @@ class Corpus:
         """
         longest = 0
         places = slice(0, 0)
-        for length in lengths:      # if an end of the context matches, its shorter ends match, too
+        for length in lengths:  # if an end of the context matches, its shorter ends match, too
             if length > len(context):
                 break
             matches = self.find(context[-length:])
@@ -105,7 +104,7 @@ class Corpus:
         count = places.stop - places.start
         chosen = min(count, PASSAGES)
         evenly = places.start + np.arange(chosen) * count // max(1, chosen)
-        return [self.tokens[at:at + longest + PASSAGE].tolist() for at in self.order[evenly].tolist()]
+        return [self.tokens[at : at + longest + PASSAGE].tolist() for at in self.order[evenly].tolist()]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """Writes one safetensors file, whole or not at all; `identity` names the tokenizer of the ids."""
@@ -120,15 +119,20 @@ class Corpus:
         order = tensors.get("order", torch.empty(0)).numpy()
         types = {tokens.dtype, order.dtype}
         if tokens.ndim != 1 or tokens.shape != order.shape or types != {np.dtype(np.int32)}:
-            raise _unfit(path, f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} "
-                               f"{order.shape}; two of (N,) int32 are needed")
+            raise _unfit(
+                path,
+                f"holds tokens {tokens.dtype} {tokens.shape} and order {order.dtype} "
+                f"{order.shape}; two of (N,) int32 are needed",
+            )
         return cls(tokens, order)
 
 
 def _unfit(path: Path, why: str) -> ValueError:
-    name = path.name.removesuffix(ENDING)       # only the name, because a client need not know the path
-    return ValueError(f"Corpus {name!r} {why}. Remove it, and make it for this model: `longgraft corpus "
-                      f"remove {name}`, `longgraft corpus add {name} FILES --model MODEL`.")
+    name = path.name.removesuffix(ENDING)  # only the name, because a client need not know the path
+    return ValueError(
+        f"Corpus {name!r} {why}. Remove it, and make it for this model: `longgraft corpus "
+        f"remove {name}`, `longgraft corpus add {name} FILES --model MODEL`."
+    )
 
 
 def corpora_folder() -> Path:
@@ -138,8 +142,7 @@ def corpora_folder() -> Path:
 def corpus_path(name: str) -> Path:
     """Returns the path of a corpus, which may not exist; raises ValueError if this cannot be its name."""
     if not NAME.fullmatch(name):
-        raise ValueError(f"{name!r} is no name of a corpus: letters, digits, _, and inside . and - are. Give "
-                         "another.")
+        raise ValueError(f"{name!r} is no name of a corpus: letters, digits, _, and inside . and - are. Give another.")
     return corpora_folder() / f"{name}{ENDING}"
 
 
@@ -165,8 +168,9 @@ def existing_corpus(name: str) -> Path:
     path = corpus_path(name)
     if not path.exists():
         names = ", ".join(known_corpora()) or "none"
-        raise ValueError(f"There is no corpus {name!r}; known: {names}. Make it: `longgraft corpus add "
-                         f"{name} FILES --model MODEL`.")
+        raise ValueError(
+            f"There is no corpus {name!r}; known: {names}. Make it: `longgraft corpus add {name} FILES --model MODEL`."
+        )
     return path
 
 

@@ -1,8 +1,8 @@
 """Makes a session from names, in three steps.
 
-    place_of(model)                         models/places.py        a model's name -> its files
-    load_target(place, settings)            models/targets.py       files and precision -> the target
-    with_method(target, method).session()   methods/assembly.py     target and method -> a session
+place_of(model)                         models/places.py        a model's name -> its files
+load_target(place, settings)            models/targets.py       files and precision -> the target
+with_method(target, method).session()   methods/assembly.py     target and method -> a session
 """
 
 from __future__ import annotations
@@ -55,9 +55,17 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
     return open_session(model, drafter, Settings(**options), tell)[0]
 
 
-def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "auto", max_new_tokens: int = 256,
-             stop: Sequence[str] = (), *, prediction: Prediction | None = None,
-             stop_token_ids: int | Sequence[int] = (), **options: Any) -> Generation:
+def generate(
+    prompt: Prompt,
+    model: Any = None,
+    drafter: str | Path | None = "auto",
+    max_new_tokens: int = 256,
+    stop: Sequence[str] = (),
+    *,
+    prediction: Prediction | None = None,
+    stop_token_ids: int | Sequence[int] = (),
+    **options: Any,
+) -> Generation:
     """Answers one prompt; loads the model for it.
 
     Args:
@@ -86,14 +94,16 @@ def generate(prompt: Prompt, model: Any = None, drafter: str | Path | None = "au
     for field in fields(Sampling):
         if field.name in options:
             sampling[field.name] = options.pop(field.name)
-    SamplingDefaults().sampling(sampling)       # checked before a model is loaded
+    SamplingDefaults().sampling(sampling)  # checked before a model is loaded
     session = load(model, drafter, tell=False, **options)
-    return session.generate(prompt, max_new_tokens, stop, prediction=prediction,
-                            stop_token_ids=stop_token_ids, **sampling)
+    return session.generate(
+        prompt, max_new_tokens, stop, prediction=prediction, stop_token_ids=stop_token_ids, **sampling
+    )
 
 
-def open_session(model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
-                 ) -> tuple[Session, Loaded]:
+def open_session(
+    model: Any, drafter: str | Path | None, settings: Settings, tell: bool = False
+) -> tuple[Session, Loaded]:
     """Returns a session, and what it was made from; arguments as in `load`."""
     method, chosen = chosen_method(settings)
     check_options_read(method, settings)
@@ -119,8 +129,10 @@ def _without_slow_head(method: Method, model: str, drafter: str | Path | None) -
     ships = drafter == AUTO and shipped_head(model) is not None
     if not is_default or not ships:
         return method, ()
-    note = (f"the head of {model} made decoding no faster where it was measured, so method {HEADLESS} "
-            f"replaces {DEFAULT} (--drafter {model} uses the head)")
+    note = (
+        f"the head of {model} made decoding no faster where it was measured, so method {HEADLESS} "
+        f"replaces {DEFAULT} (--drafter {model} uses the head)"
+    )
     return find(HEADLESS), (note,)
 
 

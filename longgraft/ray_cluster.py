@@ -13,8 +13,10 @@ from types import ModuleType
 from typing import Any
 
 LOCAL = "local"
-HOW = ("Start a cluster with `ray start --head` and give --ray auto on one of its nodes, or HOST:PORT as "
-       "`ray start` printed it; --ray local starts one on this machine.")
+HOW = (
+    "Start a cluster with `ray start --head` and give --ray auto on one of its nodes, or HOST:PORT as "
+    "`ray start` printed it; --ray local starts one on this machine."
+)
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,16 @@ class NodeShare:
         return {name: each for name, each in (("GPU", self.gpus), ("CPU", self.cpus)) if each}
 
     @classmethod
-    def fair(cls, nodes: Sequence[dict[str, float]], workers: int | None, device: str | None,
-             named: str = "workers") -> tuple[NodeShare, int]:
+    def fair(
+        cls, nodes: Sequence[dict[str, float]], workers: int | None, device: str | None, named: str = "workers"
+    ) -> tuple[NodeShare, int]:
         """Returns (share, workers): one GPU each if there are GPUs, else as many CPUs as all workers can have.
 
         workers: None: one per GPU, else one per node; named: the option that sets their number
         """
         with_gpu = [node for node in nodes if node.get("GPU", 0) >= 1]
         if device is not None and device.startswith("cuda") and not with_gpu:
-            raise ValueError(f"--device {device} was given and no node of the Ray cluster has a GPU. Leave it "
-                             "out.")
+            raise ValueError(f"--device {device} was given and no node of the Ray cluster has a GPU. Leave it out.")
         if with_gpu and device != "cpu":
             share = cls(1, min(int(node.get("CPU", 0) // node["GPU"]) for node in with_gpu))
             wanted = workers or sum(int(node["GPU"]) for node in with_gpu)
@@ -57,9 +59,11 @@ class NodeShare:
                 share = cls(0, share.cpus - 1)
         room = share.fits(nodes)
         if not 1 <= wanted <= room:
-            raise ValueError(f"{wanted} {named} were asked for and the Ray cluster has room for {room}: "
-                             f"{len(nodes)} nodes, and each of the {named} takes {share}. Give fewer "
-                             f"--{named} or add nodes.")
+            raise ValueError(
+                f"{wanted} {named} were asked for and the Ray cluster has room for {room}: "
+                f"{len(nodes)} nodes, and each of the {named} takes {share}. Give fewer "
+                f"--{named} or add nodes."
+            )
         return share, wanted
 
     def __str__(self) -> str:
@@ -73,13 +77,12 @@ def connected(address: str) -> Iterator[ModuleType]:
     try:
         import ray
     except ImportError as error:
-        raise ImportError('--ray needs Ray, which is not installed. Run: pip install "longgraft[ray]"'
-                          ) from error
+        raise ImportError('--ray needs Ray, which is not installed. Run: pip install "longgraft[ray]"') from error
     _answers(address)
     options: dict[str, Any] = {}
     if address == LOCAL:
         # Rows and requests are small, and Ray's default, a third of the memory, is needed for the target.
-        options = {"include_dashboard": False, "object_store_memory": 2 ** 27}
+        options = {"include_dashboard": False, "object_store_memory": 2**27}
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -105,8 +108,10 @@ def absolute(name: Any) -> Any:
 def _answers(address: str) -> None:
     """Raises ValueError if nothing listens at host:port: Ray waits for minutes, then ends the process."""
     if address.startswith("ray://"):
-        raise ValueError(f"--ray {address}: Ray Client streams no results. Run this on a node of the "
-                         "cluster, with --ray auto or HOST:PORT.")
+        raise ValueError(
+            f"--ray {address}: Ray Client streams no results. Run this on a node of the "
+            "cluster, with --ray auto or HOST:PORT."
+        )
     host, colon, port = address.rpartition(":")
     if not colon:
         return

@@ -18,15 +18,21 @@ from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.model import TOPK_ROWS, Target
 from longgraft.target_model.verifier import Verifier
 
-LARGEST = 1024      # tokens of a prefill chunk, as in SpecPV; larger chunks were not faster when measured
+LARGEST = 1024  # tokens of a prefill chunk, as in SpecPV; larger chunks were not faster when measured
 # Tokens of a prefill chunk on a CPU: this halves the activations, and the memory that the C library keeps of
 # them between layers, and costs 5 % of a prefill's time.
 ON_CPU = 512
 
 
-def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | None = None,
-                following: int | None = None, cell: int | None = None,
-                most: Callable[[], int | None] = lambda: None) -> Iterator[Observation]:
+def read_prompt(
+    verifier: Verifier,
+    prompt: Tensor,
+    wants: Wants,
+    chunk: int | None = None,
+    following: int | None = None,
+    cell: int | None = None,
+    most: Callable[[], int | None] = lambda: None,
+) -> Iterator[Observation]:
     """Reads a prompt after the cache's committed rows; what is observed does not depend on `chunk`.
 
     If top-k is wanted, it is reported at each token's last occurrence, the one that a memory keyed by tokens
@@ -54,7 +60,7 @@ def read_prompt(verifier: Verifier, prompt: Tensor, wants: Wants, chunk: int | N
     while end < len(prompt):
         start = end
         end = min(end + min(size, most() or size), len(prompt))
-        if cell and verifier.cache.stateful:        # states are kept before the last token of a cell
+        if cell and verifier.cache.stateful:  # states are kept before the last token of a cell
             past = (verifier.cache.position + end - start + 1) % cell
             if end - past > start:
                 end -= past

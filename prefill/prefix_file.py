@@ -69,8 +69,14 @@ def save(path: Path, ids: Sequence[int], rows: Cell, made: Needed) -> int:
     tensors = {IDS: torch.tensor(ids)}
     for owner, owned_rows in (*rows.caches.items(), ("", rows.reports)):
         tensors |= {f"{owner}/{name}": tensor for name, tensor in owned_rows.items()}
-    about = {KIND: VERSION, "longgraft": importlib.metadata.version("longgraft"), "model": made.model,
-             "method": made.method, "cell": str(made.cell), "digest": _digest(tensors)}
+    about = {
+        KIND: VERSION,
+        "longgraft": importlib.metadata.version("longgraft"),
+        "model": made.model,
+        "method": made.method,
+        "cell": str(made.cell),
+        "digest": _digest(tensors),
+    }
     save_identified(path, tensors, about, made.identity)
     return path.stat().st_size
 
@@ -93,22 +99,23 @@ def load(path: Path, needed: Needed, device: torch.device) -> tuple[list[int], C
                     problem = f"has format {about[KIND]}"
                 raise _unfit(path, f"{problem}; a prefix of format {VERSION} is needed")
             _check(path, about, needed, file)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118 - not a mapping
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise _unfit(path, f"cannot be read: {reason(error)}") from error
     ids = tensors.pop(IDS, torch.empty(0))
     if _digest({IDS: ids, **tensors}) != about.get("digest"):
         raise _unfit(path, "was changed after it was made")
     if not 0 <= int(ids.min()) <= int(ids.max()) < needed.vocab:
-        raise _unfit(path, f"holds ids from {int(ids.min())} to {int(ids.max())}, and the vocabulary has "
-                           f"{needed.vocab:,}")
+        raise _unfit(
+            path, f"holds ids from {int(ids.min())} to {int(ids.max())}, and the vocabulary has {needed.vocab:,}"
+        )
     ranks = f"/{RANKS}"
     if ranks in tensors:
-        tensors[ranks] = tensors[ranks][:, :needed.wants.topk]      # best first
+        tensors[ranks] = tensors[ranks][:, : needed.wants.topk]  # best first
     wanted = {}
     for name, rows in tensors.items():
         if name == f"/{RANKED}" and name in needed.tensors:
-            wanted[name] = rows     # read on the host
+            wanted[name] = rows  # read on the host
         elif name in needed.tensors or name.split("/")[0] in needed.caches:
             wanted[name] = rows.to(device)
     finite = [rows.isfinite().all() for rows in wanted.values() if rows.is_floating_point()]
@@ -132,16 +139,14 @@ def _check(path: Path, about: Mapping[str, str], needed: Needed, file: Any) -> N
             remedy = ""
             if label in OPTIONS and in_file not in ("none", UNSAID.get(label)):
                 remedy = f", or load with {OPTIONS[label]}={in_file}"
-            raise _unfit(path, f"was made for {label} {in_file} {source}, and this session has {value}",
-                         remedy=remedy)
+            raise _unfit(path, f"was made for {label} {in_file} {source}, and this session has {value}", remedy=remedy)
     if about["cell"] != str(needed.cell):
         raise _unfit(path, f"has cells of {about['cell']} tokens, and {needed.cell} are needed")
     lacks += [_words(name) for name in needed.tensors if name not in names]
     if not lacks and needed.wants.topk and file.get_slice(f"/{RANKS}").get_shape()[1:] < [needed.wants.topk]:
         lacks.append(f"{needed.wants.topk} top tokens of each")
     if lacks:
-        raise _unfit(path, f"holds no {lacks[0]} {source}, and method {needed.method} needs "
-                           "them", needed.method)
+        raise _unfit(path, f"holds no {lacks[0]} {source}, and method {needed.method} needs them", needed.method)
 
 
 def _words(tensor: str) -> str:
@@ -166,6 +171,7 @@ def _cell(tensors: Mapping[str, Tensor]) -> Cell:
 
 def _digest(tensors: Mapping[str, Tensor]) -> str:
     """Returns a fingerprint of names, dtypes, shapes and the CRC-32 of all values."""
+
     def described(name: str, rows: Tensor) -> tuple[str, str, tuple[int, ...], int]:
         return name, str(rows.dtype), tuple(rows.shape), zlib.crc32(rows.contiguous().view(torch.uint8).numpy().data)
 
@@ -176,5 +182,4 @@ def _unfit(path: Path, why: str, method: str = "", remedy: str = "") -> ValueErr
     option = ""
     if method:
         option = f"--method {method} "
-    return ValueError(f"Prefix {path} {why}. Make it again with `longgraft prefill TEXT {option}--save "
-                      f"FILE`{remedy}.")
+    return ValueError(f"Prefix {path} {why}. Make it again with `longgraft prefill TEXT {option}--save FILE`{remedy}.")

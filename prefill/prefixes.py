@@ -24,7 +24,7 @@ from longgraft.runtime.devices import sent
 from longgraft.runtime.kv_cache import KVCache
 from longgraft.trees.tree import ROOT, ProposalTree
 
-CELL = 128          # tokens of a cell: at most so many known tokens are read again, if a memory wants ranks
+CELL = 128  # tokens of a cell: at most so many known tokens are read again, if a memory wants ranks
 TARGET = "target"
 # Names of reports, [n, ...] each
 RANKS = "ranks"
@@ -100,8 +100,8 @@ class Prefixes:
         self.most = most
         self.cell = cell
         self.bytes = 0
-        self.weights: bytes | None = None       # state of those that the cells were computed with
-        self._cells: OrderedDict[bytes, Cell] = OrderedDict()       # least recently used first
+        self.weights: bytes | None = None  # state of those that the cells were computed with
+        self._cells: OrderedDict[bytes, Cell] = OrderedDict()  # least recently used first
         self._pinned: dict[bytes, Cell] = {}
         self._tokens = CellTokens()
         # Key before -> its short cells (tokens, rows).
@@ -115,7 +115,7 @@ class Prefixes:
         are equal."""
         key = b""
         keys = []
-        for cell in np.array(ids[:len(ids) // self.cell * self.cell], np.int64).reshape(-1, self.cell):
+        for cell in np.array(ids[: len(ids) // self.cell * self.cell], np.int64).reshape(-1, self.cell):
             key = hashlib.sha256(key + cell.tobytes()).digest()
             keys.append(key)
         return keys
@@ -127,13 +127,13 @@ class Prefixes:
         tokens.
         """
         prefix: list[Cell] = []
-        for key in keys[:most // self.cell]:
+        for key in keys[: most // self.cell]:
             cell = self._cells.get(key) or self._pinned.get(key)
             if cell is None:
                 break
             prefix.append(cell)
         before = _key_before(keys, len(prefix))
-        rest = ids[len(prefix) * self.cell:most]
+        rest = ids[len(prefix) * self.cell : most]
         parts = list(self._ends.get(before, ()))
         for key, tokens in self._tokens.after(before).items():
             cell = self._cells.get(key) or self._pinned[key]
@@ -158,7 +158,7 @@ class Prefixes:
         whole = next((n for n, key in enumerate(keys) if not self._has(key)), len(keys))
         before = _key_before(keys, whole)
         start = whole * self.cell
-        rest = ids[start:start + self.cell]
+        rest = ids[start : start + self.cell]
         earlier = list(self._tokens.after(before).values())
         earlier += [tokens for tokens, _ in self._ends.get(before, ())]
         candidates = []
@@ -192,7 +192,7 @@ class Prefixes:
                 self.bytes -= cell.bytes
             self._pinned.setdefault(key, rows.part(start, start + self.cell))
             before = _key_before(keys, start // self.cell)
-            self._tokens.add(before, key, ids[start:start + self.cell])
+            self._tokens.add(before, key, ids[start : start + self.cell])
         if whole < len(ids):
             ends = self._ends.setdefault(_key_before(keys, len(keys)), [])
             last = list(ids[whole:])
@@ -224,8 +224,11 @@ class Prefixes:
         """Drops all cells, also pinned ones, if they were computed with weights of another state."""
         if self.weights not in (None, weights):
             if self._pinned or self._ends:
-                warnings.warn("The weights have changed, so the tokens of the prefix files are read again. "
-                              "Save the files again and load them into a new session.", stacklevel=2)
+                warnings.warn(
+                    "The weights have changed, so the tokens of the prefix files are read again. "
+                    "Save the files again and load them into a new session.",
+                    stacklevel=2,
+                )
             self.clear()
             self._pinned.clear()
             self._ends.clear()
@@ -270,8 +273,8 @@ class PrefixReader:
         self.first_difference = self.prefixes.first_difference(self.keys, self.ids)
         self._caches = caches(self.cache, self.memories)
         self._wants = reported(self.memories)
-        self._reports: Rows = {}        # of the tokens after the last whole cell
-        self._states: dict[int, Mapping[int, Any]] = {}     # number of a cell -> states before its last token
+        self._reports: Rows = {}  # of the tokens after the last whole cell
+        self._states: dict[int, Mapping[int, Any]] = {}  # number of a cell -> states before its last token
 
     @torch.inference_mode()
     def recall(self) -> int:
@@ -293,11 +296,11 @@ class PrefixReader:
         self.cache.states = dict(prefix[-1].states)
         reports = joined([part.reports for part in prefix])
         # The tokens read next complete the cell that the prefix ends in.
-        self._reports = {name: rows[until // cell * cell:until] for name, rows in reports.items()}
+        self._reports = {name: rows[until // cell * cell : until] for name, rows in reports.items()}
         observation = self._seen({name: rows[:until] for name, rows in reports.items()}, until)
         for memory in self.memories:
             memory.recall(observation)
-        self.prefixes.use(self.keys[:(until + 1) // cell])
+        self.prefixes.use(self.keys[: (until + 1) // cell])
         return until
 
     @property
@@ -319,10 +322,10 @@ class PrefixReader:
             self._states[length // cell] = dict(self.cache.states)
         for number in range((length - len(seen.tree)) // cell, length // cell):
             taken, self._reports = _split(self._reports, cell)
-            if self.prefixes.lacks(self.keys[:number + 1]):
+            if self.prefixes.lacks(self.keys[: number + 1]):
                 start = number * cell
                 end = (number + 1) * cell
-                self.prefixes.put(self.keys[:number + 1], self._cell(number, taken), self.ids[start:end])
+                self.prefixes.put(self.keys[: number + 1], self._cell(number, taken), self.ids[start:end])
 
     def _weights_changed(self) -> bool:
         """True for the rest of the prompt once the weights have changed: its rows then depend on both."""
@@ -333,8 +336,11 @@ class PrefixReader:
     def _cell(self, number: int, reports: Rows) -> Cell:
         start = number * self.prefixes.cell
         end = (number + 1) * self.prefixes.cell
-        return Cell({owner: cache.copied(start, end) for owner, cache in self._caches.items()}, reports,
-                    self._states.pop(number, {}))
+        return Cell(
+            {owner: cache.copied(start, end) for owner, cache in self._caches.items()},
+            reports,
+            self._states.pop(number, {}),
+        )
 
     def _seen(self, reports: Rows, until: int) -> Observation:
         """Returns the observation of the prompt's first `until` tokens, as if they were read in one pass."""
@@ -349,8 +355,17 @@ class PrefixReader:
             if name.startswith(HIDDEN):
                 hidden[int(name.removeprefix(HIDDEN))] = rows
         tree = ProposalTree.chain(torch.tensor(self.ids[:until]), origin=ROOT)
-        return Observation(tree, torch.arange(until), self.ids[until], topk, hidden, reports.get(FINAL),
-                           prompt=True, ranked=ranked, cache=cache)
+        return Observation(
+            tree,
+            torch.arange(until),
+            self.ids[until],
+            topk,
+            hidden,
+            reports.get(FINAL),
+            prompt=True,
+            ranked=ranked,
+            cache=cache,
+        )
 
 
 def _key_before(keys: Sequence[bytes], cells: int) -> bytes:

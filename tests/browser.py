@@ -18,11 +18,20 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe")
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
+)
 KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
-CONTROL, SHIFT = 2, 8       # modifiers
-SECONDS = 60.0              # timeout of each command and condition
+CONTROL, SHIFT = 2, 8  # modifiers
+SECONDS = 60.0  # timeout of each command and condition
 
 
 class Page:
@@ -96,10 +105,18 @@ class Page:
     def press(self, key: str, modifiers: int = 0) -> None:
         """Presses and releases one key."""
         text = {"Enter": "\r", " ": " "}.get(key)
-        common = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": KEYS[key],
-                  "modifiers": modifiers}
-        self("Input.dispatchKeyEvent", type="keyDown" if text and not modifiers else "rawKeyDown", **common,
-             **({"text": text} if text and not modifiers else {}))
+        common = {
+            "key": key,
+            "code": "Space" if key == " " else key,
+            "windowsVirtualKeyCode": KEYS[key],
+            "modifiers": modifiers,
+        }
+        self(
+            "Input.dispatchKeyEvent",
+            type="keyDown" if text and not modifiers else "rawKeyDown",
+            **common,
+            **({"text": text} if text and not modifiers else {}),
+        )
         self("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def screen(self, width: int, height: int) -> None:
@@ -108,8 +125,12 @@ class Page:
 
     def prefers(self, **features: str) -> None:
         """Sets media features for preferences of the user, such as color_scheme="dark"."""
-        self("Emulation.setEmulatedMedia", features=[
-            {"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()])
+        self(
+            "Emulation.setEmulatedMedia",
+            features=[
+                {"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()
+            ],
+        )
 
 
 def chromium() -> str | None:
@@ -124,8 +145,11 @@ def browser(program: str, folder: Path) -> Iterator[Page]:
     ours_in, theirs_out = os.pipe()
     # The browser reads descriptor 3 and writes descriptor 4.
     wire = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
-    with subprocess.Popen(["bash", "-c", wire, "bash", program, *FLAGS, f"--user-data-dir={folder}", "about:blank"],
-                          pass_fds=(theirs_in, theirs_out), stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        ["bash", "-c", wire, "bash", program, *FLAGS, f"--user-data-dir={folder}", "about:blank"],
+        pass_fds=(theirs_in, theirs_out),
+        stderr=subprocess.DEVNULL,
+    ) as process:
         os.close(theirs_in)
         os.close(theirs_out)
         page = Page(ours_out, ours_in)

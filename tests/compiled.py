@@ -24,8 +24,8 @@ from longgraft.attention import triton as ours
 from longgraft.attention.layout import DeviceLayout
 
 CHIPS = {80: ours.Chip(108, False), 90: ours.Chip(132, True)}
-LLAMA, QWEN2, GEMMA = (32, 8, 128), (28, 4, 128), (16, 8, 256)         # H, Hkv, D
-CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {       # heads, n, m, further arguments
+LLAMA, QWEN2, GEMMA = (32, 8, 128), (28, 4, 128), (16, 8, 256)  # H, Hkv, D
+CASES: dict[str, tuple[tuple[int, int, int], int, int, dict]] = {  # heads, n, m, further arguments
     "a tree": (LLAMA, 64, 64, {}),
     "one row": (LLAMA, 1, 1, {}),
     "appended rows": (LLAMA, 10, 100, {}),
@@ -60,7 +60,7 @@ def launches(heads: tuple[int, int, int], n: int, m: int, chip: ours.Chip, **mor
     plan = ours.Plan.of(query_heads // kv_heads * n, k.shape, k.dtype, chip)
     recorders = Recorder(ours._parts), Recorder(ours._merge)
     with patch.multiple(ours, _parts=recorders[0], _merge=recorders[1]):
-        ours.tree_attention(q, k, k, layout, size ** -0.5, plan=plan, **{"window": None, **more})
+        ours.tree_attention(q, k, k, layout, size**-0.5, plan=plan, **{"window": None, **more})
     return [(recorder.kernel, recorder.launches[0]) for recorder in recorders]
 
 
@@ -69,18 +69,26 @@ def compiled(kernel: Any, launch: dict[str, Any], capability: int) -> dict[str, 
     options = {name: launch.pop(name) for name in ("num_warps", "num_stages") if name in launch}
     fixed = {parameter.name for parameter in kernel.params if parameter.is_constexpr}
     whole = {name: value for name, value in launch.items() if type(value) is int}
-    constants = {name: value for name, value in launch.items() if name in fixed or value is None
-                 or whole.get(name) == 1}
+    constants = {
+        name: value for name, value in launch.items() if name in fixed or value is None or whole.get(name) == 1
+    }
     signature = {name: "constexpr" if name in constants else mangle_type(value) for name, value in launch.items()}
-    even = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name, type_ in signature.items()
-            if type_.startswith("*") or (type_ != "constexpr" and whole.get(name, 1) % 16 == 0)}
+    even = {
+        (kernel.arg_names.index(name),): [["tt.divisibility", 16]]
+        for name, type_ in signature.items()
+        if type_.startswith("*") or (type_ != "constexpr" and whole.get(name, 1) % 16 == 0)
+    }
     source, target = ASTSource(kernel, signature, constants, even), GPUTarget("cuda", capability, 32)
-    with redirect_stdout(io.StringIO()) as said:        # the assembler's report
+    with redirect_stdout(io.StringIO()) as said:  # the assembler's report
         built = triton.compile(source, target, options)
     ptx, report = built.asm["ptx"], said.getvalue()
-    return {"registers": int(re.search(r"Used (\d+) registers", report)[1]),
-            "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", report))), "shared": built.metadata.shared,
-            "wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync")}
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", report)[1]),
+        "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", report))),
+        "shared": built.metadata.shared,
+        "wgmma": ptx.count("wgmma.mma_async"),
+        "mma": ptx.count("mma.sync"),
+    }
 
 
 if __name__ == "__main__":
@@ -88,5 +96,14 @@ if __name__ == "__main__":
     for capability, chip in CHIPS.items():
         for case, (heads, n, m, more) in CASES.items():
             for kernel, launch in launches(heads, n, m, chip, **more):
-                print(json.dumps({"chip": capability, "case": case, "kernel": kernel.__name__,
-                                  **compiled(kernel, launch, capability)}), flush=True)
+                print(
+                    json.dumps(
+                        {
+                            "chip": capability,
+                            "case": case,
+                            "kernel": kernel.__name__,
+                            **compiled(kernel, launch, capability),
+                        }
+                    ),
+                    flush=True,
+                )

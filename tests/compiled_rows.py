@@ -12,13 +12,15 @@ from triton.compiler import ASTSource, compile
 
 from longgraft.kernels import fused_triton
 
-LAUNCHES = [        # kernel, its constants, warps
+LAUNCHES = [  # kernel, its constants, warps
     ("_norm", {"size": 4096, "FORM": "rounded", "TOGETHER": 1, "WIDTH": 4096}, 8),
     ("_norm", {"size": 128, "FORM": "rounded", "TOGETHER": 8, "WIDTH": 128}, 2),
     ("_norm", {"size": 5376, "FORM": "from one", "TOGETHER": 1, "WIDTH": 8192}, 16),
     ("_gated", {"ACTIVATION": "silu", "TILE": fused_triton.TILE}, 4),
     ("_gated", {"ACTIVATION": "tanh", "TILE": fused_triton.TILE}, 4),
-    ("_rotary", {"HALF": 64}, 1), ("_write", {"WIDTH": 128}, 1)]
+    ("_rotary", {"HALF": 64}, 1),
+    ("_write", {"WIDTH": 128}, 1),
+]
 ARCHITECTURES = {80: "sm_80", 90: "sm_90a"}
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -35,15 +37,30 @@ for capability in ARCHITECTURES:
         for element in ("*bf16", "*fp32"):
             function = getattr(fused_triton, name)
             kinds = {each: kind(each, element, constants) for each in function.arg_names}
-            aligned = {(place,): ALIGNED for place, each in enumerate(kinds.values())
-                       if each not in ("constexpr", "fp32")}
-            made = compile(ASTSource(function, kinds, constants, aligned), target=GPUTarget("cuda", capability, 32),
-                           options={"num_warps": warps, **fused_triton.EXACT})
+            aligned = {
+                (place,): ALIGNED for place, each in enumerate(kinds.values()) if each not in ("constexpr", "fp32")
+            }
+            made = compile(
+                ASTSource(function, kinds, constants, aligned),
+                target=GPUTarget("cuda", capability, 32),
+                options={"num_warps": warps, **fused_triton.EXACT},
+            )
             with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
                 file.write(made.asm["ptx"])
                 file.flush()
-                told = subprocess.run([knobs.nvidia.ptxas.path, "-v", f"--gpu-name={ARCHITECTURES[capability]}",
-                                       file.name, "-o", "/dev/null"], capture_output=True, text=True, check=True).stderr
+                told = subprocess.run(
+                    [
+                        knobs.nvidia.ptxas.path,
+                        "-v",
+                        f"--gpu-name={ARCHITECTURES[capability]}",
+                        file.name,
+                        "-o",
+                        "/dev/null",
+                    ],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                ).stderr
             used = int(re.search(r"Used (\d+) registers", told)[1])
             print(f"sm_{capability} {name} {element} {constants}: {used} registers")
             assert "0 bytes spill stores, 0 bytes spill loads" in told, told

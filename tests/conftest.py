@@ -27,26 +27,49 @@ from longgraft.kernels.build import NotBuilt, library
 from longgraft.kernels.cpu import CpuKernels, cpu_kernels
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 
-CAPTURING = "_output_capturing_hooks_installed"      # transformers sets it on a model with hooks of its own
+CAPTURING = "_output_capturing_hooks_installed"  # transformers sets it on a model with hooks of its own
 GOLDEN = Path(__file__).parent / "golden"
 FULL_GOLDEN = Path(__file__).parents[2] / "shared" / "golden"
 
 
 # The slowest files run first, so that no worker is left with one of them at the end.
-FIRST = ("ray", "gpu", "lossless", "fixed", "triton", "benchmarks", "pretend", "kernels", "side_by_side", "measure",
-         "sweep", "bench", "prefixes", "mutations", "cli", "partial", "training_drafter", "families", "memories",
-         "docs")
+FIRST = (
+    "ray",
+    "gpu",
+    "lossless",
+    "fixed",
+    "triton",
+    "benchmarks",
+    "pretend",
+    "kernels",
+    "side_by_side",
+    "measure",
+    "sweep",
+    "bench",
+    "prefixes",
+    "mutations",
+    "cli",
+    "partial",
+    "training_drafter",
+    "families",
+    "memories",
+    "docs",
+)
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--on", default="cuda" if torch.cuda.is_available() else "cpu", metavar="DEVICE",
-                     help="Device for tests marked gpu. Default: cuda, or cpu without one, as a rehearsal.")
+    parser.addoption(
+        "--on",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        metavar="DEVICE",
+        help="Device for tests marked gpu. Default: cuda, or cpu without one, as a rehearsal.",
+    )
 
 
 def pytest_configure(config) -> None:
-    config.option.loadscopereorder = False      # pytest-xdist's order is by number of tests
+    config.option.loadscopereorder = False  # pytest-xdist's order is by number of tests
     config.pluginmanager.register(QuickTests())
-    gc.disable()        # until all tests are collected: imports leave no garbage
+    gc.disable()  # until all tests are collected: imports leave no garbage
     gc.freeze()
 
 
@@ -90,7 +113,7 @@ def unhooked() -> Iterator[None]:
     """
     yield
     hooked = [family for family, model in SHARED.items() if hasattr(model.get_decoder(), CAPTURING)]
-    for family in hooked:       # so that the following tests do not fail
+    for family in hooked:  # so that the following tests do not fail
         del SHARED[family]
     assert not hooked, f"transformers left its hooks on the shared {hooked}"
 
@@ -110,10 +133,12 @@ def cli(capsys, monkeypatch) -> Callable[..., tuple[int, str, str]]:
 @pytest.fixture
 def command(cli) -> Callable[..., str]:
     """Runs `longgraft ...`, which must succeed, and returns its output."""
+
     def printed(*words: object) -> str:
         code, out, err = cli(*words)
         assert code == 0, err
         return out
+
     return printed
 
 
@@ -160,5 +185,3 @@ def kernels(request) -> CpuKernels:
         stop_without_kernels(built)
     level = getattr(request, "param", None)
     return built if level is None else CpuKernels(library(level=level))
-
-

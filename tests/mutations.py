@@ -37,7 +37,7 @@ from planted import MUTATIONS, Mutation
 
 def before_forks() -> None:
     """Prepares this process for forks that import changed files."""
-    torch.set_num_threads(1)        # a forked process has none of its parent's threads
+    torch.set_num_threads(1)  # a forked process has none of its parent's threads
     # Files change within a second and may keep their length: compiled ones would go stale.
     sys.dont_write_bytecode = True
 
@@ -90,11 +90,13 @@ def planted(given: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         near = [close for name in unknown for close in difflib.get_close_matches(name, known, cutoff=0.4)]
         print(f"No planted error is named {', '.join(unknown)}.\nNear: {', '.join(near) or 'none'}.", file=sys.stderr)
         return 2
-    chosen, began = [known[name] for name in given.names or known][int(part) - 1::int(parts)], time.monotonic()
+    chosen, began = [known[name] for name in given.names or known][int(part) - 1 :: int(parts)], time.monotonic()
     alive = survivors(chosen)
     seconds = time.monotonic() - began
-    print(f"{len(chosen) - len(alive)} of {len(chosen)} planted errors were noticed, in {seconds:.0f} s"
-          + "".join(f"\n  survives: {name}" for name in alive))
+    print(
+        f"{len(chosen) - len(alive)} of {len(chosen)} planted errors were noticed, in {seconds:.0f} s"
+        + "".join(f"\n  survives: {name}" for name in alive)
+    )
     return 1 if alive else 0
 
 

@@ -30,11 +30,24 @@ TEXTS = [(ROOT / f"longgraft/{name}.py").read_text() for name in SOURCES]
 def config(tmp_path) -> SweepConfig:
     """A sweep over two suites of two rows each, of which it measures one row."""
     for suite, texts in (("one", TEXTS[:2]), ("two", TEXTS[2:])):
-        (tmp_path / f"{suite}.jsonl").write_text("".join(
-            json.dumps({"_id": f"{suite}-{n}", "text": text[:900], "continuation": text[900:1000]}) + "\n"
-            for n, text in enumerate(texts)))
-    return SweepConfig(suites=("one", "two"), data=str(tmp_path), lengths=(256,), methods=("ar",), prompts=1, repeats=1,
-                       max_new_tokens=12, budget=12, check_tokens=2, temperature=1.0)
+        (tmp_path / f"{suite}.jsonl").write_text(
+            "".join(
+                json.dumps({"_id": f"{suite}-{n}", "text": text[:900], "continuation": text[900:1000]}) + "\n"
+                for n, text in enumerate(texts)
+            )
+        )
+    return SweepConfig(
+        suites=("one", "two"),
+        data=str(tmp_path),
+        lengths=(256,),
+        methods=("ar",),
+        prompts=1,
+        repeats=1,
+        max_new_tokens=12,
+        budget=12,
+        check_tokens=2,
+        temperature=1.0,
+    )
 
 
 def test_every_ablation_names_variants_that_exist(config, tmp_path):
@@ -51,14 +64,17 @@ def test_thresholds_come_from_other_rows_and_reach_every_suite(config, tmp_path,
     import longgraft.eval.runs.ablations as module
 
     real = module.calibrate
-    monkeypatch.setattr(module, "calibrate", lambda session, prompts, how, path: (
-        seen.update({path.stem: prompts}), real(session, prompts, how, path)))
+    monkeypatch.setattr(
+        module,
+        "calibrate",
+        lambda session, prompts, how, path: (seen.update({path.stem: prompts}), real(session, prompts, how, path)),
+    )
     made = prepare("thresholds", config, tmp_path)
     assert made.methods == ("eagle3", "graft+thresholds=one", "graft+thresholds=two", "ar")
     measured = {f.ids for prompts in planned(made, check_plan(made), Reader.open(None)).values() for f in prompts[256]}
     used = {tuple(ids) for prompts in seen.values() for ids, _ in prompts}
     assert len(measured) == 2 and len(used) == 2 and not measured & used
-    prepare("thresholds", config, tmp_path)             # existing calibrations are not made again
+    prepare("thresholds", config, tmp_path)  # existing calibrations are not made again
     assert set(seen) == {"thresholds-one-budget-12", "thresholds-two-budget-12"}
     rows = sweep(made, tmp_path / "run")
     assert {(row.key.suite, row.key.method) for row in rows} == {(s, m) for s in config.suites for m in made.methods}
@@ -70,13 +86,17 @@ def test_more_rounds_of_warm_up_fill_more_rows(config, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "ROUNDS", (1, 2, 50))
     warmup = tmp_path / "warmup.jsonl"
-    warmup.write_text("".join(json.dumps({"prompt": text[:300], "continuation": text[300:400]}) + "\n"
-                              for text in TEXTS[:2]))
+    warmup.write_text(
+        "".join(json.dumps({"prompt": text[:300], "continuation": text[300:400]}) + "\n" for text in TEXTS[:2])
+    )
     made = prepare("warmup", config, tmp_path, warmup)
-    assert made.methods == ("graft+warm=none", "graft+warm=1", "graft+warm=2", "ar")          # 50 would need 50 prompts
+    assert made.methods == ("graft+warm=none", "graft+warm=1", "graft+warm=2", "ar")  # 50 would need 50 prompts
     bench = Bench.open(made)
-    filled = [int((c.snapshot >= 0).any(1).sum()) for c in bench.engines.calibrations.values()
-              if isinstance(c, Calibration) and c.snapshot is not None]
+    filled = [
+        int((c.snapshot >= 0).any(1).sum())
+        for c in bench.engines.calibrations.values()
+        if isinstance(c, Calibration) and c.snapshot is not None
+    ]
     assert 0 < filled[0] < filled[1]
     with pytest.raises(ValueError, match="Give --warmup-prompts FILE"):
         prepare("warmup", config, tmp_path)
@@ -87,15 +107,24 @@ def test_the_field_has_every_method_whose_needs_are_met_and_names_the_others(con
         raise Missing(f"none is known for {sources.target.name}.\nPass --with store=PATH.")
 
     monkeypatch.setitem(CORE, "wide", replace(METHODS["eagle3"], name="wide", budget=64))
-    monkeypatch.setitem(CORE, "stored", replace(METHODS["pld"], name="stored",
-                                                   needs=(Need("store", "a store", unknown),)))
+    monkeypatch.setitem(
+        CORE, "stored", replace(METHODS["pld"], name="stored", needs=(Need("store", "a store", unknown),))
+    )
     found = prepare("field", config, tmp_path).methods
     bare = {name.partition("+budget=")[0] for name in found}
     assert set(METHODS) - {"stored"} - bare <= {name for name, m in METHODS.items() if m.needs not in ((), (HEAD,))}
-    for name, sizes in {"ar": [""], "pld": ["", "60"], "graft-x": ["", "60"], "eagle3": [""], "wide": ["60"],
-                        "retrieval": [""], "token-recycling": ["", "60"]}.items():
+    for name, sizes in {
+        "ar": [""],
+        "pld": ["", "60"],
+        "graft-x": ["", "60"],
+        "eagle3": [""],
+        "wide": ["60"],
+        "retrieval": [""],
+        "token-recycling": ["", "60"],
+    }.items():
         assert [size for who, _, size in (one.partition("+budget=") for one in found) if who == name] == sizes
     assert "stored is left out: it needs a store: none is known for embedded.\nPass --with store=PATH." in (
-        capsys.readouterr().err)
+        capsys.readouterr().err
+    )
     headless = prepare("field", replace(config, drafter="none"), tmp_path)
     assert "pld" in headless.methods and not {"eagle3", "graft-x", "wide+budget=60"} & set(headless.methods)

@@ -42,14 +42,15 @@ def test_two_runs_are_identical_and_leave_nothing_behind():
     tokens, topk = random_update(500, distinct=20)
     once, again = AdjacencyMatrix(VOCAB), AdjacencyMatrix(VOCAB)
     once.update(tokens, topk)
-    for _ in range(3):      # without a reset of the scratch buffer, an old position would win
+    for _ in range(3):  # without a reset of the scratch buffer, an old position would win
         again.update(tokens.flip(0), topk.flip(0))
         again.update(tokens, topk)
     assert torch.equal(once.rows, again.rows)
 
 
-@pytest.mark.parametrize("tokens, topk", [
-    ((3,), (4, 8)), ((3,), (3, 7)), ((3,), (24,)), ((3, 1), (3, 8)), ((), (1, 8))])
+@pytest.mark.parametrize(
+    "tokens, topk", [((3,), (4, 8)), ((3,), (3, 7)), ((3,), (24,)), ((3, 1), (3, 8)), ((), (1, 8))]
+)
 def test_shapes_that_do_not_fit_are_refused(tokens, topk):
     with pytest.raises(ValueError, match=r"are needed"):
         AdjacencyMatrix(VOCAB).update(torch.zeros(tokens).long(), torch.zeros(topk).int())
@@ -85,7 +86,7 @@ def test_a_snapshot_is_restored_whatever_came_after():
     assert torch.equal(matrix.rows, rows)
     matrix.clear()
     assert matrix.touched() == 0
-    with pytest.raises(ValueError, match="needs"):      # one column would be copied into all eight
+    with pytest.raises(ValueError, match="needs"):  # one column would be copied into all eight
         matrix.restore(snapshot[:, :1])
 
 

@@ -23,7 +23,7 @@ from longgraft.serve.tools.reader import CallReader
 
 MESSAGES, RESPONSES, CHAT = "/v1/messages", "/v1/responses", "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
-SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 3.0}      # texts end soon
+SHORT = {str(tool_tokenizer().convert_tokens_to_ids('"')): 3.0}  # texts end soon
 CLAUDE_TOOLS = [{"name": "weather", "description": "Tells it.", "input_schema": CITY}]
 OPENAI_TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": CITY}]
 CHAT_TOOLS = [{"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}]
@@ -34,13 +34,16 @@ def post(path, session=None, status=200, **body):
         response = await http.post(path, json=body)
         assert response.status_code == status, response.text
         return response.json()
+
     return asking(ask, session or tool_session())
 
 
 def events(path, session=None, **body) -> list[dict]:
     """Returns the events of a stream, and checks that each has the name of its type."""
+
     async def ask(http):
         return (await http.post(path, json=body | {"stream": True})).text
+
     found = []
     for event in asking(ask, session or tool_session()).split("\n\n"):
         if event and not event.startswith(":"):
@@ -60,8 +63,12 @@ def test_a_message_is_the_chat_of_openais_api():
     answer = message(system=system, max_tokens=12, thinking={"type": "enabled", "budget_tokens": 1024})
     assert answer["content"] == [{"type": "text", "text": chat["choices"][0]["message"]["content"]}]
     assert (answer["type"], answer["role"], answer["stop_reason"]) == ("message", "assistant", "max_tokens")
-    assert answer["usage"] == {"input_tokens": chat["usage"]["prompt_tokens"], "cache_creation_input_tokens": 0,
-                               "cache_read_input_tokens": 0, "output_tokens": 12}
+    assert answer["usage"] == {
+        "input_tokens": chat["usage"]["prompt_tokens"],
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 12,
+    }
     counted = post(f"{MESSAGES}/count_tokens", messages=ASKED, system=system, tools=CLAUDE_TOOLS)
     longer = post(CHAT, messages=[{"role": "system", "content": "S\nT"}, *ASKED], tools=CHAT_TOOLS, max_tokens=1)
     assert counted == {"input_tokens": longer["usage"]["prompt_tokens"]}
@@ -75,14 +82,14 @@ def test_a_stop_sequence_is_named():
 
 def test_a_message_calls_tools():
     answer = message(tools=CLAUDE_TOOLS, tool_choice={"type": "any", "disable_parallel_tool_use": True})
-    block, = answer["content"]
+    (block,) = answer["content"]
     assert (block["type"], block["name"], answer["stop_reason"]) == ("tool_use", "weather", "tool_use")
     assert block["id"].startswith("toolu_")
     validate(block["input"], CITY)
     named = message(tools=CLAUDE_TOOLS, tool_choice={"type": "tool", "name": "weather"})
     assert named["content"][0]["input"] == block["input"]
     cut = message(tools=CLAUDE_TOOLS, tool_choice={"type": "any"}, max_tokens=60)
-    half, = cut["content"]
+    (half,) = cut["content"]
     assert (cut["stop_reason"], half["type"]) == ("max_tokens", "text") and half["text"].startswith("<tool_call>")
 
 
@@ -113,19 +120,39 @@ def test_the_events_of_a_message_build_the_whole_one():
 
 
 def test_calls_and_results_are_the_same_conversation_in_all_apis():
-    claude = [*ASKED, {"role": "assistant", "content": [
-        {"type": "thinking", "thinking": "hm", "signature": "x"}, {"type": "text", "text": "I look."},
-        {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [
-            {"type": "text", "text": "cold"}]}, {"type": "text", "text": "and?"}]}]
-    items = [*ASKED, {"type": "reasoning", "summary": []},
-             {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
-             {"type": "function_call", "call_id": "t1", "name": "weather", "arguments": '{"city":"Oslo"}'},
-             {"type": "function_call_output", "call_id": "t1", "output": "cold"},
-             {"role": "user", "content": [{"type": "input_text", "text": "and?"}]}]
+    claude = [
+        *ASKED,
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "x"},
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "cold"}]},
+                {"type": "text", "text": "and?"},
+            ],
+        },
+    ]
+    items = [
+        *ASKED,
+        {"type": "reasoning", "summary": []},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "t1", "name": "weather", "arguments": '{"city":"Oslo"}'},
+        {"type": "function_call_output", "call_id": "t1", "output": "cold"},
+        {"role": "user", "content": [{"type": "input_text", "text": "and?"}]},
+    ]
     call = {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
-    chat = [*ASKED, {"role": "assistant", "content": "I look.", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "t1", "content": "cold"}, {"role": "user", "content": "and?"}]
+    chat = [
+        *ASKED,
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "content": "cold"},
+        {"role": "user", "content": "and?"},
+    ]
     wanted = post(CHAT, messages=chat, tools=CHAT_TOOLS, max_tokens=9)
     text, tokens = wanted["choices"][0]["message"]["content"], wanted["usage"]["prompt_tokens"]
     found = message(messages=claude, tools=CLAUDE_TOOLS, max_tokens=9)
@@ -137,7 +164,7 @@ def test_calls_and_results_are_the_same_conversation_in_all_apis():
 def test_a_response_is_the_chat_of_the_older_api():
     chat = post(CHAT, messages=[{"role": "system", "content": "S"}, *ASKED], max_tokens=12)
     answer = post(RESPONSES, input="Hi", instructions="S", max_output_tokens=12, store=True)
-    item, = answer["output"]
+    (item,) = answer["output"]
     assert item["content"][0]["text"] == chat["choices"][0]["message"]["content"] and item["type"] == "message"
     assert (answer["object"], answer["status"]) == ("response", "incomplete")
     assert answer["incomplete_details"] == {"reason": "max_output_tokens"} and answer["store"] is False
@@ -189,7 +216,7 @@ def test_arguments_of_a_message_arrive_in_several_events(limit, reason):
 def test_arguments_of_a_response_arrive_in_several_events(limit, status):
     asked = {"tools": OPENAI_TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
     *_, added, last = found = events(RESPONSES, input="Hi", max_output_tokens=limit, **asked)
-    item, = last["response"]["output"]
+    (item,) = last["response"]["output"]
     assert last["type"] == f"response.{status}" and item == added["item"]
     assert (item["type"], item["name"], item["status"]) == ("function_call", "weather", status)
     deltas = [event["delta"] for event in found if event["type"].endswith("arguments.delta")]
@@ -198,8 +225,9 @@ def test_arguments_of_a_response_arrive_in_several_events(limit, status):
 
 def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
     body = ResponsesRequest(input="Hi", tools=OPENAI_TOOLS)
-    served = SimpleNamespace(requested=GenerationRequest([1], 1),
-                             context=AnswerContext(calls=CallReader(HERMES, ["weather"])))
+    served = SimpleNamespace(
+        requested=GenerationRequest([1], 1), context=AnswerContext(calls=CallReader(HERMES, ["weather"]))
+    )
     form = ResponsesFormat(SimpleNamespace(name="toy", text=str), body, served)
     text = '<tool_call>\n{"name": "weather", "arguments": {city: 1}}\n</tool_call>'
     *_, last = [*form.text_chunks(text, [1]), *form.closing_chunks([1], [], End("eos"))]
@@ -209,23 +237,53 @@ def test_a_response_with_half_a_call_is_incomplete_though_the_model_ended_it():
     assert (rest["content"][0]["text"], rest["status"]) == ("\n</tool_call>", "completed")
 
 
-@pytest.mark.parametrize(("path", "body", "param", "part"), [
-    (MESSAGES, {"messages": ASKED}, "max_tokens", "missing"),
-    (MESSAGES, {"messages": [*ASKED, {"role": "assistant", "content": "a"}], "max_tokens": 9}, "messages", "continued"),
-    (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9}, "messages", "image"),
-    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]},
-     "tools[0].type", "only Anthropic's models know"),
-    (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"input_schema": {}}]}, "tools[0].name", "missing"),
-    (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
-    (RESPONSES, {"input": [{"type": "item_reference"}]}, "input", "item_reference"),
-    (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, {"type": "made_up"}]}, "tools[1].type", "not known here"),
-    (RESPONSES, {"input": "Hi", "tools": [{"type": "custom"}]}, "tools[0].name", "missing"),
-    (RESPONSES, {"input": "Hi", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
-     "tools[0].tools[0].name", "missing"),
-    (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, *OPENAI_TOOLS]}, "tools", "Two tools have the name weather"),
-    (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice",
-     "there are no tools"),
-])
+@pytest.mark.parametrize(
+    ("path", "body", "param", "part"),
+    [
+        (MESSAGES, {"messages": ASKED}, "max_tokens", "missing"),
+        (
+            MESSAGES,
+            {"messages": [*ASKED, {"role": "assistant", "content": "a"}], "max_tokens": 9},
+            "messages",
+            "continued",
+        ),
+        (
+            MESSAGES,
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}], "max_tokens": 9},
+            "messages",
+            "image",
+        ),
+        (
+            MESSAGES,
+            {"messages": ASKED, "max_tokens": 9, "tools": [{"type": "bash_20250124", "name": "bash"}]},
+            "tools[0].type",
+            "only Anthropic's models know",
+        ),
+        (MESSAGES, {"messages": ASKED, "max_tokens": 9, "tools": [{"input_schema": {}}]}, "tools[0].name", "missing"),
+        (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id", "stored"),
+        (RESPONSES, {"input": [{"type": "item_reference"}]}, "input", "item_reference"),
+        (RESPONSES, {"input": "Hi", "tools": [*OPENAI_TOOLS, {"type": "made_up"}]}, "tools[1].type", "not known here"),
+        (RESPONSES, {"input": "Hi", "tools": [{"type": "custom"}]}, "tools[0].name", "missing"),
+        (
+            RESPONSES,
+            {"input": "Hi", "tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]},
+            "tools[0].tools[0].name",
+            "missing",
+        ),
+        (
+            RESPONSES,
+            {"input": "Hi", "tools": [*OPENAI_TOOLS, *OPENAI_TOOLS]},
+            "tools",
+            "Two tools have the name weather",
+        ),
+        (
+            RESPONSES,
+            {"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tool_choice",
+            "there are no tools",
+        ),
+    ],
+)
 def test_unsupported_content_is_refused_by_the_field(path, body, param, part):
     answer = post(path, status=400, **body)
     assert answer["error"]["param"] == param and part in answer["error"]["message"]
@@ -238,9 +296,16 @@ NAMESPACE = {"type": "namespace", "name": "mcp__sky__", "tools": OPENAI_TOOLS}
 
 def called(tool: dict, choice: str | dict = "required") -> tuple[dict, list[dict]]:
     """Returns (the item of a call, the events of its arguments) of an answer that must call this tool."""
-    asked = dict(tools=[tool], tool_choice=choice, parallel_tool_calls=False, max_output_tokens=300, logit_bias=SHORT,
-                 temperature=1.0, seed=1)
-    item, = post(RESPONSES, input="Hi", **asked)["output"]
+    asked = dict(
+        tools=[tool],
+        tool_choice=choice,
+        parallel_tool_calls=False,
+        max_output_tokens=300,
+        logit_bias=SHORT,
+        temperature=1.0,
+        seed=1,
+    )
+    (item,) = post(RESPONSES, input="Hi", **asked)["output"]
     found = events(RESPONSES, input="Hi", **asked)
     own = [event for event in found if event.get("output_index") == 0]
     streamed = next(event["item"] for event in own if event["type"] == "response.output_item.done")
@@ -276,7 +341,7 @@ def test_a_local_shell_is_called_with_a_command():
 @pytest.mark.parametrize(("tool", "limit"), [(CUSTOM, 55), ({"type": "local_shell"}, 70)])
 def test_a_custom_call_that_the_limit_cuts_has_its_beginning(tool, limit):
     found = events(RESPONSES, input="Hi", tools=[tool], tool_choice="required", max_output_tokens=limit)
-    item, = found[-1]["response"]["output"]
+    (item,) = found[-1]["response"]["output"]
     assert item["status"] == "incomplete" and found[-1]["type"] == "response.incomplete"
     if tool is CUSTOM:
         assert item["input"] == "".join(event.get("delta", "") for event in found) != ""
@@ -286,33 +351,44 @@ def test_a_custom_call_that_the_limit_cuts_has_its_beginning(tool, limit):
 
 
 def test_calls_of_all_kinds_are_the_same_conversation_as_functions():
-    items = [{"role": "user", "content": "Hi"},
-             {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "a"},
-             {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
-             {"type": "function_call", "call_id": "2", "name": "weather", "namespace": "mcp__sky__", "arguments": "{}"},
-             {"type": "function_call_output", "call_id": "2", "output": "cold"},
-             {"type": "local_shell_call", "id": "3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
-             {"type": "local_shell_call_output", "id": "3", "output": "x"}]
-    calls = (("1", "patch", '{"input": "a"}', "done"), ("2", "mcp__sky__weather", "{}", "cold"),
-             ("3", "local_shell", '{"command": ["ls"]}', "x"))
+    items = [
+        {"role": "user", "content": "Hi"},
+        {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "done"},
+        {"type": "function_call", "call_id": "2", "name": "weather", "namespace": "mcp__sky__", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "2", "output": "cold"},
+        {"type": "local_shell_call", "id": "3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "local_shell_call_output", "id": "3", "output": "x"},
+    ]
+    calls = (
+        ("1", "patch", '{"input": "a"}', "done"),
+        ("2", "mcp__sky__weather", "{}", "cold"),
+        ("3", "local_shell", '{"command": ["ls"]}', "x"),
+    )
     chat = [{"role": "user", "content": "Hi"}]
     for name, function, arguments, output in calls:
         call = {"id": name, "type": "function", "function": {"name": function, "arguments": arguments}}
-        chat += [{"role": "assistant", "content": "", "tool_calls": [call]},
-                 {"role": "tool", "tool_call_id": name, "content": output}]
+        chat += [
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": name, "content": output},
+        ]
     wanted, found = post(CHAT, messages=chat, max_tokens=3), post(RESPONSES, input=items, max_output_tokens=3)
     assert found["usage"]["input_tokens"] == wanted["usage"]["prompt_tokens"]
 
 
-@pytest.mark.parametrize(("path", "hosted"), [
-    (RESPONSES, {"type": "web_search", "external_web_access": True}), (MESSAGES, {"type": "web_search_20250305",
-                                                                                  "name": "web_search"})])
+@pytest.mark.parametrize(
+    ("path", "hosted"),
+    [
+        (RESPONSES, {"type": "web_search", "external_web_access": True}),
+        (MESSAGES, {"type": "web_search_20250305", "name": "web_search"}),
+    ],
+)
 def test_tools_of_the_provider_are_ignored_with_a_note(path, hosted):
     own = OPENAI_TOOLS if path == RESPONSES else CLAUDE_TOOLS
     body = {"input": "Hi"} if path == RESPONSES else {"messages": ASKED, "max_tokens": 9}
     alone, both = (post(path, tools=tools, **body) for tools in (own, [*own, hosted]))
     assert both["usage"] == alone["usage"] and "notes" not in alone["longgraft"]
-    note, = both["longgraft"]["notes"]
+    (note,) = both["longgraft"]["notes"]
     assert note.startswith(f"tools[1] is ignored: {hosted['type']} runs on")
 
 
@@ -340,7 +416,7 @@ def test_a_conversation_may_begin_with_a_call_and_shows_refusals():
 
 
 def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs():
-    session = Session(repeatable("pld", prefixes=Prefixes(2 ** 30, 16)).engine, tool_tokenizer())
+    session = Session(repeatable("pld", prefixes=Prefixes(2**30, 16)).engine, tool_tokenizer())
 
     async def ask(http):
         found = []
@@ -349,13 +425,14 @@ def test_usage_counts_cached_tokens_and_the_answer_tells_where_a_prompt_differs(
             body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
             found.append((await http.post(MESSAGES, json=body)).json())
         return found, (await http.get("/metrics")).text
+
     (first, same, other), metrics = asking(ask, session)
     assert first["usage"]["cache_read_input_tokens"] == 0 and first["longgraft"]["first_difference"] is None
     usage = same["usage"]
     assert usage["cache_read_input_tokens"] > 80 and same["longgraft"]["first_difference"] is None
     assert usage["cache_read_input_tokens"] + usage["input_tokens"] == first["usage"]["input_tokens"]
     assert other["longgraft"]["first_difference"] == {"token": 5, "before": "u:At ", "after": "8 oclock: tell m"}
-    assert other["usage"]["cache_read_input_tokens"] == 4      # of five equal tokens, the last is read again
+    assert other["usage"]["cache_read_input_tokens"] == 4  # of five equal tokens, the last is read again
     assert 'longgraft:prefix_cache_first_difference_tokens_sum{model_name="llama"} 5.0' in metrics
 
 
@@ -363,8 +440,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["
 FORMAT = {"type": "json_schema", "schema": SCHEMA}
 
 
-@pytest.mark.parametrize("field", [{"output_config": {"format": FORMAT}}, {"output_format": FORMAT},
-                                   {"response_format": {"type": "json_schema", "json_schema": FORMAT}}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"output_config": {"format": FORMAT}},
+        {"output_format": FORMAT},
+        {"response_format": {"type": "json_schema", "json_schema": FORMAT}},
+    ],
+)
 def test_a_message_follows_a_schema(field):
     assert message(**field)["content"] == [{"type": "text", "text": '{"a": "x"}'}]
     *_, delta, _ = events(MESSAGES, messages=ASKED, max_tokens=99, **field)
@@ -373,8 +456,16 @@ def test_a_message_follows_a_schema(field):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
-@pytest.mark.parametrize("field", [{"stop": "S="}, {"logit_bias": {"5": 100}}, {"guided_regex": "[ab]{3}"},
-                                   {"repetition_penalty": 1.9}, {"min_p": 0.4, "temperature": 1.0, "seed": 3}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"stop": "S="},
+        {"logit_bias": {"5": 100}},
+        {"guided_regex": "[ab]{3}"},
+        {"repetition_penalty": 1.9},
+        {"min_p": 0.4, "temperature": 1.0, "seed": 3},
+    ],
+)
 def test_fields_of_chats_count_in_the_other_apis(path, field):
     chat = post(CHAT, messages=ASKED, max_tokens=30, **field)["choices"][0]["message"]["content"]
     assert chat != post(CHAT, messages=ASKED, max_tokens=30)["choices"][0]["message"]["content"]
@@ -385,45 +476,78 @@ def test_fields_of_chats_count_in_the_other_apis(path, field):
     assert found == chat
 
 
-@pytest.mark.parametrize(("path", "field", "param", "part"), [
-    (MESSAGES, {"stop": "a", "stop_sequences": ["b"]}, "stop", "beside"),
-    (MESSAGES, {"n": 2}, "n", "not supported"), (MESSAGES, {"min_tokens": 3}, "min_tokens", "not supported"),
-    (MESSAGES, {"logprobs": True}, "logprobs", "not supported"),
-    (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "mcp_servers", "Anthropic's servers"),
-    (MESSAGES, {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
-    (MESSAGES, {"output_format": {"type": "json_schema", "schema": {"pattern": "(?=a)"}}}, "output_format",
-     'output_format cannot be followed: pattern is "(?=a)", and look-ahead'),
-    (MESSAGES, {"output_config": {"format": {"type": "json_schema", "schema": {"type": "any"}}}},
-     "output_config.format", "output_config.format cannot be followed: type is"),
-    (MESSAGES, {"output_config": {"format": FORMAT}, "tools": CLAUDE_TOOLS}, "output_config.format",
-     "and tools were given"),
-    (MESSAGES, {"logit_bias": {"x": 1}}, "logit_bias.x", ""),
-    (RESPONSES, {"max_tokens": 3, "max_output_tokens": 4}, "max_tokens", "beside"),
-    (RESPONSES, {"top_logprobs": 3}, "top_logprobs", "not supported"),
-    (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "not supported"),
-    (RESPONSES, {"truncation": "auto"}, "truncation", "no message is left out"),
-    (RESPONSES, {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "any"}}}},
-     "text.format", "text.format cannot be followed: type is"),
-    (RESPONSES, {"text": {"format": FORMAT}, "response_format": {"type": "json_object"}}, "response_format", "beside"),
-])
+@pytest.mark.parametrize(
+    ("path", "field", "param", "part"),
+    [
+        (MESSAGES, {"stop": "a", "stop_sequences": ["b"]}, "stop", "beside"),
+        (MESSAGES, {"n": 2}, "n", "not supported"),
+        (MESSAGES, {"min_tokens": 3}, "min_tokens", "not supported"),
+        (MESSAGES, {"logprobs": True}, "logprobs", "not supported"),
+        (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "mcp_servers", "Anthropic's servers"),
+        (MESSAGES, {"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
+        (
+            MESSAGES,
+            {"output_format": {"type": "json_schema", "schema": {"pattern": "(?=a)"}}},
+            "output_format",
+            'output_format cannot be followed: pattern is "(?=a)", and look-ahead',
+        ),
+        (
+            MESSAGES,
+            {"output_config": {"format": {"type": "json_schema", "schema": {"type": "any"}}}},
+            "output_config.format",
+            "output_config.format cannot be followed: type is",
+        ),
+        (
+            MESSAGES,
+            {"output_config": {"format": FORMAT}, "tools": CLAUDE_TOOLS},
+            "output_config.format",
+            "and tools were given",
+        ),
+        (MESSAGES, {"logit_bias": {"x": 1}}, "logit_bias.x", ""),
+        (RESPONSES, {"max_tokens": 3, "max_output_tokens": 4}, "max_tokens", "beside"),
+        (RESPONSES, {"top_logprobs": 3}, "top_logprobs", "not supported"),
+        (RESPONSES, {"include": ["message.output_text.logprobs"]}, "include", "not supported"),
+        (RESPONSES, {"truncation": "auto"}, "truncation", "no message is left out"),
+        (
+            RESPONSES,
+            {"text": {"format": {"type": "json_schema", "name": "n", "strict": True, "schema": {"type": "any"}}}},
+            "text.format",
+            "text.format cannot be followed: type is",
+        ),
+        (
+            RESPONSES,
+            {"text": {"format": FORMAT}, "response_format": {"type": "json_object"}},
+            "response_format",
+            "beside",
+        ),
+    ],
+)
 def test_fields_that_would_change_the_answer_are_refused_if_they_cannot_count(path, field, param, part):
     body = {"messages": ASKED, "max_tokens": 9} if path == MESSAGES else {"input": "Hi"}
     error = post(path, status=400, **(body | field))["error"]
     assert error["param"] == param and part in error["message"]
 
 
-@pytest.mark.parametrize(("path", "field"), [
-    (RESPONSES, {"truncation": "disabled", "include": ["reasoning.encrypted_content"], "top_logprobs": 0, "n": 1}),
-    (MESSAGES, {"metadata": {"user_id": "x"}, "service_tier": "auto", "context_management": {"edits": []}})])
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (RESPONSES, {"truncation": "disabled", "include": ["reasoning.encrypted_content"], "top_logprobs": 0, "n": 1}),
+        (MESSAGES, {"metadata": {"user_id": "x"}, "service_tier": "auto", "context_management": {"edits": []}}),
+    ],
+)
 def test_fields_that_change_nothing_are_ignored(path, field):
     body = {"messages": ASKED, "max_tokens": 9} if path == MESSAGES else {"input": "Hi", "max_output_tokens": 9}
     assert post(path, **body, **field)["usage"] == post(path, **body)["usage"]
 
 
-@pytest.mark.parametrize(("path", "body", "param"), [
-    (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 9}, "messages"),
-    (f"{MESSAGES}/count_tokens", {"messages": [{"role": "user", "content": []}]}, "messages"),
-    (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}, "input")])
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (MESSAGES, {"messages": [{"role": "user", "content": []}], "max_tokens": 9}, "messages"),
+        (f"{MESSAGES}/count_tokens", {"messages": [{"role": "user", "content": []}]}, "messages"),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}, "input"),
+    ],
+)
 def test_a_request_without_a_message_is_refused_in_one_sentence(path, body, param):
     error = post(path, status=400, **body)["error"]
     assert error == error | {"param": param} and error["message"].startswith("There is no message to answer.")

@@ -23,7 +23,7 @@ from longgraft.zoo.hidden_states import HiddenStates
 from longgraft.zoo.pld_plus import PldPlus
 
 V = 12
-CONTEXTS = torch.eye(4)     # states of four kinds of context
+CONTEXTS = torch.eye(4)  # states of four kinds of context
 X, END = 9, 11
 
 
@@ -58,7 +58,7 @@ def test_the_anchor_has_the_context_most_like_that_of_the_root(kind, copied):
 def test_neither_the_first_token_nor_the_root_itself_is_an_anchor():
     places, _ = anchors([X, 1, 2], [0, 1, 2])
     assert PldPlus(places, 5).propose(Ask(X, 11, 3)).tokens.tolist() == [X]
-    assert PldPlus(places, 5).propose(Ask(2, 11, 3)).tokens.tolist() == [2, 2]     # anchor 2, which the root follows
+    assert PldPlus(places, 5).propose(Ask(2, 11, 3)).tokens.tolist() == [2, 2]  # anchor 2, which the root follows
     assert PldPlus(places, 5).propose(Ask(7, 11, 3)).tokens.tolist() == [7]
 
 
@@ -70,8 +70,14 @@ def probable(**tokens: list[int]) -> torch.Tensor:
     return final
 
 
-def adaptive(kind: int = 1, likeness: float | None = 0.9, count: int = 2, successors: bool = True, length: int = 3,
-             **tokens: list[int]) -> AdaPld:
+def adaptive(
+    kind: int = 1,
+    likeness: float | None = 0.9,
+    count: int = 2,
+    successors: bool = True,
+    length: int = 3,
+    **tokens: list[int],
+) -> AdaPld:
     """Returns an AdaPLD proposer for which 8 has the embedding of X and all other tokens differ."""
     places, last = anchors(TEXT, [*KINDS, kind], probable(**tokens))
     embedding = torch.eye(V)
@@ -100,7 +106,7 @@ def test_a_successor_is_taken_from_the_context_most_like_the_anchors():
     tree = adaptive(kind=0, p1=[X, 5], p0=[1]).propose(Ask(X, 39, 9))
     # The state at anchor 1 is of kind 3, and none before an X is, so that the first of equal places is used.
     assert shape_of(tree) == paths([X, 2, 3, X], [X, X, 2], [X, 5, X])
-    places, last = anchors(TEXT, [0, 2, 3, 1, 3, 3, 2, 3, 0], probable(p1=[X, 5]))      # kind 2, as before the X at 7
+    places, last = anchors(TEXT, [0, 2, 3, 1, 3, 3, 2, 3, 0], probable(p1=[X, 5]))  # kind 2, as before the X at 7
     tree = AdaPld(places, 3, None, Branches(2, last, lambda final: final)).propose(Ask(X, 39, 9))
     assert (X, X, 6) in shape_of(tree)
 
@@ -109,24 +115,26 @@ def test_a_new_root_has_similar_tokens_as_anchors_and_copies_nothing():
     tree = adaptive(p4=[6, 4, 2]).propose(Ask(8, 39, 9))
     assert shape_of(tree) == paths([8, 6, 8], [8, 4, 5])
     assert len(adaptive(likeness=None, p4=[6, 4]).propose(Ask(8, 39, 9))) == 1
-    assert len(adaptive(p4=[6, 4]).propose(Ask(7, 39, 9))) == 1         # no token is similar to 7
+    assert len(adaptive(p4=[6, 4]).propose(Ask(7, 39, 9))) == 1  # no token is similar to 7
 
 
 def test_end_tokens_are_no_anchors():
     text = [1, END, 2, END, 3, 1]
     places, last = anchors(text, [0] * 6, torch.zeros(6, V))
-    flat = Likeness(torch.ones(V, 2), 0.5)      # every token is like every other
+    flat = Likeness(torch.ones(V, 2), 0.5)  # every token is like every other
     branches = Branches(1, last, lambda final: torch.arange(V).float())
     proposer = AdaPld(places, 3, flat, branches)
     assert len(proposer.propose(Ask(END, 20, 6))) == 1
     # They may be copied and may be branches.  Token 10 is new, so its successor is that of the first similar token.
     assert shape_of(proposer.propose(Ask(2, 20, 6))) == paths([2, END, 3, 1], [2, 10, END])
-    found, = places.like(places.history.up_to(7), [7], flat.embedding, 0.5)
+    (found,) = places.like(places.history.up_to(7), [7], flat.embedding, 0.5)
     assert found.tolist() == [2, 4, 5]
 
 
-@pytest.mark.parametrize("budget, shape", [
-    (2, [[X, 4]]), (3, [[X, 4], [X, 6]]), (5, [[X, 4, 5], [X, 6, X]]), (7, [[X, 4, 5, X], [X, 6, X], [X, 2]])])
+@pytest.mark.parametrize(
+    "budget, shape",
+    [(2, [[X, 4]]), (3, [[X, 4], [X, 6]]), (5, [[X, 4, 5], [X, 6, X]]), (7, [[X, 4, 5, X], [X, 6, X], [X, 2]])],
+)
 def test_the_copy_gets_half_of_a_small_budget(budget, shape):
     tree = adaptive(p4=[6, 4, 2, 1]).propose(Ask(X, budget, 9))
     assert shape_of(tree) == paths(*shape)
@@ -155,7 +163,7 @@ def test_kept_states_are_those_of_the_committed_text(layer):
     for seen in read_prompt(verifier, torch.tensor(prompt), memory.wants, 16):
         memory.observe(seen)
         text += seen.kept.tolist()
-    for _ in range(4):      # the second child is the target's next token
+    for _ in range(4):  # the second child is the target's next token
         root = seen.next_token
         with torch.no_grad():
             after = int(target.model(torch.tensor([[*text, root]])).logits[0, -1].argmax())
@@ -176,7 +184,7 @@ def test_anchors_exclude_the_special_tokens_of_the_configuration():
 
 def test_the_layer_is_from_the_authors_tables_or_an_existing_one_that_is_given():
     chosen = {family: build("pld+", toy_parts(family)).memories[1].layer for family in ("llama", "qwen3")}
-    assert chosen == {"llama": 1, "qwen3": 3}       # the authors' layers are 9 of 32 and 29 of 36; these models have 4
+    assert chosen == {"llama": 1, "qwen3": 3}  # the authors' layers are 9 of 32 and 29 of 36; these models have 4
     assert build("pld++layer=2", toy_parts()).memories[1].layer == 2
     with pytest.raises(ValueError, match=r"layer is 4, and llama has layers 0 to 3\. Choose one of them"):
         build("adapld+layer=4", toy_parts())

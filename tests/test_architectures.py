@@ -21,8 +21,11 @@ IN_BLOCKS = "weights are the file's own blocks (--weights float dequantises them
 # Few numbers, which files keep as floats, and matrices that a file has in another form.
 FLOATS = {"gate", "router", "shared_expert_gate", "kv_b_proj", "conv1d", "conv"}
 # torch computes attention with sinks, or with values of another size than keys, and recurrent states.
-SAME_BITS = [name for name, one in ARCHITECTURES.items() if "expert_count" in one.metadata
-             and name not in ("gpt-oss", "deepseek2") and "ssm__state_size" not in one.metadata]
+SAME_BITS = [
+    name
+    for name, one in ARCHITECTURES.items()
+    if "expert_count" in one.metadata and name not in ("gpt-oss", "deepseek2") and "ssm__state_size" not in one.metadata
+]
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +96,14 @@ def test_attention_with_sinks_takes_a_cache_in_bfloat16(tmp_path, kernels):
     assert answers[0][0] == answers[1][0] and len(answers[1]) == 10
 
 
-@pytest.mark.parametrize(("name", "without", "message"), [
-    ("granitemoe", "blk.1.ffn_up_exps.weight", r"^The file lacks a layer's experts \(ffn_up_exps\)"),
-    ("qwen3moe", "blk.1.ffn_gate_exps.weight", r"^The file lacks a layer's experts \(ffn_gate_exps\)"),
-    ("granite", "blk.0.attn_q.weight", r"the weights lack model\.layers\.0\.self_attn\.q_proj\.weight")])
+@pytest.mark.parametrize(
+    ("name", "without", "message"),
+    [
+        ("granitemoe", "blk.1.ffn_up_exps.weight", r"^The file lacks a layer's experts \(ffn_up_exps\)"),
+        ("qwen3moe", "blk.1.ffn_gate_exps.weight", r"^The file lacks a layer's experts \(ffn_gate_exps\)"),
+        ("granite", "blk.0.attn_q.weight", r"the weights lack model\.layers\.0\.self_attn\.q_proj\.weight"),
+    ],
+)
 def test_a_file_without_a_tensor_is_refused(tmp_path, name, without, message, kernels):
     write_model(tmp_path / "toy.gguf", name, without=without)
     with pytest.raises(ValueError, match=message):
@@ -112,8 +119,11 @@ def test_a_bamba_file_is_not_taken_for_granite(tmp_path):
 def test_a_family_that_transformers_does_not_have_is_refused(tmp_path, monkeypatch):
     write_model(tmp_path / "toy.gguf", "mellum")
     monkeypatch.setattr("longgraft.models.gguf_architecture.CONFIG_MAPPING", {})
-    with pytest.raises(ValueError, match=r"^transformers [0-9.]+ has no class for mellum models, which the file holds"
-                                         r"\. Install a newer one: pip install -U transformers\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"^transformers [0-9.]+ has no class for mellum models, which the file holds"
+        r"\. Install a newer one: pip install -U transformers\.$",
+    ):
         load(tmp_path / "toy.gguf")
 
 
@@ -136,6 +146,9 @@ def test_experts_of_a_model_that_is_larger_than_the_memory_are_read_from_the_dis
     assert answered(read, ids, 20).token_ids == answered(held, ids, 20).token_ids
     assert [path.name for path in (tmp_path / "cache" / "models").iterdir() if path.is_file()] == ["lock"]
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
-    with pytest.raises(ValueError, match=r"which is more memory than is free, and the disk has 0\.0 GB for the 0\.0 GB "
-                                         r"of its experts\. Make room, or set LONGGRAFT_CACHE"):
+    with pytest.raises(
+        ValueError,
+        match=r"which is more memory than is free, and the disk has 0\.0 GB for the 0\.0 GB "
+        r"of its experts\. Make room, or set LONGGRAFT_CACHE",
+    ):
         load(tmp_path / "toy.gguf")

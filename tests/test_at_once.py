@@ -18,8 +18,9 @@ def test_answers_of_a_round_have_their_lengths_and_the_ids_of_each_alone():
     session = toy_session("graft-x-text", adaptive=True)
     prompts = [toy_prompt(40), toy_prompt(90)]
     steps, ids = answered(session, prompts, [5, 9])
-    assert ids == [session.generate(prompt, length, eos=()).token_ids
-                   for prompt, length in zip(prompts, (5, 9), strict=True)]
+    assert ids == [
+        session.generate(prompt, length, eos=()).token_ids for prompt, length in zip(prompts, (5, 9), strict=True)
+    ]
     assert sum(step[2] for step in steps) == 14 and steps[0][3] == 1 and steps[-1][3] == 0
     assert {step[0] for step in steps} <= {1, 2}
 
@@ -31,8 +32,10 @@ def test_a_rate_counts_the_steps_of_so_many_requests():
 
 
 def test_the_table_has_ratios_within_a_round(tmp_path, capsys):
-    rows = [Round("chats", method, 2, 0, steps, different)
-            for method, steps, different in (("ar", PLAIN, 0), ("graft-x-text", FASTER, 1))]
+    rows = [
+        Round("chats", method, 2, 0, steps, different)
+        for method, steps, different in (("ar", PLAIN, 0), ("graft-x-text", FASTER, 1))
+    ]
     path = tmp_path / "rounds.jsonl"
     path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     show(path)

@@ -20,11 +20,11 @@ def test_backends_equal_the_reference(kind, backend, heads, prefix, window):
     tree = random_tree(1 if kind == "one" else 21, 3)
     n, columns, mask, column_depths = len(tree), len(tree), tree.mask, None
     depths = torch.arange(n) if kind == "chain" else tree.depths
-    if kind == "appended":      # five rows that see some of those appended before them
+    if kind == "appended":  # five rows that see some of those appended before them
         rows = torch.arange(16, 21)
         depths, mask, n, column_depths = tree.depths[rows], tree.mask[rows], 5, tree.depths
     q = torch.randn(1, heads[0], n, 16)
-    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, 16).unbind(0)     # the last rows are scratch
+    k, v = torch.randn(2, 1, heads[1], prefix + columns + 9, 16).unbind(0)  # the last rows are scratch
     layout = Layout(prefix, depths, None if kind == "chain" else mask, q.device, column_depths)
     out = BACKENDS[backend](q, k, v, layout, 0.25, window)
     torch.testing.assert_close(out, dense(q, k, v, layout, 0.25, window), atol=2e-6, rtol=1e-5)
@@ -43,7 +43,7 @@ def test_merging_prefix_and_tree_equals_dense_attention_to_a_thousandth_in_bfloa
     out = BACKENDS["split"](q, k, v, layout, 0.125, window)
     expected = dense(q.float(), k.float(), v.float(), layout, 0.125, window)
     assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=1 / 256)     # plus the rounding of bfloat16
+    torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=1 / 256)  # plus the rounding of bfloat16
 
 
 def test_unknown_and_impossible_backends_say_what_to_do(monkeypatch):
@@ -68,9 +68,9 @@ def test_the_layout_on_the_device_equals_the_layout_on_the_host(rows, columns, w
     tree = random_tree(columns, 7)
     layout = Layout(50, tree.depths[-rows:], tree.mask[-rows:], torch.device("cpu"), tree.depths)
     seen = layout.on_device.dense(layout.end + 30, window)
-    assert torch.equal(seen[:, :layout.end], layout.dense(window))
-    assert not seen[:, layout.end:].any()
-    assert layout.on_device is layout.on_device         # made once for all layers
+    assert torch.equal(seen[:, : layout.end], layout.dense(window))
+    assert not seen[:, layout.end :].any()
+    assert layout.on_device is layout.on_device  # made once for all layers
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -81,7 +81,7 @@ def test_whole_buffers_are_read_without_their_unwritten_rows(prefix, window):
     layout = Layout(prefix, tree.depths, tree.mask, torch.device("cpu"))
     q, (k, v) = torch.randn(1, 4, 12, 16), torch.randn(2, 1, 2, prefix + 50, 16).unbind(0)
     expected = dense(q, k, v, layout, 0.25, window)
-    k[:, :, layout.end:] = v[:, :, layout.end:] = float("nan")
+    k[:, :, layout.end :] = v[:, :, layout.end :] = float("nan")
     for backend in (dense, whole):
         out = backend(q, k, v, layout.on_device, 0.25, window)
         torch.testing.assert_close(out, expected, atol=2e-6, rtol=1e-5)

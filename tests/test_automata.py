@@ -49,7 +49,7 @@ def ask(root: int, budget: int = 60) -> Ask:
 def same(found: ProposalTree, official: list[int]) -> bool:
     """Compares two drafts; the official one is padded with zeros where the text ends."""
     tokens = found.tokens.tolist()
-    return tokens == official[:len(tokens)] and not any(official[len(tokens):])
+    return tokens == official[: len(tokens)] and not any(official[len(tokens) :])
 
 
 def test_an_automatons_drafts_are_the_official_ones(golden):
@@ -62,7 +62,7 @@ def test_an_automatons_drafts_are_the_official_ones(golden):
         assert tree.tokens.tolist() == case["sam_only_dyn_draft"], case["name"]
         assert tree.match.tolist() == [0] + [match] * (len(tree) - 1)
         for length, theirs in ((15, case["samd_dyn_draft_n15"]), (40, case["samd_dyn_draft_n40"])):
-            if match:       # otherwise the official code copies the text's beginning
+            if match:  # otherwise the official code copies the text's beginning
                 assert same(SamChain(known, length, None).propose(ask(root)), theirs), case["name"]
                 climbed += known.after(root, length) != (match, at)
     assert climbed >= 2
@@ -112,7 +112,7 @@ def test_either_asks_its_second_proposer_only_if_the_first_matched_too_little():
     second, chain = Asked(), SamChain(automaton([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]), 40, None)
     route = Either(chain, second, matched, lambda _: 4)
     assert route.propose(ask(4)).tokens.tolist() == [4, 5, 6, 7, 8, 1, 2, 3] and second.times == 0
-    assert len(route.propose(ask(7))) == 2 and second.times == 1        # a match of one token
+    assert len(route.propose(ask(7))) == 2 and second.times == 1  # a match of one token
     assert len(Either(chain, second, matched, lambda _: 5).propose(ask(4))) == 2 and second.times == 2
     assert route.memories == chain.memories
 
@@ -121,28 +121,39 @@ def counted(text: list[int], context: list[int], rule: Speculation, most: int) -
     """Returns the score of the best draft, by a plain search that counts all strings of the text."""
     best = 0.0
     for match in range(1, len(context) + 1):
-        strings = Counter(tuple(text[at:at + n]) for n in range(match, match + most + 1)
-                          for at in range(len(text) - n + 1))
+        strings = Counter(
+            tuple(text[at : at + n]) for n in range(match, match + most + 1) for at in range(len(text) - n + 1)
+        )
         top, found = [(1.0, tuple(context[-match:]))], []
         while top and len(found) < min(most, rule.tokens(match)):
             chance, path = top.pop(0)
             found += [chance] if len(path) > match else []
-            below = [(chance * strings[longer] / strings[path], longer) for longer in strings
-                     if longer[:-1] == path and longer[-1] >= 0]
+            below = [
+                (chance * strings[longer] / strings[path], longer)
+                for longer in strings
+                if longer[:-1] == path and longer[-1] >= 0
+            ]
             top = sorted([*top, *(one for one in below if one[0] >= rule.least)], reverse=True)
         best = max(best, sum(found))
     return best
 
 
-@pytest.mark.parametrize("budget, rule", [
-    (17, Speculation()), (6, Speculation()), (17, Speculation(least=0.3)), (17, Speculation(factor=2.0, offset=1.0)),
-    (17, Speculation(depth=3, factor=4.0))])
+@pytest.mark.parametrize(
+    "budget, rule",
+    [
+        (17, Speculation()),
+        (6, Speculation()),
+        (17, Speculation(least=0.3)),
+        (17, Speculation(factor=2.0, offset=1.0)),
+        (17, Speculation(depth=3, factor=4.0)),
+    ],
+)
 def test_suffix_trees_count_as_a_plain_search_does(budget, rule):
     drafts = 0
     for seed in range(12):
         text = np.random.default_rng(seed).integers(0, 1 + seed % 4, 40 if seed % 4 else 12).tolist()
         tree = SuffixDecoding((history(text[:-1]),), rule).propose(ask(text[-1], budget))
-        assert expected(tree) == pytest.approx(counted(text, text[-rule.depth:], rule, budget - 1), abs=1e-4)
+        assert expected(tree) == pytest.approx(counted(text, text[-rule.depth :], rule, budget - 1), abs=1e-4)
         assert len(tree) <= budget and (tree.scores[1:].exp() >= rule.least - 1e-6).all()
         drafts += not tree.is_chain
     assert drafts >= 1 or rule.least > 0.1
@@ -154,13 +165,13 @@ def test_drafts_on_repeated_text_are_as_long_as_the_match(match):
     unit = list(range(100, 130))
     text = [token for n in range(10) for token in (*unit, n)] + [50, *unit[:match]]
     tree = SuffixDecoding((history(text[:-1]),)).propose(ask(text[-1], 17))
-    assert tree.tokens.tolist() == unit[match - 1:2 * match]
+    assert tree.tokens.tolist() == unit[match - 1 : 2 * match]
     assert expected(tree) == pytest.approx(match * 10 / 11, abs=1e-4) and tree.match.tolist()[1:] == [match] * match
 
 
 def test_newer_successors_come_first_when_counts_tie():
     tree = SuffixDecoding((history([1, 2, 8, 1, 3, 9]),)).propose(ask(1, 17))
-    assert tree.tokens.tolist() == [1, 3]      # one token after a match of one
+    assert tree.tokens.tolist() == [1, 3]  # one token after a match of one
     assert np.exp(tree.scores[1].item()) == pytest.approx(1 / 3)
 
 
@@ -173,8 +184,8 @@ def test_earlier_answers_are_drafted_from_and_prompts_are_not():
     outputs.reset(10)
     outputs.observe(seen([1, 2], prompt=True))
     assert trees.propose(ask(41, 17)).tokens.tolist() == [41, 42]
-    assert len(trees.propose(ask(31, 17))) == 1         # 31 was in a prompt only
-    assert len(trees.propose(ask(43, 17))) == 1         # nothing follows an answer's end
+    assert len(trees.propose(ask(31, 17))) == 1  # 31 was in a prompt only
+    assert len(trees.propose(ask(43, 17))) == 1  # nothing follows an answer's end
     mark = outputs.mark()
     outputs.observe(seen([31, 7]))
     assert trees.propose(ask(31, 17)).tokens.tolist() == [31, 7]
@@ -187,38 +198,45 @@ def test_the_oldest_answers_are_forgotten_first():
     for answer in ([1, 2, 3], [4, 5, 6]):
         outputs.reset(10)
         outputs.observe(seen(answer))
-    assert outputs.whole(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]       # a running request loses nothing
+    assert outputs.whole(0).tolist() == [1, 2, 3, -1, 4, 5, 6, 0]  # a running request loses nothing
     outputs.reset(10)
     assert outputs.whole(0).tolist() == [4, 5, 6, -1, 0]
     other = PastAnswers(4)
     other.rewind(outputs.mark())
     other.observe(seen([9], prompt=True))
-    assert other.whole(0).tolist() == [4, 5, 6, -1, 0]          # one separator between two answers
+    assert other.whole(0).tolist() == [4, 5, 6, -1, 0]  # one separator between two answers
 
 
 def test_suffix_drafts_replace_a_tree_if_they_expect_enough_tokens():
     second, unit = Asked(), list(range(100, 130))
     trees = SuffixDecoding((history([*unit, 1, *unit, 2, *unit[:7]]),))
-    assert 5 < expected(trees.propose(ask(unit[7]))) < 6       # 8 times two thirds
+    assert 5 < expected(trees.propose(ask(unit[7]))) < 6  # 8 times two thirds
     assert len(Either(trees, second, expected, lambda _: 5).propose(ask(unit[7]))) == 9 and second.times == 0
     assert len(Either(trees, second, expected, lambda _: 6).propose(ask(unit[7]))) == 2
     ours = build("suffix-eagle3+levels=4", toy_parts())
-    assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]     # no draft could expect more
+    assert [ours.least(Ask(1, budget, 0)) for budget in (60, 5, 3)] == [4, 4, 2]  # no draft could expect more
     assert build("suffix-eagle3+threshold=2.5+outputs=0", toy_parts()).least(Ask(1, 60, 0)) == 2.5
 
 
 def continuations(text: list[int], context: list[int], lookup: RestChoices) -> tuple[int, Counter, int]:
     """Returns (longest match, count of each prefix that follows it, occurrences), by a plain search."""
     for n in range(min(lookup.longest, len(context)), lookup.shortest - 1, -1):
-        hits = [at + n for at in range(len(text) - n + 1) if text[at:at + n] == context[-n:]]
+        hits = [at + n for at in range(len(text) - n + 1) if text[at : at + n] == context[-n:]]
         if hits:
-            return n, Counter(prefix for at in hits for prefix in accumulate(
-                (token,) for token in text[at:at + lookup.length])), len(hits)
+            return (
+                n,
+                Counter(
+                    prefix for at in hits for prefix in accumulate((token,) for token in text[at : at + lookup.length])
+                ),
+                len(hits),
+            )
     return 0, Counter(), 0
 
 
-@pytest.mark.parametrize("budget, lookup", [
-    (65, RestChoices()), (8, RestChoices()), (65, RestChoices(longest=3, length=2)), (30, RestChoices(shortest=4))])
+@pytest.mark.parametrize(
+    "budget, lookup",
+    [(65, RestChoices()), (8, RestChoices()), (65, RestChoices(longest=3, length=2)), (30, RestChoices(shortest=4))],
+)
 def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
     rng = np.random.default_rng(0)
     text, found = rng.integers(0, 4, 300).tolist(), Counter()
@@ -231,7 +249,8 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
         assert len(ours) == min(budget - 1, len(prefixes))
         assert all(score == pytest.approx(np.log(prefixes[path] / hits), abs=1e-5) for path, score in ours.items())
         assert sorted(ours.values(), reverse=True) == pytest.approx(
-            [np.log(count / hits) for _, count in prefixes.most_common(budget - 1)], abs=1e-5)
+            [np.log(count / hits) for _, count in prefixes.most_common(budget - 1)], abs=1e-5
+        )
         assert not ours or tree.match.tolist() == [0] + [match] * len(ours)
         found[match] += 1
     assert len(found) >= 2
@@ -240,8 +259,8 @@ def test_a_datastore_finds_what_a_plain_search_finds(budget, lookup):
 def test_nothing_is_proposed_after_tokens_that_the_datastore_lacks():
     store = Corpus.build(np.array([1, 2, 3, 4]))
     assert len(RestRetriever(history([7, 1]), store).propose(ask(9))) == 1
-    assert len(RestRetriever(history([7]), store).propose(ask(1))) == 1           # a match of one token is too short
-    assert len(RestRetriever(history([3]), store).propose(ask(4))) == 1           # nothing follows the end
+    assert len(RestRetriever(history([7]), store).propose(ask(1))) == 1  # a match of one token is too short
+    assert len(RestRetriever(history([3]), store).propose(ask(4))) == 1  # nothing follows the end
     assert RestRetriever(history([1]), store).propose(ask(2)).tokens.tolist() == [2, 3, 4]
 
 
@@ -252,7 +271,9 @@ def test_rest_reads_evenly_spaced_occurrences_up_to_its_limit():
 
 
 def test_the_error_for_a_missing_datastore_says_how_to_build_one():
-    said = (r"'rest' needs a datastore: none ships with the package\.\nMake a corpus of text or code with `longgraft "
-            r"corpus add NAME FILES`")
+    said = (
+        r"'rest' needs a datastore: none ships with the package\.\nMake a corpus of text or code with `longgraft "
+        r"corpus add NAME FILES`"
+    )
     with pytest.raises(ValueError, match=said):
         load_needs(find("rest"), Sources(toy_target()))

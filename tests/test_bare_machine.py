@@ -48,26 +48,57 @@ def test_the_commands_of_the_other_scripts_run_without_further_packages(pair, tm
     texts = tmp_path / "texts.jsonl"
     texts.write_text("".join(json.dumps({"text": "the cat sat on the mat . " * 60}) + "\n" for _ in range(40)))
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text("tokens_per_step = 64\ntotal_tokens = 128\nvalid_rows = 1\nvalid_length = 32\ndraft_vocab = 16\n"
-                      "mat_prompts = 0\n[[stages]]\nlength = 32\n")
+    recipe.write_text(
+        "tokens_per_step = 64\ntotal_tokens = 128\nvalid_rows = 1\nvalid_length = 32\ndraft_vocab = 16\n"
+        "mat_prompts = 0\n[[stages]]\nlength = 32\n"
+    )
     target, head = str(pair / "target"), str(pair / "head")
     texts_of = ["--data", str(texts), "--valid", str(texts)]
     commands = [
-        ["generate", "--model", target, "--drafter", head, "--prompt", "the cat sat", "--max-new-tokens", "4",
-         "--compare"],
+        [
+            "generate",
+            "--model",
+            target,
+            "--drafter",
+            head,
+            "--prompt",
+            "the cat sat",
+            "--max-new-tokens",
+            "4",
+            "--compare",
+        ],
         ["verify", "--model", target, "--drafter", head, "--method", "graft-x", "--prompts", str(texts)],
         ["train", "drafter", "--model", target, *texts_of, "--recipe", str(recipe), "--out", str(tmp_path / "run")],
-        ["train", "regenerate", "--model", target, "--continue", str(texts), "--tokens", "16", "--max-new-tokens", "8",
-         "--out", str(tmp_path / "own.jsonl")]]
-    script = ("import json, sys\nfrom longgraft.cli.app import main\nfor words in json.loads(sys.argv[1]):\n"
-              "    sys.argv = ['longgraft', *words]\n    assert main() in (None, 0), words")
+        [
+            "train",
+            "regenerate",
+            "--model",
+            target,
+            "--continue",
+            str(texts),
+            "--tokens",
+            "16",
+            "--max-new-tokens",
+            "8",
+            "--out",
+            str(tmp_path / "own.jsonl"),
+        ],
+    ]
+    script = (
+        "import json, sys\nfrom longgraft.cli.app import main\nfor words in json.loads(sys.argv[1]):\n"
+        "    sys.argv = ['longgraft', *words]\n    assert main() in (None, 0), words"
+    )
     finished([sys.executable, "-c", script, json.dumps(commands)], tmp_path)
 
 
 def checkout(folder: Path) -> Path:
     """Makes a repository with two heads, other weights and the script, and returns its root."""
-    sizes = {"yarn_drafters/heads/a/model.safetensors": 3, "yarn_drafters/embedded/model.safetensors": 2,
-             "README.md": 1, "constraints.txt": 0}      # MiB
+    sizes = {
+        "yarn_drafters/heads/a/model.safetensors": 3,
+        "yarn_drafters/embedded/model.safetensors": 2,
+        "README.md": 1,
+        "constraints.txt": 0,
+    }  # MiB
     for name, size in sizes.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,13 +110,18 @@ def checkout(folder: Path) -> Path:
         subprocess.run(["git", *command], cwd=folder, check=True)
     (folder / ".git" / "info").mkdir(exist_ok=True)
     (folder / ".git" / "info" / "exclude").write_text("/pack/\n")
-    (folder / "pack" / "wheels").mkdir(parents=True)       # nothing is downloaded
+    (folder / "pack" / "wheels").mkdir(parents=True)  # nothing is downloaded
     return folder
 
 
 def packed(root: Path, *words: str, **limits: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["bash", "benchmarks/gpu/pack.sh", *words], cwd=root, capture_output=True, text=True,
-                          env={**os.environ, **limits})
+    return subprocess.run(
+        ["bash", "benchmarks/gpu/pack.sh", *words],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **limits},
+    )
 
 
 def test_pack_sets_weights_aside_and_brings_them_back(tmp_path):

@@ -52,9 +52,20 @@ def questions(tmp_path_factory) -> Path:
 
 
 def config(questions: Path, **more) -> SweepConfig:
-    return SweepConfig(**{"suites": (str(questions),), "lengths": (), "methods": ("pld", "graft"),
-                          "modes": ("greedy", "sampled"), "prompts": 2, "repeats": 1, "max_new_tokens": 8,
-                          "check_tokens": 4, "budget": 8} | more)
+    return SweepConfig(
+        **{
+            "suites": (str(questions),),
+            "lengths": (),
+            "methods": ("pld", "graft"),
+            "modes": ("greedy", "sampled"),
+            "prompts": 2,
+            "repeats": 1,
+            "max_new_tokens": 8,
+            "check_tokens": 4,
+            "budget": 8,
+        }
+        | more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +98,12 @@ def test_a_later_turn_follows_the_answer_of_plain_decoding_in_its_mode(run, benc
             before = row_of(rows, "talk" if turn == 2 else f"talk#{turn - 1}", mode)
             text += "\n\n" + tokenizer.decode(before.token_ids, skip_special_tokens=True) + "\n\n" + follow_up
             assert {r.prompt_tokens for r in rows if (r.turn, r.key.mode) == (turn, mode)} == {
-                len(tokenizer(text)["input_ids"])}
+                len(tokenizer(text)["input_ids"])
+            }
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("kept", [1, 7])       # rows: part of a prompt, part of a turn
+@pytest.mark.parametrize("kept", [1, 7])  # rows: part of a prompt, part of a turn
 def test_a_run_killed_within_a_conversation_resumes_with_the_same_rows(run, questions, tmp_path, kept):
     for name in ("config.json", ROWS):
         shutil.copy(run / name, tmp_path)
@@ -142,8 +154,13 @@ def test_a_chat_template_gets_the_turns_as_messages():
     assert example.turn_ids == ("81", "81#2", "81#3")
     last = example.next_turn("1.").next_turn("2.")
     assert (last.id, last.turn, last.turn_ids) == ("81#3", 3, ("81#3",))
-    assert last.encode(Chat()) == [("user", "One?"), ("assistant", "1."), ("user", "Two?"), ("assistant", "2."),
-                                   ("user", "Three?")]
+    assert last.encode(Chat()) == [
+        ("user", "One?"),
+        ("assistant", "1."),
+        ("user", "Two?"),
+        ("assistant", "2."),
+        ("user", "Three?"),
+    ]
 
 
 def test_an_end_token_is_left_out_of_the_next_turn(questions, tmp_path, bench, monkeypatch):
@@ -159,6 +176,7 @@ def test_an_end_token_is_left_out_of_the_next_turn(questions, tmp_path, bench, m
 
 
 # Failures -----------------------------------------------------------------------------------------------------------
+
 
 def test_a_prompt_beyond_the_targets_positions_fails_and_so_do_its_turns(questions, tmp_path, bench, monkeypatch):
     monkeypatch.setattr(type(bench.session.target), "max_positions", 12)
@@ -178,11 +196,13 @@ def test_a_method_that_fails_does_not_end_the_conversation(questions, tmp_path, 
     monkeypatch.setattr(PromptLookup, "propose", broken)
     found = sweep(config(questions, modes=("greedy",), methods=("pld",)), tmp_path)
     assert {(r.key.prompt_id, r.key.method) for r in found if isinstance(r, Row)} == {
-        (prompt, "ar") for prompt in ("talk", "talk#2", "talk#3", "lone")}
+        (prompt, "ar") for prompt in ("talk", "talk#2", "talk#3", "lone")
+    }
     assert len(found) == 4 * 2
 
 
 # Plan, tables, figures ----------------------------------------------------------------------------------------------
+
 
 def test_a_smaller_number_of_prompts_is_spread_over_the_suite():
     class Letters:
@@ -213,14 +233,21 @@ def test_tables_have_a_column_per_suite_and_figures_no_length(run, questions):
 
 # Recordings ---------------------------------------------------------------------------------------------------------
 
+
 def test_recordings_of_the_user_precede_the_true_text_and_that_the_longest(tmp_path):
     file(tmp_path / "lcc.jsonl", *({"_id": name, "context": "x"} for name in "abc"))
     file(tmp_path / "meta.jsonl", {"_id": "a", "continuation": "true"}, {"_id": "b", "continuation": "true"})
-    file(tmp_path / "recorded.jsonl", {"_id": "b", "model": "big", "continuation": "longer than true"},
-         {"_id": "c", "model": "small", "continuation": "short"},
-         {"_id": "c", "model": "big", "continuation": "longer"})
-    ours = file(tmp_path / "ours.jsonl", {"_id": "a", "continuation": "ours"},
-                {"_id": "c", "model": "small", "continuation": "s"})
+    file(
+        tmp_path / "recorded.jsonl",
+        {"_id": "b", "model": "big", "continuation": "longer than true"},
+        {"_id": "c", "model": "small", "continuation": "short"},
+        {"_id": "c", "model": "big", "continuation": "longer"},
+    )
+    ours = file(
+        tmp_path / "ours.jsonl",
+        {"_id": "a", "continuation": "ours"},
+        {"_id": "c", "model": "small", "continuation": "s"},
+    )
     more = file(tmp_path / "more.jsonl", {"_id": "a", "continuation": "even longer than ours"})
     assert [e.recording for e in load_suite("lcc", tmp_path)] == ["true", "true", "longer"]
     assert [e.recording for e in load_suite("lcc", tmp_path, [ours, more])] == ["ours", "true", "s"]
@@ -234,8 +261,10 @@ def test_a_runs_answers_are_replayed_turn_by_turn(run, questions, tmp_path, benc
     found = sweep(config(questions, modes=("replay",), recorded=(str(answers),)), tmp_path / "replayed")
     assert len(found) == 4 * 3 and not any(isinstance(r, Failure) for r in found)
     for row in found:
-        texts = [bench.session.tokenizer.decode(r.token_ids, skip_special_tokens=True)
-                 for r in (row, row_of(read_rows(run), row.key.prompt_id, "sampled"))]
+        texts = [
+            bench.session.tokenizer.decode(r.token_ids, skip_special_tokens=True)
+            for r in (row, row_of(read_rows(run), row.key.prompt_id, "sampled"))
+        ]
         assert texts[1].startswith(texts[0]) and texts[0]
     with pytest.raises(ValueError, match=r"no answers of eagle3, sampled. It has: ar greedy, ar sampled, graft"):
         write_recordings(run, tmp_path / "x.jsonl", "sampled", "eagle3")
@@ -249,7 +278,7 @@ def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp
     drawn, decode = [], PromptMeasurement.decode
 
     def decoded(self, variant, sampling, limit, *more):
-        if variant.name == "odd" and limit == 4:        # check_tokens, so neither warm-up nor replay
+        if variant.name == "odd" and limit == 4:  # check_tokens, so neither warm-up nor replay
             drawn.append(sampling.temperature)
             raise ValueError("seen")
         return decode(self, variant, sampling, limit, *more)
@@ -257,27 +286,37 @@ def test_the_check_beside_a_replay_samples_only_for_exact_methods(questions, tmp
     monkeypatch.setattr(PromptMeasurement, "decode", decoded)
     for promise in ("exact", "distribution"):
         monkeypatch.setitem(CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise))
-        found = sweep(config(questions, modes=("replay",), methods=("odd",), recorded=(str(recorded),)),
-                      tmp_path / promise)
+        found = sweep(
+            config(questions, modes=("replay",), methods=("odd",), recorded=(str(recorded),)), tmp_path / promise
+        )
         assert [row.promise for row in found if isinstance(row, Failure)] == [promise]
     assert drawn == [1.0, 0.0]
 
 
 def test_a_replay_ends_before_a_turn_without_a_recording(questions, tmp_path):
-    recorded = file(tmp_path / "r.jsonl", {"_id": "talk", "continuation": "Two, three and five."},
-                    {"_id": "lone", "suite": "others", "continuation": "of another suite"})
+    recorded = file(
+        tmp_path / "r.jsonl",
+        {"_id": "talk", "continuation": "Two, three and five."},
+        {"_id": "lone", "suite": "others", "continuation": "of another suite"},
+    )
     found = sweep(config(questions, modes=("replay",), methods=(), recorded=(str(recorded),)), tmp_path / "run")
     assert [r.key.prompt_id for r in found] == ["talk"]
 
 
 # The commands -------------------------------------------------------------------------------------------------------
 
+
 def test_bench_has_the_options_of_sweep_except_lengths_and_its_own_defaults():
     from longgraft.cli.measure import measuring
 
-    ours, theirs = (next(set(inspect.signature(command.callback).parameters)
-                         for command in measuring.registered_commands if command.name == name)
-                    for name in ("bench", "sweep"))
+    ours, theirs = (
+        next(
+            set(inspect.signature(command.callback).parameters)
+            for command in measuring.registered_commands
+            if command.name == name
+        )
+        for name in ("bench", "sweep")
+    )
     assert theirs - ours == {"lengths"} and ours <= theirs
     made = SweepConfig.load(None, SHORT, methods=("pld",), prompts=None)
     assert (made.lengths, made.modes, made.prompts, made.methods) == ((), ("greedy",), 20, ("pld",))
@@ -291,11 +330,25 @@ def test_flags_win_over_the_file_and_the_file_over_the_commands_defaults(tmp_pat
 
 
 def test_bench_runs_from_the_command_line_and_suites_are_listed(questions, tmp_path, command):
-    assert "summary.md" in command("bench", "--suites", questions, "--methods", "pld", "--repeats", 1,
-                                   "--max-new-tokens", 6, "--prompts", 1, "--out", tmp_path / "run")
+    assert "summary.md" in command(
+        "bench",
+        "--suites",
+        questions,
+        "--methods",
+        "pld",
+        "--repeats",
+        1,
+        "--max-new-tokens",
+        6,
+        "--prompts",
+        1,
+        "--out",
+        tmp_path / "run",
+    )
     assert {r.key.prompt_id for r in read_rows(tmp_path / "run")} == {"talk", "talk#2", "talk#3"}
-    assert "3 answers in" in command("recordings", tmp_path / "run", "--mode", "greedy", "--out",
-                                     tmp_path / "answers.jsonl")
+    assert "3 answers in" in command(
+        "recordings", tmp_path / "run", "--mode", "greedy", "--out", tmp_path / "answers.jsonl"
+    )
     listed = command("suites")
     assert "MT-Bench: open questions" in listed and "eagle_sum.jsonl" in listed and "hub openai/gsm8k, main" in listed
     said = " ".join(command("sweep", "--help").replace("\u2502", " ").split())

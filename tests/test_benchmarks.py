@@ -39,13 +39,25 @@ def unbuilt(name: str) -> SimpleNamespace:
     config = getattr(transformers, SHAPES[name].family)(**SHAPES[name].config)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return SimpleNamespace(config=config, dtype=torch.bfloat16, model=model, head=model.get_output_embeddings(),
-                           vocab_size=config.vocab_size)
+    return SimpleNamespace(
+        config=config,
+        dtype=torch.bfloat16,
+        model=model,
+        head=model.get_output_embeddings(),
+        vocab_size=config.vocab_size,
+    )
 
 
-@pytest.mark.parametrize("name, prefix, rows, ms", [
-    ("llama-3.1-8b", 4096, 1, 3.62), ("llama-3.1-8b", 4096, 60, 3.64), ("llama-3.1-8b", 32_768, 1, 4.49),
-    ("qwen3-8b", 4096, 1, 3.66), ("qwen3-8b", 32_768, 1, 4.64)])
+@pytest.mark.parametrize(
+    "name, prefix, rows, ms",
+    [
+        ("llama-3.1-8b", 4096, 1, 3.62),
+        ("llama-3.1-8b", 4096, 60, 3.64),
+        ("llama-3.1-8b", 32_768, 1, 4.49),
+        ("qwen3-8b", 4096, 1, 3.66),
+        ("qwen3-8b", 32_768, 1, 4.64),
+    ],
+)
 def test_the_floor_of_a_pass_is_the_time_for_its_bytes(name, prefix, rows, ms):
     """The times were computed by hand: weights without the input embedding, keys and values, at 4.3 TB/s."""
     seconds, bound = H200.floor(floors.target_pass(unbuilt(name), prefix, rows))
@@ -138,7 +150,7 @@ def test_rows_are_on_disk_before_the_part_has_ended(tmp_path):
 
     def rows():
         yield Row("a", "b", 0.5, 0.25)
-        row, = json.loads((tmp_path / "x.json").read_text())["rows"]
+        (row,) = json.loads((tmp_path / "x.json").read_text())["rows"]
         assert row["reached"] == 0.5
         yield Row("c", "d")
 
@@ -157,14 +169,28 @@ def test_prompts_of_32k_are_in_the_checkout_and_repeat_themselves_as_text_does()
     assert len(ids) == 32_768 and 0.02 < len(set(ids)) / len(ids) < 0.3
 
 
-PROGRAMS = {     # further options of a rehearsal, and the parts that its table must have
-    "check": (["-k", "(bit and split) or split-float32 or (recorded_pass and llama) or qwen2-graft-single"],
-              {"copy", "product, 64 rows", "every backend equals float64", "toys equal plain decoding"}),
-    "parts": (["--toy", "--prefix", "64,256", "--patience", "0.01", "--mode", "eager,graphs"],
-              {"pass, 64 rows", "draft level", "plain step", "drafted step", "prefill", "seeding", "attention, 64 rows",
-               "acceptance, 60 rows", "transformers"}),
+PROGRAMS = {  # further options of a rehearsal, and the parts that its table must have
+    "check": (
+        ["-k", "(bit and split) or split-float32 or (recorded_pass and llama) or qwen2-graft-single"],
+        {"copy", "product, 64 rows", "every backend equals float64", "toys equal plain decoding"},
+    ),
+    "parts": (
+        ["--toy", "--prefix", "64,256", "--patience", "0.01", "--mode", "eager,graphs"],
+        {
+            "pass, 64 rows",
+            "draft level",
+            "plain step",
+            "drafted step",
+            "prefill",
+            "seeding",
+            "attention, 64 rows",
+            "acceptance, 60 rows",
+            "transformers",
+        },
+    ),
     "plans": (["--toy", "--prefix", "64", "--patience", "0"], {"kernel, 8 rows"}),
-    "pair": ([], {f"{dtype} {mode}" for dtype in ("float32", "bfloat16") for mode in ("greedy", "replay")})}
+    "pair": ([], {f"{dtype} {mode}" for dtype in ("float32", "bfloat16") for mode in ("greedy", "replay")}),
+}
 
 
 def rows_of(name: str, folder: Path) -> list[dict]:
@@ -181,8 +207,13 @@ def rows_of(name: str, folder: Path) -> list[dict]:
 def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
     """transformers' generate runs in its own process only once, because that takes seconds."""
     real = pairs.elsewhere
-    monkeypatch.setattr(pairs, "elsewhere", lambda task, static, *more: pairs.baseline(task, static)
-                        if static or task.dtype == "float32" else real(task, static, *more))
+    monkeypatch.setattr(
+        pairs,
+        "elsewhere",
+        lambda task, static, *more: (
+            pairs.baseline(task, static) if static or task.dtype == "float32" else real(task, static, *more)
+        ),
+    )
     done = CliRunner().invoke(program.app, [name, "--device", "cpu", *PROGRAMS[name][0], "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     rows = rows_of(name, tmp_path)
@@ -190,7 +221,7 @@ def test_a_program_is_rehearsed(name, tmp_path, monkeypatch):
         assert all(row["part"] in done.output for row in rows)
         assert {*parts.PARTS, "attention"} <= {each.name for each in program.app.registered_commands}
         for row in rows:
-            difference = row["part"] in ("seeding", "draft level", "transformers")     # rows that subtract noisy times
+            difference = row["part"] in ("seeding", "draft level", "transformers")  # rows that subtract noisy times
             assert row["seconds"] > 0 or difference, row
             assert row["floor"] > 0 and row["bound"] in ("memory", "arithmetic", "launch"), row
     if name == "pair":
@@ -212,7 +243,10 @@ def test_a_synthetic_mixture_is_written_and_measured(tmp_path, monkeypatch, kern
     assert measured.exit_code == 0, measured.output
     rows = json.loads((tmp_path / "mixture.json").read_text())["rows"]
     assert [(row["part"], row["case"]) for row in rows] == [
-        ("loading", "the first"), *(("pass", f"{n} rows") for n in mixture.ROWS),
-        ("decoding", "ar"), ("decoding", "default")]
+        ("loading", "the first"),
+        *(("pass", f"{n} rows") for n in mixture.ROWS),
+        ("decoding", "ar"),
+        ("decoding", "default"),
+    ]
     woken = [row["figures"]["experts"] for row in rows if row["part"] == "pass"]
     assert woken[0] == 2 and min(woken[1:]) > 2

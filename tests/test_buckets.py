@@ -37,8 +37,15 @@ def meeting(turns: int = 40) -> Example:
 
 
 def code(lines: int = 60) -> Example:
-    return Example("lcc", "c", "Go on.\n", "".join(f"    name_{n} = {n}\n" for n in range(lines)), "Next:\n",
-                   chat=False, unit="line")
+    return Example(
+        "lcc",
+        "c",
+        "Go on.\n",
+        "".join(f"    name_{n} = {n}\n" for n in range(lines)),
+        "Next:\n",
+        chat=False,
+        unit="line",
+    )
 
 
 def book(name: str, words: int) -> Example:
@@ -54,10 +61,11 @@ def size(example: Example, body: str | None = None) -> int:
 def text_of(fitted) -> str:
     """Returns the part of the body that was kept."""
     body, cut = fitted.example.body, fitted.cut_characters
-    return body[:len(body) - cut] if fitted.example.chat else body[cut:]
+    return body[: len(body) - cut] if fitted.example.chat else body[cut:]
 
 
 # Lengths and buckets ------------------------------------------------------------------------------------------------
+
 
 def test_a_bucket_includes_its_upper_end_and_not_its_lower():
     bucket = Bucket(4, 8)
@@ -75,25 +83,32 @@ def test_a_prompt_is_in_the_bucket_that_ends_at_its_length_and_in_none_twice_as_
 
 # Cuts ---------------------------------------------------------------------------------------------------------------
 
+
 def test_a_document_ends_at_a_sentence_and_not_at_an_initial_or_a_title():
     first = "One two three four five six seven eight nine ten."
     body = f"{first} Dr. No met J. Smith there. He left (so he said.) And more text follows here without an end"
     example = Example("gov_report", "d", "", body, "", unit="sentence")
     second = f"{first} Dr. No met J. Smith there."
     assert {text_of(fit(example, Words(), length)) for length in range(size(example, first), size(example))} == {
-        first, second, f"{second} He left (so he said.)"}
+        first,
+        second,
+        f"{second} He left (so he said.)",
+    }
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("tokenizer", [Words(), Words(is_fast=False), Words(drift=400), Words(drift=-400)],
-                         ids=["offsets", "no offsets", "late offsets", "early offsets"])
+@pytest.mark.parametrize(
+    "tokenizer",
+    [Words(), Words(is_fast=False), Words(drift=400), Words(drift=-400)],
+    ids=["offsets", "no offsets", "late offsets", "early offsets"],
+)
 @pytest.mark.parametrize("example", [meeting(), code(), book("b", 200)], ids=["meeting", "code", "book"])
 def test_a_cut_keeps_the_longest_text_up_to_a_boundary_even_with_wrong_offsets(example, tokenizer):
     gap = {"turn": r"\n(?=Speaker)", "line": r"\n", "sentence": r"(?<=\.) "}[example.unit]
     if example.chat:
-        parts = [example.body[:m.start()] for m in re.finditer(gap, example.body)]
+        parts = [example.body[: m.start()] for m in re.finditer(gap, example.body)]
     else:
-        parts = [example.body[m.end():] for m in re.finditer(gap, example.body)]
+        parts = [example.body[m.end() :] for m in re.finditer(gap, example.body)]
     sizes = {size(example, part): part for part in parts if part}
     for length in range(100, size(example), 11):
         best = max(tokens for tokens in sizes if tokens <= length)
@@ -126,15 +141,19 @@ def test_a_cut_needs_at_most_five_encodings():
 
 # Plans --------------------------------------------------------------------------------------------------------------
 
+
 def test_all_buckets_have_the_same_prompts_if_they_are_long_enough():
     examples = [book("short", 60), book("first", 900), book("middle", 300), book("second", 800), book("third", 1000)]
     planned = plan(examples, Words(), (200, 400, 800), 2)
     assert {length: [f.example.id for f in found] for length, found in planned.items()} == {
-        200: ["first", "second"], 400: ["first", "second"], 800: ["first", "second"]}
+        200: ["first", "second"],
+        400: ["first", "second"],
+        800: ["first", "second"],
+    }
     for length, found in planned.items():
         assert all(0.9 * length < len(f.ids) <= length and f.cut_tokens for f in found)
     ends = [text_of(planned[length][0]) for length in (200, 400, 800)]
-    assert ends[2].endswith(ends[1]) and ends[1].endswith(ends[0])          # the same text, more or less of it
+    assert ends[2].endswith(ends[1]) and ends[1].endswith(ends[0])  # the same text, more or less of it
 
 
 def test_the_next_longest_prompts_fill_a_bucket_up_to_the_requested_number():
@@ -143,16 +162,26 @@ def test_the_next_longest_prompts_fill_a_bucket_up_to_the_requested_number():
     assert list(planned) == [200, 400, 800, 1600]
     names = {length: [f.example.id for f in found] for length, found in planned.items()}
     assert names[1600] == [] and names[800] == ["350"] and names[400] == ["350", "150"]
-    assert names[200] == ["350", "150", "50"]           # 60 would do as well, but three were asked for
+    assert names[200] == ["350", "150", "50"]  # 60 would do as well, but three were asked for
     assert [f.bucket for f in planned[800]] == [Bucket(400, 800)] and planned[200][0].bucket == Bucket(100, 200)
 
 
-@pytest.mark.parametrize("examples, lengths, names", [
-    ([Example("qa", "q", "why " * 150, "", ""), book("long", 500)], (200, 400, 800),        # q cannot be cut
-     {200: ["long"], 400: ["long", "q"], 800: ["long"]}),
-    ([book("150", 150), book("500", 500)], (200, 300, 1600),        # 150 serves buckets up to twice its length
-     {200: ["500", "150"], 300: ["500", "150"], 1600: ["500"]}),
-    ([Example("qa", str(n), "why?", "", "") for n in range(3)], (4096, 8192), {4096: ["0", "1"], 8192: []})])
+@pytest.mark.parametrize(
+    "examples, lengths, names",
+    [
+        (
+            [Example("qa", "q", "why " * 150, "", ""), book("long", 500)],
+            (200, 400, 800),  # q cannot be cut
+            {200: ["long"], 400: ["long", "q"], 800: ["long"]},
+        ),
+        (
+            [book("150", 150), book("500", 500)],
+            (200, 300, 1600),  # 150 serves buckets up to twice its length
+            {200: ["500", "150"], 300: ["500", "150"], 1600: ["500"]},
+        ),
+        ([Example("qa", str(n), "why?", "", "") for n in range(3)], (4096, 8192), {4096: ["0", "1"], 8192: []}),
+    ],
+)
 def test_a_prompt_is_in_each_bucket_it_is_long_enough_for_and_a_short_one_in_the_first(examples, lengths, names):
     planned = plan(examples, Words(), lengths, 2)
     assert {length: [f.example.id for f in found] for length, found in planned.items()} == names
@@ -161,8 +190,9 @@ def test_a_prompt_is_in_each_bucket_it_is_long_enough_for_and_a_short_one_in_the
 
 def test_the_longest_prompts_leave_room_for_an_answer():
     planned = plan([book("long", 1000)], Words(), (400, 800), 1, most=750)
-    assert [(length, len(found[0].ids) <= min(length, 750), found[0].bucket.high) for length, found in planned.items()
-            ] == [(400, True, 400), (800, True, 750)]
+    assert [
+        (length, len(found[0].ids) <= min(length, 750), found[0].bucket.high) for length, found in planned.items()
+    ] == [(400, True, 400), (800, True, 750)]
 
 
 def test_planning_stops_reading_when_the_longest_suffice():
@@ -175,6 +205,7 @@ def test_planning_stops_reading_when_the_longest_suffice():
 
 
 # Real rows ----------------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -197,9 +228,12 @@ def test_five_real_rows_fill_every_bucket_at_natural_boundaries(suite, tokenizer
             assert len(fitted.ids) in fitted.bucket and fitted.bucket.high == length
             if not fitted.cut_characters:
                 continue
-            rest = example.body[len(kept):] if example.chat else example.body[:-len(kept)]
-            assert {"turn": re.match(r"\n[^\n:]+:", rest), "line": rest.endswith("\n"),
-                    "sentence": kept[-1] in ".!?\"')”"}[example.unit]
+            rest = example.body[len(kept) :] if example.chat else example.body[: -len(kept)]
+            assert {
+                "turn": re.match(r"\n[^\n:]+:", rest),
+                "line": rest.endswith("\n"),
+                "sentence": kept[-1] in ".!?\"')”",
+            }[example.unit]
             if length == 4096:
                 assert list(fitted.ids) == example.encode(tokenizer, kept) and len(fitted.ids) > 3500
 

@@ -43,7 +43,7 @@ def test_a_head_in_bytes_takes_little_more_than_a_byte_per_weight(folder):
 def test_a_loaded_weight_is_within_half_a_step_of_the_saved_one(folder):
     loaded = dict(load_head(folder / "bytes", TARGET).named_parameters())
     for name, weight in linear_weights(toy_network()):
-        steps = rounded(weight).scales.repeat_interleave(32, 1)[:, :weight.shape[1]]
+        steps = rounded(weight).scales.repeat_interleave(32, 1)[:, : weight.shape[1]]
         assert ((loaded[name] - weight).abs() <= 0.51 * steps).all() and not torch.equal(loaded[name], weight)
 
 
@@ -61,11 +61,15 @@ def test_rounding_a_loaded_head_again_changes_nothing(folder):
 def test_either_form_is_exported_to_every_layout(layout, source, folder):
     from transformers import LlamaConfig
 
-    LlamaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48
-                ).save_pretrained(folder / "target")
+    LlamaConfig(
+        vocab_size=VOCAB, hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=48
+    ).save_pretrained(folder / "target")
     export(folder / source, folder / "out", str(folder / "target"), layout)
-    floats = {tensor.dtype for name, tensor in load_file(folder / "out" / "model.safetensors").items()
-              if tensor.is_floating_point() and not name.endswith("_scale")}
+    floats = {
+        tensor.dtype
+        for name, tensor in load_file(folder / "out" / "model.safetensors").items()
+        if tensor.is_floating_point() and not name.endswith("_scale")
+    }
     assert floats == {torch.bfloat16}
     config = json.loads((folder / "out" / "config.json").read_text())
     assert ("quantization_config" in config) == (layout == "bytes")
@@ -74,9 +78,14 @@ def test_either_form_is_exported_to_every_layout(layout, source, folder):
         assert (got - wanted).abs().max() <= wanted.abs().max() / 100, name
 
 
-@pytest.mark.parametrize("change", [
-    lambda t: t.pop("fc.weight_scale"), lambda t: t.update({"fc.weight_scale": t["fc.weight_scale"][:, :1].clone()}),
-    lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int8)})])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.pop("fc.weight_scale"),
+        lambda t: t.update({"fc.weight_scale": t["fc.weight_scale"][:, :1].clone()}),
+        lambda t: t.update({"norm.weight": torch.ones(32, dtype=torch.int8)}),
+    ],
+)
 def test_bytes_without_their_scales_are_refused(change, folder):
     changed(folder, change)
     with pytest.raises(ValueError, match=r"its scales .* one for each 32 inputs of an output is needed") as refused:

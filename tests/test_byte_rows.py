@@ -34,9 +34,22 @@ INT8 = {"kv_dtype": "int8", "tell": False}
 def model_of(size: int, dtype: torch.dtype = torch.float32):
     """A Llama with heads of this size."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=size, initializer_range=0.2)).to(dtype).eval()
+    return (
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=48,
+                intermediate_size=80,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=size,
+                initializer_range=0.2,
+            )
+        )
+        .to(dtype)
+        .eval()
+    )
 
 
 def filled(cache: KVCache, tokens: int, target: Target) -> KVCache:
@@ -64,7 +77,7 @@ def test_numbers_are_read_back_within_half_a_step_of_their_group(size):
     found = numbers_of(rows, torch.float32)
     assert found.shape == numbers.shape
     for first in range(0, size, GROUP):
-        ours, theirs = (of[..., first:first + GROUP] for of in (found, numbers))
+        ours, theirs = (of[..., first : first + GROUP] for of in (found, numbers))
         step = theirs.abs().amax(-1, keepdim=True) / 127
         assert bool(((ours - theirs).abs() <= 0.51 * step).all())
 
@@ -124,12 +137,16 @@ def test_attention_over_bytes_has_the_bits_of_attention_over_their_numbers(rows,
     kind, count = kind.split()[0], int(kind.split()[1])
     torch.manual_seed(prefix)
     tree = random_tree(count, 3)
-    layout = Layout(prefix, tree.depths if kind == "tree" else torch.arange(count),
-                    tree.mask if kind == "tree" else None, torch.device("cpu"))
+    layout = Layout(
+        prefix,
+        tree.depths if kind == "tree" else torch.arange(count),
+        tree.mask if kind == "tree" else None,
+        torch.device("cpu"),
+    )
     q = torch.randn(1, count, 9, size).transpose(1, 2).to(dtype)
     k, v = (packed(numbers) for numbers in torch.randn(2, 1, 3, prefix + count + 9, size))
     for rows in (k, v):
-        rows[:, :, prefix + count:] = -1            # a scale of these bits is NaN
+        rows[:, :, prefix + count :] = -1  # a scale of these bits is NaN
     with torch.no_grad():
         found = kernels.attention(q, k, v, layout, 0.25, window)
         expected = []
@@ -161,8 +178,9 @@ def test_logits_change_little_and_the_cache_is_about_a_quarter(family, kernels):
     model = toy_model(family)
     target, exact = Target(model, kernels=kernels, cache_dtype=BYTES), Target(model, kernels=kernels)
     found, expected = (filled(each.cache(64), 40, each) for each in (target, exact))
-    ours, theirs = (read(each, Segment(random_tree(25, 2), cache)).logits
-                    for each, cache in ((target, found), (exact, expected)))
+    ours, theirs = (
+        read(each, Segment(random_tree(25, 2), cache)).logits for each, cache in ((target, found), (exact, expected))
+    )
     assert 0 < float((ours - theirs).norm()) < 0.05 * float(theirs.norm())
     assert found.last[0].shape[3] == packed_size(expected.last[0].shape[3])
     assert found.bytes() * exact.cache_bytes_per_token() == expected.bytes() * target.cache_bytes_per_token()
@@ -174,11 +192,12 @@ def test_logits_change_little_and_the_cache_is_about_a_quarter(family, kernels):
 def test_models_with_latents_or_sinks_take_rounded_caches(family, cache_dtype, kernels):
     if family not in CONFIG_MAPPING:
         pytest.skip(f"this version of transformers has no {family}")
-    dense = {"first_k_dense_replace": 6} if family == "deepseek_v3" else {}     # other experts would change the answer
+    dense = {"first_k_dense_replace": 6} if family == "deepseek_v3" else {}  # other experts would change the answer
     model = random_model(tiny(CONFIG_MAPPING[family], **dense))
     target, exact = Target(model, kernels=kernels, cache_dtype=cache_dtype), Target(model, kernels=kernels)
-    ours, theirs = (read(each, Segment(random_tree(9, 2), filled(each.cache(64), 30, each))).logits
-                    for each in (target, exact))
+    ours, theirs = (
+        read(each, Segment(random_tree(9, 2), filled(each.cache(64), 30, each))).logits for each in (target, exact)
+    )
     assert 0 < float((ours - theirs).norm()) < 0.1 * float(theirs.norm())
 
 
@@ -281,8 +300,9 @@ def test_generate_of_transformers_recognises_a_cache_of_the_prompts_beginning(ke
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(40)])
     ours = {"max_new_tokens": 5, "do_sample": False, "custom_generate": custom_generate, "session": session()}
     with torch.no_grad():
-        held, other = (model(part, past_key_values=DynamicCache()).past_key_values
-                       for part in (ids[:, :20], ids[:, 1:21]))
+        held, other = (
+            model(part, past_key_values=DynamicCache()).past_key_values for part in (ids[:, :20], ids[:, 1:21])
+        )
     assert torch.equal(model.generate(ids, past_key_values=held, **ours), model.generate(ids, **ours))
     with pytest.raises(ValueError, match="are not known to be the beginning"):
         model.generate(ids, past_key_values=other, **ours)

@@ -30,7 +30,7 @@ def steps(count: int = 300) -> list[_Step]:
     for n in range(count):
         sure = draw.random()
         dense = sum(draw.random() < 0.2 + 0.75 * sure for _ in range(9))
-        lucky = draw.random() < 0.3         # what retrieval adds
+        lucky = draw.random() < 0.3  # what retrieval adds
         accepted = {UNPRUNED: dense, 0: min(dense, 1) + lucky, 1: min(dense, 2), 5: min(dense, 6)}
         made.append(_Step(n, [sure ** (0.3 * depth + 0.5) for depth in range(9)], {}, {}, accepted))
     return made
@@ -87,7 +87,7 @@ def test_the_warm_ups_replay_counts_the_tokens_that_decoding_accepted():
     found = answered(session, ids, 24)
     _replay(warmup.steps, [*ids, *found.token_ids])
     drafted = [step.accepted[UNPRUNED] for step in warmup.steps]
-    assert [*drafted, 0] == list(found.stats.accepted_per_step)     # nothing is drafted for the last token
+    assert [*drafted, 0] == list(found.stats.accepted_per_step)  # nothing is drafted for the last token
     assert [step.position for step in warmup.steps][:2] == [60, 61 + found.stats.accepted_per_step[0]]
 
 
@@ -113,6 +113,7 @@ def test_the_cost_of_a_level_is_that_of_a_tree_divided_by_its_levels(monkeypatch
         def timed(self, *given):
             now[0] += seconds
             return real(self, *given)
+
         return timed
 
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: now[0], strftime=time.strftime))

@@ -54,17 +54,39 @@ def rows(**changes):
     return lambda path: write_file(path, changes)
 
 
-@pytest.mark.parametrize("spoil", [
-    bytes_of(b""), bytes_of(b"not a calibration"), bytes_of(b"\x80\x04cos\nsystem\n"), lambda path: path.mkdir(),
-    lambda path: save_file({"x": torch.ones(2)}, path), meta(identity=None), meta(identity="[1]"), meta(identity="{"),
-    meta(thresholds="[0.1]"), meta(thresholds="{}"), meta(thresholds='{"0": "x"}'), meta(thresholds='{"0": NaN}'),
-    meta(thresholds='{"0": 1.5}'), meta(thresholds='{"0": -0.5}'),
-    meta(thresholds='{"-1": 0.5}'), meta(thresholds=None), meta(split="0"),
-    meta(split="61"), meta(split="many"), meta(about="3"), meta(about="[" * 10 ** 5),
-    rows(rows=torch.ones(3, 8)), rows(rows=torch.ones(3, dtype=torch.int32)), rows(tokens=ROWS["tokens"][:2].clone()),
-    rows(rows=torch.ones(3, 4, dtype=torch.int32)), rows(rows=torch.full((3, 8), 40, dtype=torch.int32)),
-    rows(tokens=torch.tensor([0, 1, -1], dtype=torch.int32)),
-    lambda path: (write_file(path), path.write_bytes(path.read_bytes()[:-9]))])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        bytes_of(b""),
+        bytes_of(b"not a calibration"),
+        bytes_of(b"\x80\x04cos\nsystem\n"),
+        lambda path: path.mkdir(),
+        lambda path: save_file({"x": torch.ones(2)}, path),
+        meta(identity=None),
+        meta(identity="[1]"),
+        meta(identity="{"),
+        meta(thresholds="[0.1]"),
+        meta(thresholds="{}"),
+        meta(thresholds='{"0": "x"}'),
+        meta(thresholds='{"0": NaN}'),
+        meta(thresholds='{"0": 1.5}'),
+        meta(thresholds='{"0": -0.5}'),
+        meta(thresholds='{"-1": 0.5}'),
+        meta(thresholds=None),
+        meta(split="0"),
+        meta(split="61"),
+        meta(split="many"),
+        meta(about="3"),
+        meta(about="[" * 10**5),
+        rows(rows=torch.ones(3, 8)),
+        rows(rows=torch.ones(3, dtype=torch.int32)),
+        rows(tokens=ROWS["tokens"][:2].clone()),
+        rows(rows=torch.ones(3, 4, dtype=torch.int32)),
+        rows(rows=torch.full((3, 8), 40, dtype=torch.int32)),
+        rows(tokens=torch.tensor([0, 1, -1], dtype=torch.int32)),
+        lambda path: (write_file(path), path.write_bytes(path.read_bytes()[:-9])),
+    ],
+)
 def test_a_damaged_file_is_refused_with_its_name_and_both_remedies(spoil, tmp_path):
     path = tmp_path / "c.safetensors"
     spoil(path)
@@ -85,7 +107,11 @@ def test_settings_of_a_calibration_are_compared_only_if_it_records_them():
     made = Calibration(about=made_for(60, Drafting(9, 10, None)))
     assert made.differs(made_for(60, Drafting(9, 10, None))) == []
     assert made.differs(made_for(16, Drafting(8, 4, 512))) == [
-        "budget 60, now 16", "draft levels 9, now 8", "draft top k 10, now 4", "draft window all, now 512"]
+        "budget 60, now 16",
+        "draft levels 9, now 8",
+        "draft top k 10, now 4",
+        "draft window all, now 512",
+    ]
     assert Calibration().differs(made_for(16, Drafting(8, 4, 512))) == []
     recorded = Calibration(about={"budget": "60", "prompts": "5"})
     assert recorded.differs(made_for(16, Drafting(8, 4, 512))) == ["budget 60, now 16"]

@@ -33,8 +33,9 @@ WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 def self_drafting(coupled: bool, schedule: str = "constant", budget: int = 6, family: str = "llama", **more) -> Session:
     """Returns a session whose target drafts for self_drafting, so that greedy and coupled drafts are right."""
     parts = toy_parts(family, **more)
-    parts = type(parts)(parts.target, {SMALL.name: toy_target(family)}, choices=SpsChoices(schedule),
-                        regions=parts.regions)
+    parts = type(parts)(
+        parts.target, {SMALL.name: toy_target(family)}, choices=SpsChoices(schedule), regions=parts.regions
+    )
     return Session(Engine(Lane(parts.target, chain(parts, coupled), parts.clock, parts.regions), budget), None)
 
 
@@ -81,7 +82,7 @@ def test_a_chain_carries_the_distribution_of_its_tokens():
     assert tree.law is not None and tree.law.shape == (6, 96) and not tree.law[0].any()
     ids = toy_prompt(30) + tree.tokens.tolist()
     for node in range(1, 6):
-        logits = small_model(96).model(torch.tensor([ids[:30 + node]])).logits[0, -1:]
+        logits = small_model(96).model(torch.tensor([ids[: 30 + node]])).logits[0, -1:]
         torch.testing.assert_close(tree.law[node], rule.warp(logits).softmax(-1)[0], atol=1e-5, rtol=1e-4)
         gain = float(logits.log_softmax(-1)[0, ids[30 + node]])
         assert float(tree.scores[node] - tree.scores[node - 1]) == pytest.approx(gain, abs=1e-4)
@@ -105,7 +106,7 @@ def test_the_heuristic_schedule_adds_two_or_subtracts_one():
         length.observe(Observation(ProposalTree.chain(torch.arange(2)), torch.arange(1), 1))
     assert length.tokens == 1
     length.observe(seen([4], prompt=True))
-    length.observe(seen([4]))                   # nothing was drafted
+    length.observe(seen([4]))  # nothing was drafted
     assert length.tokens == 1
     found = answered(self_drafting(True, "heuristic", 12), toy_prompt(60), 26)
     assert found.stats.accepted_per_step == (5, 7, 9, 0)
@@ -123,7 +124,7 @@ def test_the_schedule_goes_on_from_the_length_that_fitted():
 
 def test_nothing_is_drafted_beyond_the_small_models_last_position():
     made = small()
-    made.positions = 33         # the root at 30 is read, and two more
+    made.positions = 33  # the root at 30 is read, and two more
     assert [len(DraftModelChain(made).propose(Ask(5, 6, at))) for at in (30, 32, 33)] == [4, 2, 1]
 
 
@@ -132,8 +133,9 @@ def test_recorded_steps_draft_the_same_as_single_launches(coupled):
     from toys.recorder import recorder
 
     regions = Regions(recorder)
-    said = [answered(self_drafting(coupled, **more), toy_prompt(60), 13, SAMPLED)
-            for more in ({"regions": regions}, {})]
+    said = [
+        answered(self_drafting(coupled, **more), toy_prompt(60), 13, SAMPLED) for more in ({"regions": regions}, {})
+    ]
     assert said[0].token_ids == said[1].token_ids
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step == (5, 5)
     assert regions.fixed and regions.recorded
@@ -149,8 +151,15 @@ def test_the_authors_tree_has_63_nodes():
 
 def hidden(state: torch.Tensor) -> LastHidden:
     made = LastHidden()
-    made.observe(Observation(ProposalTree.chain(torch.tensor([1, 2]), ROOT), torch.arange(2), 7,
-                             final=torch.stack([torch.zeros_like(state), state]), prompt=True))
+    made.observe(
+        Observation(
+            ProposalTree.chain(torch.tensor([1, 2]), ROOT),
+            torch.arange(2),
+            7,
+            final=torch.stack([torch.zeros_like(state), state]),
+            prompt=True,
+        )
+    )
     return made
 
 
@@ -197,9 +206,15 @@ def test_greedy_and_replayed_requests_stay_exact_with_a_lossy_method(name, budge
 
 def test_typical_acceptance_is_marked_lossy_and_accepts_more():
     assert {name: METHODS[name].promise for name in ("sps", "sps-gumbel", "medusa", "medusa-typical")} == {
-        "sps": "distribution", "sps-gumbel": "exact", "medusa": "exact", "medusa-typical": "lossy"}
-    strict, loose = (sum(answered(toy_session(name), toy_prompt(60), 24, SAMPLED).stats.accepted_per_step)
-                     for name in ("medusa", "medusa-typical"))
+        "sps": "distribution",
+        "sps-gumbel": "exact",
+        "medusa": "exact",
+        "medusa-typical": "lossy",
+    }
+    strict, loose = (
+        sum(answered(toy_session(name), toy_prompt(60), 24, SAMPLED).stats.accepted_per_step)
+        for name in ("medusa", "medusa-typical")
+    )
     assert loose > strict
 
 
@@ -209,7 +224,7 @@ def test_typical_acceptance_takes_the_longest_probable_path_then_the_most_probab
     tree = ProposalTree.build([0, 3, 2, 1, 2, 0, 1], [-1, 0, 0, 0, 2, 2, 1], [0.0] * 7, [1] + [2] * 6)
     rule = Typical(Sampled(seed=3))
     path, token = rule(tree, p.log().repeat(7, 1), torch.arange(7))
-    assert path.tolist() == [0, 2, 5]           # 3 is improbable, and 1 is below it; 0 is the likelier child of 2
+    assert path.tolist() == [0, 2, 5]  # 3 is improbable, and 1 is below it; 0 is the likelier child of 2
     assert token == int(Sampled(seed=3).draw(p.log()[None], torch.tensor([5])))
     strict = Typical(Sampled(seed=3), epsilon=0.2, alpha=0.9)
     assert strict(tree, p.log().repeat(7, 1), torch.arange(7))[0].tolist() == [0, 3]

@@ -30,8 +30,18 @@ from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 
 def ask(pair, *more):
-    return ["generate", "--model", pair / "target", "--drafter", pair / "head", "--prompt-file",
-            pair / "prompt.txt", "--max-new-tokens", 12, *more]
+    return [
+        "generate",
+        "--model",
+        pair / "target",
+        "--drafter",
+        pair / "head",
+        "--prompt-file",
+        pair / "prompt.txt",
+        "--max-new-tokens",
+        12,
+        *more,
+    ]
 
 
 def test_json_prints_one_object_with_every_field(pair, cli):
@@ -40,13 +50,30 @@ def test_json_prints_one_object_with_every_field(pair, cli):
     assert code == 0 and answer["compare"]["identical"] is True
     assert len(answer["token_ids"]) == 12 and answer["text"].startswith(" w")
     assert set(answer["stats"]) == {
-        "prompt_tokens", "reused_tokens", "new_tokens", "steps", "accepted_per_step", "mat", "tokens_per_step",
-        "prefill_seconds", "decode_seconds", "decode_tokens_per_second", "accepted_by_origin", "stages", "kinds",
-        "forwards", "by_probability", "by_match", "seconds_by_part", "peak_memory_bytes"}
+        "prompt_tokens",
+        "reused_tokens",
+        "new_tokens",
+        "steps",
+        "accepted_per_step",
+        "mat",
+        "tokens_per_step",
+        "prefill_seconds",
+        "decode_seconds",
+        "decode_tokens_per_second",
+        "accepted_by_origin",
+        "stages",
+        "kinds",
+        "forwards",
+        "by_probability",
+        "by_match",
+        "seconds_by_part",
+        "peak_memory_bytes",
+    }
     assert "logprobs" not in answer
     first = answer["token_ids"][0]
-    other = json.loads(cli(*ask(pair, "--json", "--logprobs", 2, "--prompt-logprobs", 1,
-                                "--logit-bias", f"{first}=-1e9"))[1])
+    other = json.loads(
+        cli(*ask(pair, "--json", "--logprobs", 2, "--prompt-logprobs", 1, "--logit-bias", f"{first}=-1e9"))[1]
+    )
     assert len(other["prompt_logprobs"]) == other["stats"]["prompt_tokens"] - 1
     assert other["token_ids"][0] != first and len(other["logprobs"]) == 12
     assert other["logprobs"][0]["token"] == other["token_ids"][0] and other["logprobs"][0]["top"][0][0] == first
@@ -65,8 +92,17 @@ def test_a_saved_prefix_is_not_read_again(pair, cli, monkeypatch, tmp_path):
         path.unlink(missing_ok=True)
         code, out, err = cli("prefill", *text, *models, "--method", "graft", "--save", path)
         assert (code, out) == (0, "") and f"{path}: 159 tokens, {path.stat().st_size:,} bytes, " in err
-    asked = ["generate", *models, "--method", "graft", "--prompt-file", tmp_path / "long", "--max-new-tokens", 8,
-             "--json"]
+    asked = [
+        "generate",
+        *models,
+        "--method",
+        "graft",
+        "--prompt-file",
+        tmp_path / "long",
+        "--max-new-tokens",
+        8,
+        "--json",
+    ]
     known, cold = (json.loads(cli(*asked, *more)[1]) for more in (["--prefix", path], []))
     assert known["token_ids"] == cold["token_ids"]
     assert (known["stats"]["reused_tokens"], cold["stats"]["reused_tokens"]) == (158, 0)
@@ -75,9 +111,12 @@ def test_a_saved_prefix_is_not_read_again(pair, cli, monkeypatch, tmp_path):
     code, _, err = cli(*asked, "--prefix", tmp_path / "text")
     assert code == 2 and err.startswith(f"longgraft: Prefix {tmp_path / 'text'} cannot be read")
     assert_before_loading(monkeypatch)
-    for text, save, said in (([tmp_path / "text"], path, "exists already"), ([], tmp_path / "q", "Give one of"),
-                             ([tmp_path / "text", "--messages", "m"], tmp_path / "q", "Give one of"),
-                             ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read")):
+    for text, save, said in (
+        ([tmp_path / "text"], path, "exists already"),
+        ([], tmp_path / "q", "Give one of"),
+        ([tmp_path / "text", "--messages", "m"], tmp_path / "q", "Give one of"),
+        ([tmp_path / "nowhere"], tmp_path / "q", "cannot be read"),
+    ):
         code, _, err = cli("prefill", *text, *models, "--save", save)
         assert code == 2 and said in err and err.count("\n") == 1
 
@@ -104,14 +143,18 @@ def test_an_answer_names_its_model_method_and_settings(pair, cli):
     assert answer["finish_reason"] == "length"
     settings = answer["settings"]
     assert (settings["budget"], settings["dtype"], settings["temperature"], settings["max_new_tokens"]) == (
-        8, "float32", 1.0, 12)
+        8,
+        "float32",
+        1.0,
+        12,
+    )
     _, out, _ = cli("generate", "--model", pair / "target", "--prompt", "w1", "--json", "--max-new-tokens", 2)
-    answer = json.loads(out)       # no head is known for this target, and the budget adapts
+    answer = json.loads(out)  # no head is known for this target, and the budget adapts
     assert answer["method"] == answer["settings"]["method"] == "graft-x-text" and answer["settings"]["budget"] is None
     _, out, _ = cli(*ask(pair, "--json", "--budget", "paper"))
     assert json.loads(out)["settings"]["budget"] == 60
     _, out, _ = cli(*ask(pair, "--json", "--method", "eagle3"))
-    assert json.loads(out)["settings"]["budget"] == 16      # the default is smaller on a CPU
+    assert json.loads(out)["settings"]["budget"] == 16  # the default is smaller on a CPU
 
 
 def test_a_terminal_shows_the_answer_before_it_is_compared(pair, cli, monkeypatch):
@@ -145,10 +188,19 @@ def test_the_embedded_model_replaces_one_that_cannot_be_fetched_only_if_requeste
 
 
 def test_each_of_many_prompts_gets_an_object_and_a_bad_one_stops_no_other(pair, cli, monkeypatch, tmp_path):
-    rows = [{"prompt": "w1 w2 w3", "id": "a"}, {"prompt_ids": [1, 2, 10 ** 9]}, {"prompt_ids": [1, 2, 3]}]
+    rows = [{"prompt": "w1 w2 w3", "id": "a"}, {"prompt_ids": [1, 2, 10**9]}, {"prompt_ids": [1, 2, 3]}]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n\n")
-    command = ["generate", "--model", pair / "target", "--drafter", pair / "head", "--prompts",
-               tmp_path / "rows.jsonl", "--max-new-tokens", 5]
+    command = [
+        "generate",
+        "--model",
+        pair / "target",
+        "--drafter",
+        pair / "head",
+        "--prompts",
+        tmp_path / "rows.jsonl",
+        "--max-new-tokens",
+        5,
+    ]
     code, out, err = cli(*command)
     answers = [json.loads(line) for line in out.splitlines()]
     assert code == 1 and [answer["id"] for answer in answers] == ["a", "2", "3"] and "1 of 3 prompts" in err
@@ -166,15 +218,25 @@ SYSTEM = {"role": "system", "content": "w9"}
 FILES = {"prompt_file": ("a", "c")}
 
 
-@pytest.mark.parametrize(("options", "prompts"), [
-    (FILES, ["w1 w2\nw3"]), ({"prompt_file": ("b", "a", "-")}, ["w3\nw1 w2\nw5"]),
-    ({"prompt_file": ("a", "b"), "prompt": "w4"}, ["w1 w2\nw3\n\nw4"]),
-    ({"prompt": "-"}, ["w5"]), ({"messages": "-"}, [[SYSTEM]]), ({"prompt_ids": "-"}, [[1, 2]]),
-    ({"prompts": "-"}, ["w1"]), ({"prompts": "rows"}, ["w1 w2\nw3", [USER]]),
-    (FILES | {"chat": True}, [[USER]]), (FILES | {"chat": True, "system": "w9"}, [[SYSTEM, USER]]),
-    ({"prompt": "w1 w2\nw3", "chat": True}, [[USER]]),
-    ({"messages": "m", "chat": True}, [[USER]]), ({"messages": "m", "system": "w9"}, [[SYSTEM, USER]]),
-    ({"prompts": "rows", "chat": True, "system": "w9"}, [[SYSTEM, USER], [SYSTEM, USER]])])
+@pytest.mark.parametrize(
+    ("options", "prompts"),
+    [
+        (FILES, ["w1 w2\nw3"]),
+        ({"prompt_file": ("b", "a", "-")}, ["w3\nw1 w2\nw5"]),
+        ({"prompt_file": ("a", "b"), "prompt": "w4"}, ["w1 w2\nw3\n\nw4"]),
+        ({"prompt": "-"}, ["w5"]),
+        ({"messages": "-"}, [[SYSTEM]]),
+        ({"prompt_ids": "-"}, [[1, 2]]),
+        ({"prompts": "-"}, ["w1"]),
+        ({"prompts": "rows"}, ["w1 w2\nw3", [USER]]),
+        (FILES | {"chat": True}, [[USER]]),
+        (FILES | {"chat": True, "system": "w9"}, [[SYSTEM, USER]]),
+        ({"prompt": "w1 w2\nw3", "chat": True}, [[USER]]),
+        ({"messages": "m", "chat": True}, [[USER]]),
+        ({"messages": "m", "system": "w9"}, [[SYSTEM, USER]]),
+        ({"prompts": "rows", "chat": True, "system": "w9"}, [[SYSTEM, USER], [SYSTEM, USER]]),
+    ],
+)
 def test_a_prompt_is_made_of_files_standard_input_messages_and_rows(monkeypatch, tmp_path, options, prompts):
     monkeypatch.chdir(tmp_path)
     rows = "\n".join(map(json.dumps, [{"prompt": "w1 w2\nw3"}, {"messages": [USER]}]))
@@ -189,8 +251,19 @@ def test_a_prompt_is_made_of_files_standard_input_messages_and_rows(monkeypatch,
 def test_files_and_standard_input_are_given_by_flags_and_by_a_dash(pair, cli, monkeypatch, tmp_path):
     (tmp_path / "a").write_text("w1 w2")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"w5")))
-    code, out, _ = cli("generate", "--model", pair / "target", "--drafter", pair / "head",
-                       "--max-new-tokens", 5, "--json", "--prompt-file", tmp_path / "a", "-")
+    code, out, _ = cli(
+        "generate",
+        "--model",
+        pair / "target",
+        "--drafter",
+        pair / "head",
+        "--max-new-tokens",
+        5,
+        "--json",
+        "--prompt-file",
+        tmp_path / "a",
+        "-",
+    )
     assert (code, json.loads(out)["stats"]["prompt_tokens"]) == (0, 3)
 
 
@@ -208,8 +281,11 @@ def test_a_chat_goes_through_the_models_template(pair, chatty, cli, tmp_path):
     (tmp_path / "messages.json").write_text(json.dumps([{"role": "user", "content": "w1 w2"}]))
     command = ["generate", "--model", chatty, "--drafter", pair / "head", "--json", "--max-new-tokens", 5]
     said = []
-    for more in (["--prompt", "w1 w2", "--chat"], ["--messages", tmp_path / "messages.json"],
-                 ["--prompt", "w7 w1 w2 w8"]):
+    for more in (
+        ["--prompt", "w1 w2", "--chat"],
+        ["--messages", tmp_path / "messages.json"],
+        ["--prompt", "w7 w1 w2 w8"],
+    ):
         code, out, err = cli(*command, *more)
         said.append((json.loads(out)["token_ids"], json.loads(out)["stats"]["prompt_tokens"], "add --chat" in err))
     assert said[0] == said[1] and said[0][:2] == said[2][:2] and [bare for *_, bare in said] == [False, False, True]
@@ -222,9 +298,11 @@ def test_messages_that_the_template_refuses_are_reported(pair, chatty, cli, tmp_
     shutil.copytree(chatty, strict)
     (strict / "chat_template.jinja").write_text(
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('System role not supported') }}"
-        "{% endif %}{{ m.content }} {% endfor %}")
-    code, out, err = cli("generate", "--model", strict, "--drafter", pair / "head",
-                         "--prompt", "w1", "--chat", "--system", "w2")
+        "{% endif %}{{ m.content }} {% endfor %}"
+    )
+    code, out, err = cli(
+        "generate", "--model", strict, "--drafter", pair / "head", "--prompt", "w1", "--chat", "--system", "w2"
+    )
     assert (code, out) == (2, "") and "refuses these messages: System role not supported" in err
 
 
@@ -246,11 +324,20 @@ def test_text_ids_streaming_and_methods_agree(pair, cli):
     for more in (["--stream"], ["--method", "ar"], ["--budget", 8, "--chunk", 7]):
         code, out, err = cli(*ask(pair, *more))
         assert code == 0
-        if more == ["--stream"]:        # statistics follow the answer
+        if more == ["--stream"]:  # statistics follow the answer
             assert "answer: 12 tokens (stopped at --max-new-tokens) in" in err and "MAT" in err
         texts.add(out.strip())
-    code, out, _ = cli("generate", "--model", pair / "target", "--drafter", pair / "head",
-                       "--prompt-ids", pair / "ids.json", "--max-new-tokens", 12)
+    code, out, _ = cli(
+        "generate",
+        "--model",
+        pair / "target",
+        "--drafter",
+        pair / "head",
+        "--prompt-ids",
+        pair / "ids.json",
+        "--max-new-tokens",
+        12,
+    )
     assert len(texts | {out.strip()}) == 1
 
 
@@ -268,19 +355,27 @@ def test_a_stop_string_ends_the_text_before_it(pair, cli):
     stop = next(w for w in words[3:] if words.index(w) >= 3)
     _, out, _ = cli(*ask(pair, "--json", "--temperature", 1, "--stop", f" {stop}"))
     answer = json.loads(out)
-    assert answer["text"].split() == words[:words.index(stop)]
+    assert answer["text"].split() == words[: words.index(stop)]
     assert len(answer["token_ids"]) == words.index(stop) + 1
 
 
-@pytest.mark.parametrize("change, said", [
-    (["--method", "grafts"], "perhaps graft"),
-    (["--budget", 0], "budget is 0"), (["--max-new-tokens", 600], "allows 512 positions"),
-    (["--attention", "flash"], "cannot run here"), (["--model", "./absent/model"], "there is no such folder"),
-    (["--drafter", "./absent"], "is not a folder"), (["--calibration", "absent"], "does not exist"),
-    (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
-    (["--prompt-ids", "ids.json"], "Give one of"), (["--top-p", 2], "--top-p is 2.0; it must be a number from 0 to 1"),
-    (["--top-k", "-2"], "--top-k is -2; it must be a whole number, -1 or more; 0 and -1 are all"),
-    (["--draft-levels", 0], "--draft-levels is 0")])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (["--method", "grafts"], "perhaps graft"),
+        (["--budget", 0], "budget is 0"),
+        (["--max-new-tokens", 600], "allows 512 positions"),
+        (["--attention", "flash"], "cannot run here"),
+        (["--model", "./absent/model"], "there is no such folder"),
+        (["--drafter", "./absent"], "is not a folder"),
+        (["--calibration", "absent"], "does not exist"),
+        (["--drafter", "none", "--method", "eagle3"], "needs an EAGLE-3 drafter: no drafter was given"),
+        (["--prompt-ids", "ids.json"], "Give one of"),
+        (["--top-p", 2], "--top-p is 2.0; it must be a number from 0 to 1"),
+        (["--top-k", "-2"], "--top-k is -2; it must be a whole number, -1 or more; 0 and -1 are all"),
+        (["--draft-levels", 0], "--draft-levels is 0"),
+    ],
+)
 def test_mistakes_get_one_sentence_and_status_two(pair, cli, change, said):
     code, out, err = cli(*ask(pair, *change))
     assert code == 2 and said in err and "Traceback" not in err and out == ""
@@ -314,8 +409,9 @@ def test_running_out_of_memory_gives_one_sentence(pair, cli, monkeypatch):
 def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkeypatch, tmp_path):
     common = ["--model", pair / "target", "--drafter", pair / "head"]
     prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("\n".join(json.dumps({"prompt": " ".join(f"w{i}" for i in toy_prompt(40, s))})
-                                 for s in range(3)))
+    prompts.write_text(
+        "\n".join(json.dumps({"prompt": " ".join(f"w{i}" for i in toy_prompt(40, s))}) for s in range(3))
+    )
     code, out, _ = cli("verify", *common, "--prompts", prompts, "--max-new-tokens", 12)
     assert code == 0 and out.count("identical") == 3 and "level: exact" in out
     code, out, _ = cli("verify", *common, "--prompts", prompts, "--level", "bits", "--trees", 2)
@@ -329,12 +425,24 @@ def test_verify_doctor_and_calibrate_run_on_a_toy_pair(pair, cli, capsys, monkey
     assert ", packed int8 weights 0." in smaller and cached == pytest.approx(2 * halved, abs=0.1)
     assert 0.2 * cached < bytes_ < 0.4 * cached
     with monkeypatch.context() as less:
-        less.setattr("longgraft.eval.checks.doctor.packed_bytes", lambda *_: 2 ** 60)
+        less.setattr("longgraft.eval.checks.doctor.packed_bytes", lambda *_: 2**60)
         code, out, _ = run(capsys, less, "doctor", *common, "--context", 300)
     assert code == 0 and "packed weights 0." not in out and "so torch multiplies" in out
     file = tmp_path / "calibration.safetensors"
-    code, out, err = cli("calibrate", *common, "--prompts", prompts, "--rounds", 3, "--retrieved-depth", 3,
-                         "--max-new-tokens", 24, "--out", file)
+    code, out, err = cli(
+        "calibrate",
+        *common,
+        "--prompts",
+        prompts,
+        "--rounds",
+        3,
+        "--retrieved-depth",
+        3,
+        "--max-new-tokens",
+        24,
+        "--out",
+        file,
+    )
     assert code == 0 and file.stat().st_size < 10_000 and "calibrated" in err
     code, out, err = cli(*ask(pair, "--method", "graft", "--calibration", file, "--compare"))
     assert code == 0 and "identical answers" in err and "calibrated" in err
@@ -364,8 +472,11 @@ def test_calibrate_and_verify_report_failures_with_a_status(pair, cli, monkeypat
     monkeypatch.undo()
     import longgraft.eval.checks.losslessness as module
 
-    monkeypatch.setattr(module, "check", lambda *_: {"level": "none", "dtype": "float32", "weights": "float",
-                                                    "rows": [], "temperature": 0})
+    monkeypatch.setattr(
+        module,
+        "check",
+        lambda *_: {"level": "none", "dtype": "float32", "weights": "float", "rows": [], "temperature": 0},
+    )
     code, out, _ = cli("verify", *common, "--max-prompt-tokens", 40)
     assert code == 1 and "level: none" in out
 
@@ -377,26 +488,60 @@ def with_another_seed(verifier):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("promise, sampled, code, level, compared", [
-    ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " 1 on"),
-    ("exact", False, 0, "level: exact", "identical answers"),
-    ("distribution", True, 0, "level: distribution (its law, not its tokens; 1 of 1 diverge) (float32, temperature 1)",
-     " 1 on (distribution: its law, not its tokens)"),
-    ("distribution", False, 0, "level: exact", "identical answers"),
-    ("lossy", True, 0, "level: lossy (it promises nothing; 1 of 1 diverge) (float32, temperature 1)",
-     " 1 on (lossy: it promises nothing)"),
-    ("lossy", False, 0, "level: lossy (it promises nothing; 0 of 1 diverge)",
-     "identical answers (lossy: it promises nothing)")])
-def test_a_method_is_verified_and_compared_by_its_promise(pair, cli, monkeypatch, promise, sampled, code, level,
-                                                          compared):
-    monkeypatch.setitem(CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise,
-                                                verifies=lambda parts: with_another_seed))
+@pytest.mark.parametrize(
+    "promise, sampled, code, level, compared",
+    [
+        ("exact", True, 1, "level: none (1 of 1 diverge) (float32, temperature 1)", " 1 on"),
+        ("exact", False, 0, "level: exact", "identical answers"),
+        (
+            "distribution",
+            True,
+            0,
+            "level: distribution (its law, not its tokens; 1 of 1 diverge) (float32, temperature 1)",
+            " 1 on (distribution: its law, not its tokens)",
+        ),
+        ("distribution", False, 0, "level: exact", "identical answers"),
+        (
+            "lossy",
+            True,
+            0,
+            "level: lossy (it promises nothing; 1 of 1 diverge) (float32, temperature 1)",
+            " 1 on (lossy: it promises nothing)",
+        ),
+        (
+            "lossy",
+            False,
+            0,
+            "level: lossy (it promises nothing; 0 of 1 diverge)",
+            "identical answers (lossy: it promises nothing)",
+        ),
+    ],
+)
+def test_a_method_is_verified_and_compared_by_its_promise(
+    pair, cli, monkeypatch, promise, sampled, code, level, compared
+):
+    monkeypatch.setitem(
+        CORE, "odd", replace(METHODS["pld"], name="odd", promise=promise, verifies=lambda parts: with_another_seed)
+    )
     draw = ["--method", "odd", "--temperature", int(sampled)]
-    verified = cli("verify", "--model", pair / "target", "--prompts", pair / "prompt.txt",
-                   "--max-prompt-tokens", 40, "--max-new-tokens", 12, *draw)
+    verified = cli(
+        "verify",
+        "--model",
+        pair / "target",
+        "--prompts",
+        pair / "prompt.txt",
+        "--max-prompt-tokens",
+        40,
+        "--max-new-tokens",
+        12,
+        *draw,
+    )
     assert (verified[0], level in verified[1]) == (code, True), verified[1]
-    said = {"exact": "", "distribution": ", keeps the target's law where it samples",
-            "lossy": ", LOSSY: need not say what the target would"}[promise]
+    said = {
+        "exact": "",
+        "distribution": ", keeps the target's law where it samples",
+        "lossy": ", LOSSY: need not say what the target would",
+    }[promise]
     asked = cli(*ask(pair, *draw, "--compare"))
     assert asked[0] == 0 and f"method odd{said}, budget" in asked[2]
     compared_with = asked[2].rstrip().partition("without reading the prompt); ")[2]
@@ -408,7 +553,7 @@ def test_stop_token_ids_end_an_answer(pair, cli):
     whole = json.loads(cli(*ask(pair, "--json"))[1])["token_ids"]
     stop = whole[3]
     found = json.loads(cli(*ask(pair, "--json", "--stop-token-ids", f"{stop},95", "--compare"))[1])
-    assert (found["token_ids"], found["finish_reason"]) == (whole[:whole.index(stop) + 1], "stop")
+    assert (found["token_ids"], found["finish_reason"]) == (whole[: whole.index(stop) + 1], "stop")
     assert found["compare"]["identical"] and found["settings"]["stop_token_ids"] == [stop, 95]
 
 
@@ -424,8 +569,8 @@ def test_doctor_reads_no_weights_and_gives_a_verdict(pair, cli, monkeypatch, tmp
     (tmp_path / "target/model.safetensors").write_bytes(b"")
     shutil.copytree(pair / "head", tmp_path / "head")
     whole = (pair / "head/model.safetensors").read_bytes()
-    zeros = whole[:8 + int.from_bytes(whole[:8], "little")]
-    (tmp_path / "head/model.safetensors").write_bytes(zeros + b"\xff" * (len(whole) - len(zeros)))     # all NaN
+    zeros = whole[: 8 + int.from_bytes(whole[:8], "little")]
+    (tmp_path / "head/model.safetensors").write_bytes(zeros + b"\xff" * (len(whole) - len(zeros)))  # all NaN
     common = ["doctor", "--model", tmp_path / "target", "--drafter", tmp_path / "head"]
     code, out, _ = cli(*common, "--context", 300)
     assert code == 0 and out.count(": fits") == 2 and ", a chunk of 300 0." in out and "peak of the process: " in out
@@ -441,8 +586,9 @@ def test_a_context_that_yarn_lengthens_is_allowed_by_all_commands(pair, cli, tmp
     """Model cards add the scaling and leave `max_position_embeddings` as it is."""
     shutil.copytree(pair / "target", tmp_path / "target")
     file = tmp_path / "target/config.json"
-    config = json.loads(file.read_text()) | {"rope_scaling": {
-        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}}
+    config = json.loads(file.read_text()) | {
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    }
     config.pop("rope_parameters", None)
     file.write_text(json.dumps(config))
     model = ["--model", tmp_path / "target", "--drafter", "none"]
@@ -466,9 +612,9 @@ def test_doctor_counts_the_cache_of_layers_that_attend(family, attending, cli, t
 def test_doctor_does_not_count_memory_left_over_from_building_a_model(pair, cli, monkeypatch):
     from longgraft.eval.checks import doctor
 
-    held, place_of = [2 ** 20], doctor.place_of
+    held, place_of = [2**20], doctor.place_of
     monkeypatch.setattr(doctor, "resident", lambda: held[-1])
-    monkeypatch.setattr(doctor, "place_of", lambda *given: held.append(2 ** 40) or place_of(*given))
+    monkeypatch.setattr(doctor, "place_of", lambda *given: held.append(2**40) or place_of(*given))
     assert ", 1.0 of them its programs" in cli("doctor", "--model", pair / "target")[1]
 
 
@@ -476,12 +622,14 @@ def test_memory_is_the_sum_of_weights_caches_and_matrix(pair):
     from longgraft.eval.checks.doctor import Footprint, memory
 
     shares = {"target": Footprint(1000, 10), "drafter": Footprint(100, 1)}
-    lines, fits = memory(shares, {"matrix": 50}, 20, 2 ** 30)
+    lines, fits = memory(shares, {"matrix": 50}, 20, 2**30)
     assert fits and "0.0 MiB" in lines[0] and len(lines) == 2
-    assert "peak of the process: 3.0 MiB, 3.0 of them" in memory(shares, {}, 20, 2 ** 30, 3 * 2 ** 20)[0][1]
+    assert "peak of the process: 3.0 MiB, 3.0 of them" in memory(shares, {}, 20, 2**30, 3 * 2**20)[0][1]
     used = 1000 + 100 + 50 + 20 * 11
-    assert [memory(shares, {"matrix": 50}, 20, left)[0][1].split(": ")[2].split(";")[0] for left in (
-        used - 1, used, int(used / 0.9) + 1)] == ["does not fit", "tight", "fits"]
+    assert [
+        memory(shares, {"matrix": 50}, 20, left)[0][1].split(": ")[2].split(";")[0]
+        for left in (used - 1, used, int(used / 0.9) + 1)
+    ] == ["does not fit", "tight", "fits"]
 
 
 def test_methods_and_heads_are_listed(cli):
@@ -493,8 +641,9 @@ def test_methods_and_heads_are_listed(cli):
     lines = [line for group in groups for line in group.splitlines()[1:]]
     for line, method in zip(lines, rows, strict=True):
         assert line.split()[:2] == [method.name, str(method.budget)] and method.clause in line
-        assert all(said in line for said in (*(f"+{one.name}" for one in method.own),
-                                             *(need.switch for need in method.needs))), line
+        assert all(
+            said in line for said in (*(f"+{one.name}" for one in method.own), *(need.switch for need in method.needs))
+        ), line
         assert method.promise == "exact" or method.promise in line
     described = cli("methods", "graft-x", "pld")[1]
     assert "needs an EAGLE-3 drafter (--drafter PATH); budget 60; exact" in described and "pld  " in described
@@ -505,7 +654,7 @@ def test_methods_and_heads_are_listed(cli):
 
 def test_commands_limit_how_long_threads_spin_unless_the_user_does(cli, monkeypatch):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
-        monkeypatch.setenv(name, "kept")        # so that it is restored afterwards, whatever the command sets
+        monkeypatch.setenv(name, "kept")  # so that it is restored afterwards, whatever the command sets
         monkeypatch.delenv(name)
     assert cli("--version")[0] == 0 and int(os.environ["GOMP_SPINCOUNT"]) < 300_000
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")

@@ -30,10 +30,13 @@ def test_every_example_of_the_help_can_be_typed():
             if not example:
                 continue
             words = shlex.split(example)
-            found = next(inner for start, inner in sorted(known, key=lambda pair: -len(pair[0]))
-                         if tuple(words[:len(start)]) == start)
+            found = next(
+                inner
+                for start, inner in sorted(known, key=lambda pair: -len(pair[0]))
+                if tuple(words[: len(start)]) == start
+            )
             start = next(start for start, inner in known if inner.name == found.name)
-            found.make_context(found.name, words[len(start):])      # raises the command line's errors
+            found.make_context(found.name, words[len(start) :])  # raises the command line's errors
             seen += 1
         assert command.epilog or path == ("longgraft",) or getattr(command, "commands", None), path
     assert seen >= 17
@@ -49,89 +52,129 @@ def test_the_version_is_the_packages(cli):
 
 
 def test_help_and_missing_files_need_no_torch(tmp_path):
-    commands = ["sweep --help", "generate --prompt-file absent", "generate --prompt x --replay absent",
-                "generate --prompts p --out p", "complete --file absent --line 1", "prefill absent --save x",
-                "verify --prompts absent", "calibrate --prompts absent", "generate --prompt x --config absent"]
+    commands = [
+        "sweep --help",
+        "generate --prompt-file absent",
+        "generate --prompt x --replay absent",
+        "generate --prompts p --out p",
+        "complete --file absent --line 1",
+        "prefill absent --save x",
+        "verify --prompts absent",
+        "calibrate --prompts absent",
+        "generate --prompt x --config absent",
+    ]
     (tmp_path / "p").write_text('{"prompt": "x"}')
-    code = ("import sys, longgraft.cli.app as a\n"
-            "for words in sys.argv[1:]:\n    sys.argv = ['longgraft', *words.split()]\n"
-            "    try: a.main()\n    except SystemExit as end: print(end.code)\n"
-            "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])")
+    code = (
+        "import sys, longgraft.cli.app as a\n"
+        "for words in sys.argv[1:]:\n    sys.argv = ['longgraft', *words.split()]\n"
+        "    try: a.main()\n    except SystemExit as end: print(end.code)\n"
+        "print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code, *commands], capture_output=True, text=True, cwd=tmp_path)
     assert "--buckets" in done.stdout and done.stderr.count("\n") == len(commands) - 1, done.stderr
-    assert done.stdout.splitlines()[-len(commands):] == ["2"] * (len(commands) - 1) + ["[]"]
+    assert done.stdout.splitlines()[-len(commands) :] == ["2"] * (len(commands) - 1) + ["[]"]
 
 
 @pytest.mark.parametrize("module", ["typer", "longgraft.cli.prompts", "longgraft.acceptance.sampling"])
 def test_ctrl_c_while_modules_are_loaded_prints_one_line(module):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     entry = project["scripts"]["longgraft"].replace(":", " import ")
-    code = ("import sys\nclass Interrupts:\n    def find_spec(name, *_):\n"
-            f"        if name == {module!r}: raise KeyboardInterrupt\n"
-            f"sys.meta_path.insert(0, Interrupts)\nsys.argv = ['longgraft', 'generate', '--prompt', 'x']\n"
-            f"from {entry}\nmain()")
+    code = (
+        "import sys\nclass Interrupts:\n    def find_spec(name, *_):\n"
+        f"        if name == {module!r}: raise KeyboardInterrupt\n"
+        f"sys.meta_path.insert(0, Interrupts)\nsys.argv = ['longgraft', 'generate', '--prompt', 'x']\n"
+        f"from {entry}\nmain()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "longgraft: interrupted\n")
 
 
-@pytest.mark.parametrize("words, said", [
-    (["generate"], "No prompt was given. Give one of --prompt TEXT"), (["generate", "--prompt", ""], "prompt is empty"),
-    (["generate", "hello"], "with --prompt"),
-    (["generate", "--prompt", "x", "--messages", "y"], "longgraft: --prompt and --messages were given. Give one"),
-    (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"), (["generat"], "No such command"),
-    (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be paper or a whole number"),
-    (["generate", "--prompt", "x", "--draft-top-k", "5000"], "--draft-top-k is 5,000"),
-    (["generate", "--prompt", "x", "--max-new-tokens", "400000000"], "--max-new-tokens is 400,000,000"),
-    (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature is nan"),
-    (["generate", "--prompt", "x", "--attention", "fast"], "Known: auto, sdpa, split, flash"),
-    (["generate", "--prompt", "x", "--stop", ""], "stop string is empty"),
-    (["generate", "--prompt", "x", "--out", "y"], "--out is for the answers to --prompts"),
-    (["generate", "--prompt", "x", "--stream", "--json"], "--json is one object at the end"),
-    (["generate", "--prompts", "rows.jsonl", "--stream"], "--prompts goes with neither"),
-    (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 1: prompt and prompt_ids was found"),
-    (["generate", "--prompts", "deep.json"], "deep.json, line 1 is nested too deeply"),
-    (["generate", "--prompt", "-", "--prediction", "-"], "Standard input was given twice"),
-    (["generate", "--prompt-file", "latin.txt", "--prompt-file", "absent"], "is not UTF-8 text"),
-    (["generate", "--prompt-file", "ids.json", "--prompt-file", "absent"], "absent cannot be read"),
-    (["generate", "--prompt", "x", "--system", "y"], "--system was given without a chat"),
-    (["generate", "--messages", "ids.json"], "ids.json: message 1 is a int; a message such as"),
-    (["generate", "--messages", "empty.json"], "messages must be a list such as"),
-    (["generate", "--prompt-ids", "bools.json"], "must hold one JSON list of token ids"),
-    (["generate", "--prompt", "x", "--replay", "deep.json", "--seed", "3"], "is nested too deeply"),
-    (["generate", "--prompt", "x", "--replay", "ids.json", "--temperature", "1"], "--replay says which tokens"),
-    (["generate", "--prompt", "x", "--replay", "rows.jsonl"], "one JSON list of token ids"),
-    (["generate", "--prompt", "x", "--config", "absent.toml"], "absent.toml cannot be read"),
-    (["verify"], "Missing option '--prompts'"), (["verify", "--prompts", "absent.jsonl"], "absent.jsonl"),
-    (["verify", "--prompts", "latin.txt", "--count", "0"], "--count is 0"),
-    (["calibrate", "--prompts", "rows.jsonl", "--rounds", "0"], "--rounds is 0"),
-    (["calibrate", "--prompts", "rows.jsonl", "--draft-cost", "-1"], "--draft-cost is -1.0"),
-    (["calibrate", "--prompts", "rows.jsonl", "--model", "m"], "no drafter of m is known or was given. Give one with"),
-    (["doctor", "--context", "0"], "--context is 0"), (["doctor", "--dtype", "int8"], "Known: float32"),
-    (["sweep"], "No folder was given"), (["sweep", "--resume", "nowhere"], "nowhere holds no run"),
-    (["sweep", "--out", "x", "--workers", "0"], "--workers is 0"),
-    (["sweep", "--out", "x", "--buckets", "4k,x"], "--buckets is '4k,x'"),
-    (["sweep", "--out", "x", "--mode", "reply"], "'reply' is unknown. Known: replay, sampled, greedy"),
-    (["sweep", "--out", "x", "--head", "long"], "--head is 'long'; it must be NAME=VALUE"),
-    (["sweep", "--out", "x", "--methods", "graft@long"], "names the head 'long'"),
-    (["bench", "--out", "x", "--buckets", "4k"], "No such option: --buckets"),
-    (["generate", "--prompt", "x", "--prediction", "a text\nand no file " * 30],
-     "File a text and no file a text and no file"),
-    (["ablate", "--out", "x"], "Missing argument 'WHICH'")])
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["generate"], "No prompt was given. Give one of --prompt TEXT"),
+        (["generate", "--prompt", ""], "prompt is empty"),
+        (["generate", "hello"], "with --prompt"),
+        (["generate", "--prompt", "x", "--messages", "y"], "longgraft: --prompt and --messages were given. Give one"),
+        (["generate", "--prompt", "x", "--budgt", "3"], "No such option: --budgt"),
+        (["generat"], "No such command"),
+        (["generate", "--prompt", "x", "--budget", "many"], "--budget is 'many'; it must be paper or a whole number"),
+        (["generate", "--prompt", "x", "--draft-top-k", "5000"], "--draft-top-k is 5,000"),
+        (["generate", "--prompt", "x", "--max-new-tokens", "400000000"], "--max-new-tokens is 400,000,000"),
+        (["generate", "--prompt", "x", "--temperature", "nan"], "--temperature is nan"),
+        (["generate", "--prompt", "x", "--attention", "fast"], "Known: auto, sdpa, split, flash"),
+        (["generate", "--prompt", "x", "--stop", ""], "stop string is empty"),
+        (["generate", "--prompt", "x", "--out", "y"], "--out is for the answers to --prompts"),
+        (["generate", "--prompt", "x", "--stream", "--json"], "--json is one object at the end"),
+        (["generate", "--prompts", "rows.jsonl", "--stream"], "--prompts goes with neither"),
+        (["generate", "--prompts", "bad.jsonl"], "bad.jsonl, line 1: prompt and prompt_ids was found"),
+        (["generate", "--prompts", "deep.json"], "deep.json, line 1 is nested too deeply"),
+        (["generate", "--prompt", "-", "--prediction", "-"], "Standard input was given twice"),
+        (["generate", "--prompt-file", "latin.txt", "--prompt-file", "absent"], "is not UTF-8 text"),
+        (["generate", "--prompt-file", "ids.json", "--prompt-file", "absent"], "absent cannot be read"),
+        (["generate", "--prompt", "x", "--system", "y"], "--system was given without a chat"),
+        (["generate", "--messages", "ids.json"], "ids.json: message 1 is a int; a message such as"),
+        (["generate", "--messages", "empty.json"], "messages must be a list such as"),
+        (["generate", "--prompt-ids", "bools.json"], "must hold one JSON list of token ids"),
+        (["generate", "--prompt", "x", "--replay", "deep.json", "--seed", "3"], "is nested too deeply"),
+        (["generate", "--prompt", "x", "--replay", "ids.json", "--temperature", "1"], "--replay says which tokens"),
+        (["generate", "--prompt", "x", "--replay", "rows.jsonl"], "one JSON list of token ids"),
+        (["generate", "--prompt", "x", "--config", "absent.toml"], "absent.toml cannot be read"),
+        (["verify"], "Missing option '--prompts'"),
+        (["verify", "--prompts", "absent.jsonl"], "absent.jsonl"),
+        (["verify", "--prompts", "latin.txt", "--count", "0"], "--count is 0"),
+        (["calibrate", "--prompts", "rows.jsonl", "--rounds", "0"], "--rounds is 0"),
+        (["calibrate", "--prompts", "rows.jsonl", "--draft-cost", "-1"], "--draft-cost is -1.0"),
+        (
+            ["calibrate", "--prompts", "rows.jsonl", "--model", "m"],
+            "no drafter of m is known or was given. Give one with",
+        ),
+        (["doctor", "--context", "0"], "--context is 0"),
+        (["doctor", "--dtype", "int8"], "Known: float32"),
+        (["sweep"], "No folder was given"),
+        (["sweep", "--resume", "nowhere"], "nowhere holds no run"),
+        (["sweep", "--out", "x", "--workers", "0"], "--workers is 0"),
+        (["sweep", "--out", "x", "--buckets", "4k,x"], "--buckets is '4k,x'"),
+        (["sweep", "--out", "x", "--mode", "reply"], "'reply' is unknown. Known: replay, sampled, greedy"),
+        (["sweep", "--out", "x", "--head", "long"], "--head is 'long'; it must be NAME=VALUE"),
+        (["sweep", "--out", "x", "--methods", "graft@long"], "names the head 'long'"),
+        (["bench", "--out", "x", "--buckets", "4k"], "No such option: --buckets"),
+        (
+            ["generate", "--prompt", "x", "--prediction", "a text\nand no file " * 30],
+            "File a text and no file a text and no file",
+        ),
+        (["ablate", "--out", "x"], "Missing argument 'WHICH'"),
+    ],
+)
 def test_wrong_arguments_get_one_sentence_before_a_model_is_loaded(cli, monkeypatch, tmp_path, words, said):
     monkeypatch.chdir(tmp_path)
-    for name, text in (("rows.jsonl", '{"prompt": "w1"}'), ("bad.jsonl", '{"prompt": "w1", "prompt_ids": [1]}'),
-                       ("deep.json", "[" * 100_000), ("ids.json", "[1]"), ("empty.json", "[]"),
-                       ("bools.json", "[true]"), ("latin.txt", "\xe4")):
+    for name, text in (
+        ("rows.jsonl", '{"prompt": "w1"}'),
+        ("bad.jsonl", '{"prompt": "w1", "prompt_ids": [1]}'),
+        ("deep.json", "[" * 100_000),
+        ("ids.json", "[1]"),
+        ("empty.json", "[]"),
+        ("bools.json", "[true]"),
+        ("latin.txt", "\xe4"),
+    ):
         (tmp_path / name).write_bytes(text.encode("latin-1"))
     assert_before_loading(monkeypatch)
     code, out, err = cli(*words)
     assert code == 2 and said in err and out == "" and len(err.splitlines()) == 1, err
 
 
-@pytest.mark.parametrize("words, kind", [
-    ("generate --prompts there --out", "file"), ("prefill there --save", "file"), ("costs --out", "file"),
-    ("calibrate --prompts there --out", "file"),
-    ("recordings run --out", "file"), ("heads export head --out", "folder"), ("diagnose --out", "folder")])
+@pytest.mark.parametrize(
+    "words, kind",
+    [
+        ("generate --prompts there --out", "file"),
+        ("prefill there --save", "file"),
+        ("costs --out", "file"),
+        ("calibrate --prompts there --out", "file"),
+        ("recordings run --out", "file"),
+        ("heads export head --out", "folder"),
+        ("diagnose --out", "folder"),
+    ],
+)
 def test_every_command_refuses_to_overwrite_in_the_same_words(cli, monkeypatch, tmp_path, words, kind):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text('{"prompt": "x"}')

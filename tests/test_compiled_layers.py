@@ -24,8 +24,16 @@ from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
 COMPILED = ("llama", "qwen3", "gemma3")
-SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
-         "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "initializer_range": 0.2}
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+}
 
 
 def model_of(family: str, dtype: torch.dtype = torch.float32):
@@ -103,7 +111,7 @@ def test_the_library_that_a_wheel_brings_for_this_processor_has_the_bits_of_a_lo
             assert torch.equal(ours.logits, theirs.logits) and torch.equal(ours.hidden[1], theirs.hidden[1])
     x, half = torch.randn(5, 300).to(dtype).repeat(1, 2), torch.randn(70, 300)
     weight = torch.nn.Parameter(torch.cat([half, -half], 1).to(dtype))
-    with torch.no_grad():       # the sum is 0 but for what was rounded
+    with torch.no_grad():  # the sum is 0 but for what was rounded
         residues = [each.product(x, weight) for each in (wheels, kernels)]
     assert torch.equal(*residues) and residues[0].any()
 
@@ -111,12 +119,14 @@ def test_the_library_that_a_wheel_brings_for_this_processor_has_the_bits_of_a_lo
 def test_layers_that_compute_something_else_keep_their_own_code(kernels):
     """They have a number that is not supported, compute another result, or have a hook."""
     torch.manual_seed(0)
-    scaled = GraniteForCausalLM(GraniteConfig(**{name: size for name, size in SIZES.items() if name != "head_dim"},
-                                              residual_multiplier=0.5)).eval()
+    scaled = GraniteForCausalLM(
+        GraniteConfig(**{name: size for name, size in SIZES.items() if name != "head_dim"}, residual_multiplier=0.5)
+    ).eval()
     other = model_of("llama")
     kind = type(other.model.layers[1])
-    other.model.layers[1].__class__ = type("Shifted", (kind,), {
-        "forward": lambda self, *args, **named: kind.forward(self, *args, **named) + 0.05})
+    other.model.layers[1].__class__ = type(
+        "Shifted", (kind,), {"forward": lambda self, *args, **named: kind.forward(self, *args, **named) + 0.05}
+    )
     hooked = model_of("llama")
     hooked.model.layers[0].mlp.register_forward_hook(lambda *_: None)
     for model, expected in ((scaled, []), (other, [True, False]), (hooked, [True])):
@@ -126,21 +136,44 @@ def test_layers_that_compute_something_else_keep_their_own_code(kernels):
 
 
 @pytest.mark.parametrize("first", [1, 40])
-@pytest.mark.parametrize("family, compiled", [
-    ("internlm3", True), ("gemma", True), ("ernie4_5", False), ("helium", False), ("smollm3", None),
-    ("ministral3", None)])
-def test_families_that_look_alike_are_told_apart_whatever_is_decoded_first(family, compiled, first, kernels,
-                                                                           monkeypatch):
+@pytest.mark.parametrize(
+    "family, compiled",
+    [
+        ("internlm3", True),
+        ("gemma", True),
+        ("ernie4_5", False),
+        ("helium", False),
+        ("smollm3", None),
+        ("ministral3", None),
+    ],
+)
+def test_families_that_look_alike_are_told_apart_whatever_is_decoded_first(
+    family, compiled, first, kernels, monkeypatch
+):
     """They rotate neighbouring numbers, rotate only in some layers, or scale queries at far positions.
 
     One token at position 0 shows none of this.
     """
     if family not in CONFIG_MAPPING:
         pytest.skip(f"this version of transformers has no {family}")
-    monkeypatch.setattr(configurations, "SMALL", configurations.SMALL | {
-        "head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4})
-    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.5,
-                                "original_max_position_embeddings": 24}} if family == "ministral3" else {}
+    monkeypatch.setattr(
+        configurations,
+        "SMALL",
+        configurations.SMALL
+        | {"head_dim": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 4},
+    )
+    rope = (
+        {
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "llama_4_scaling_beta": 0.5,
+                "original_max_position_embeddings": 24,
+            }
+        }
+        if family == "ministral3"
+        else {}
+    )
     model = configurations.random_model(configurations.tiny(CONFIG_MAPPING[family], **rope))
     found = []
     for each in (kernels, None):
@@ -185,7 +218,7 @@ def test_changed_weights_count_in_the_next_answer(kernels):
     target = Target(model, kernels=kernels)
     list(passes(target))
     for parameter in model.parameters():
-        parameter.data *= 1.1       # torch's version counter misses this
+        parameter.data *= 1.1  # torch's version counter misses this
     assert_equals_its_model(target)
     assert set(compiled_layers(target)) == {True}
 
@@ -206,8 +239,10 @@ def test_a_cache_in_half_precision_changes_little_and_is_half_as_large(family, k
 def test_methods_decode_the_ids_of_plain_decoding_with_a_bfloat16_cache(method, kernels):
     """Plain decoding uses the same cache."""
     model, ids = model_of("qwen3"), toy_prompt(90)
-    said = [answered(longgraft.load((model, None), None, tell=False, method=name, kv_dtype="bfloat16"), ids, 30)
-            for name in (method, "ar")]
+    said = [
+        answered(longgraft.load((model, None), None, tell=False, method=name, kv_dtype="bfloat16"), ids, 30)
+        for name in (method, "ar")
+    ]
     assert "cache in bfloat16" in " ".join(longgraft.load((model, None), None, tell=False, kv_dtype="bfloat16").about)
     assert said[0].token_ids == said[1].token_ids
     with pytest.raises(ValueError, match="--attention sdpa was given"):
@@ -220,7 +255,7 @@ def test_keys_and_values_are_in_half_precision_beside_weights_in_integers(kernel
 
     assert cached("qwen3", weights="int8") == torch.bfloat16
     assert cached("qwen3", weights="int8", kv_dtype="float32") is None and cached("qwen3") is None
-    assert cached("gemma2", weights="int8") is None      # torch attends to capped scores
+    assert cached("gemma2", weights="int8") is None  # torch attends to capped scores
 
 
 def test_a_cache_of_floats_needs_a_model_of_floats(kernels):

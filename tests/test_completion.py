@@ -24,12 +24,12 @@ from pkg.shapes import area
 
 def tell(side):
     '''
-REST = '''
+REST = """
 
 
 def last():
     return area(3)
-'''
+"""
 
 
 @pytest.fixture
@@ -64,13 +64,19 @@ def test_a_block_is_completed_and_nothing_is_decoded_beyond_its_step(repo):
 OTHER = "    return area(side)\n\n\ndef other():\n"
 
 
-@pytest.mark.parametrize(("says", "more", "text", "ended"), [
-    (OTHER, {"until": "line"}, "return area(side)", "line"), (OTHER, {"until": "stop"}, OTHER[4:], "length"),
-    (OTHER, {"until": "stop", "stop": "area"}, "return ", "stop"),
-    (OTHER, {"max_new_tokens": 14}, "return are", "length"),
-    (OTHER, {"until": "line", "column": 1}, "    return area(side)", "line"),
-    (OTHER, {"until": "line", "column": 3}, "  return area(side)", "line"),
-    ("  x = 1\ny\n", {}, "x = 1", "block"), ("        x = 1\ny\n", {}, "    x = 1", "block")])   # other indents
+@pytest.mark.parametrize(
+    ("says", "more", "text", "ended"),
+    [
+        (OTHER, {"until": "line"}, "return area(side)", "line"),
+        (OTHER, {"until": "stop"}, OTHER[4:], "length"),
+        (OTHER, {"until": "stop", "stop": "area"}, "return ", "stop"),
+        (OTHER, {"max_new_tokens": 14}, "return are", "length"),
+        (OTHER, {"until": "line", "column": 1}, "    return area(side)", "line"),
+        (OTHER, {"until": "line", "column": 3}, "  return area(side)", "line"),
+        ("  x = 1\ny\n", {}, "x = 1", "block"),
+        ("        x = 1\ny\n", {}, "    x = 1", "block"),
+    ],
+)  # other indents
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 def test_a_completion_ends_at_its_line_block_stop_string_or_limit(repo, says, more, text, ended, line_end):
     (repo / "main.py").write_bytes((MAIN + REST).replace("\n", line_end).encode())
@@ -101,8 +107,11 @@ def test_the_models_own_tokens_end_a_completion(repo, monkeypatch):
     usual = session.open
     monkeypatch.setattr(session, "open", lambda *a, **kw: opened.append(a[4]) or usual(*a, **kw))
     longgraft.complete(repo, "main.py", 7, session=session, max_new_tokens=1)
-    assert set(opened[0]) == {*session.eos, *map(session.tokenizer.convert_tokens_to_ids, NAMES),
-                              session.tokenizer.convert_tokens_to_ids("<|endoftext|>")}
+    assert set(opened[0]) == {
+        *session.eos,
+        *map(session.tokenizer.convert_tokens_to_ids, NAMES),
+        session.tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    }
 
 
 def test_an_end_token_is_left_out_of_the_text():
@@ -110,7 +119,7 @@ def test_an_end_token_is_left_out_of_the_text():
     ids = answer(session.open("abc", 6)).token_ids
     end = next(n for n in range(1, 6) if ids[n] not in ids[:n])
     found = answer(session.open("abc", 6, eos=[ids[end]]))
-    assert found.token_ids == ids[:end + 1] and found.finish_reason == "eos"
+    assert found.token_ids == ids[: end + 1] and found.finish_reason == "eos"
     assert found.text == session.tokenizer.decode(ids[:end])
 
 
@@ -142,11 +151,11 @@ def test_a_prompt_keeps_the_order_of_the_last_one(repo):
     first = read(repo, 4, session)
     (repo / "main.py").write_text(head + MAIN + "part2(part1(1), 5)\n    part5(3)\n    part4(3)\n    ")
     second, anew = read(repo, 13, session), read(repo, 13, completing())
-    assert len(first) > 2 and second[:len(first)] == first and anew[:len(first)] != first
+    assert len(first) > 2 and second[: len(first)] == first and anew[: len(first)] != first
     changed = repo / "pkg" / f"{first[1].split('.')[0].split('/')[1]}.py"
     changed.write_text("# " + changed.read_text())
-    third = read(repo, 13, session)     # text that its file no longer has is not shown
-    assert third[0] == first[0] and third[:len(first)] != first
+    third = read(repo, 13, session)  # text that its file no longer has is not shown
+    assert third[0] == first[0] and third[: len(first)] != first
 
 
 def test_a_file_that_git_now_ignores_is_not_shown_again(repo):
@@ -174,7 +183,7 @@ def test_a_session_is_freed_with_everything_kept_for_it(repo):
 @pytest.mark.parametrize("name", ["circle.py", "~nobody-of-this-name/a.py", "a" * 300 + ".py", "a\0.py"])
 def test_a_name_that_leads_to_no_file_is_refused(repo, name):
     (repo / "circle.py").symlink_to("circle.py")
-    with pytest.raises(ValueError, match=r"(leads to|is) no file"):       # Python 3.13 resolves a circle
+    with pytest.raises(ValueError, match=r"(leads to|is) no file"):  # Python 3.13 resolves a circle
         locate(repo, name, 1)
 
 
@@ -197,7 +206,7 @@ def test_a_mistake_raises_a_clear_error(repo):
 def test_a_prompt_is_made_to_fit_the_model(repo):
     session = completing()
     (repo / "main.py").write_text("x = 1\n" * 3000)
-    laid, _, _ = Completer(session).lay_out(repo, locate(repo, "main.py", 3000), CompletionOptions(tokens=10 ** 6))
+    laid, _, _ = Completer(session).lay_out(repo, locate(repo, "main.py", 3000), CompletionOptions(tokens=10**6))
     assert 6000 < len(laid.ids) <= 8192 - 256
 
 
@@ -210,8 +219,22 @@ def saved(tmp_path_factory):
 
 
 def ask(repo, saved, *more):
-    return ["complete", "--repo", repo, "--file", "main.py", "--line", 7, "--model", saved, "--method", "pld",
-            "--max-new-tokens", 5, *more]
+    return [
+        "complete",
+        "--repo",
+        repo,
+        "--file",
+        "main.py",
+        "--line",
+        7,
+        "--model",
+        saved,
+        "--method",
+        "pld",
+        "--max-new-tokens",
+        5,
+        *more,
+    ]
 
 
 def test_explain_lists_the_texts_read_and_the_reasons(repo, saved, capsys, monkeypatch):
@@ -228,26 +251,52 @@ def test_json_is_one_object(repo, saved, capsys, monkeypatch):
     assert (code, err) == (0, "") and found["layout"] == "left-to-right" and found["reused_tokens"] == 0
     assert found["used"][0]["path"] == "pkg/shapes.py" and found["used"][0]["lines"] == [1, 3]
     assert found["left_out"]["secrets"] == [".env"] and len(found["token_ids"]) == 5
-    assert found["prompt_tokens"] == found["stats"]["prompt_tokens"] == (
-        sum(one["tokens"] for one in found["used"]) + len("main.py\n") + found["file_tokens"]["before"])
+    assert (
+        found["prompt_tokens"]
+        == found["stats"]["prompt_tokens"]
+        == (sum(one["tokens"] for one in found["used"]) + len("main.py\n") + found["file_tokens"]["before"])
+    )
 
 
 def test_text_may_come_from_standard_input(repo, saved, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"unsaved = area(")))
-    code, out, _ = run(capsys, monkeypatch, "complete", "--repo", repo, "--file", "main.py", "--line", 1, "--text", "-",
-                       "--model", saved, "--method", "pld", "--prompt")
+    code, out, _ = run(
+        capsys,
+        monkeypatch,
+        "complete",
+        "--repo",
+        repo,
+        "--file",
+        "main.py",
+        "--line",
+        1,
+        "--text",
+        "-",
+        "--model",
+        saved,
+        "--method",
+        "pld",
+        "--prompt",
+    )
     assert code == 0 and out.endswith("main.py\nunsaved = area(\n")
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--repo", "."], "--file FILE --line N"), (["--file", "main.py", "--line", "99"], "line 99"),
-    (["--file", "main.py", "--line", "1", "--column", "99"], "column 99"), (["--file", "a.py", "--line", "1"], "a.py"),
-    (["--file", "main.py", "--line", "1", "--until", "word"], "Known: line, block, stop"),
-    (["--file", "main.py", "--line", "1", "--json", "--stream"], "--json goes with neither"),
-    (["--file", "main.py", "--line", "1", "--tokens", "3"], "--tokens is 3"),
-    (["--file", "main.py", "--line", "1", "--text", "absent"], "absent cannot be read"),
-    (["--file", ".env", "--line", "1"], "hold secrets"), (["--file", "../x.py", "--line", "1"], "outside"),
-    (["--file", "main.py", "--line", "1", "--temperature", "nan"], "--temperature is nan")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--repo", "."], "--file FILE --line N"),
+        (["--file", "main.py", "--line", "99"], "line 99"),
+        (["--file", "main.py", "--line", "1", "--column", "99"], "column 99"),
+        (["--file", "a.py", "--line", "1"], "a.py"),
+        (["--file", "main.py", "--line", "1", "--until", "word"], "Known: line, block, stop"),
+        (["--file", "main.py", "--line", "1", "--json", "--stream"], "--json goes with neither"),
+        (["--file", "main.py", "--line", "1", "--tokens", "3"], "--tokens is 3"),
+        (["--file", "main.py", "--line", "1", "--text", "absent"], "absent cannot be read"),
+        (["--file", ".env", "--line", "1"], "hold secrets"),
+        (["--file", "../x.py", "--line", "1"], "outside"),
+        (["--file", "main.py", "--line", "1", "--temperature", "nan"], "--temperature is nan"),
+    ],
+)
 def test_a_mistake_is_reported_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
     monkeypatch.chdir(repo)
     assert_before_loading(monkeypatch)

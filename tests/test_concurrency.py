@@ -22,14 +22,22 @@ from longgraft.eval.runs.sweep import sweep
 def config(tmp_path_factory) -> SweepConfig:
     torch.set_num_threads(1)
     rows = own_rows(tmp_path_factory.mktemp("rows") / "own.jsonl")
-    return SweepConfig(suites=(str(rows),), lengths=(256,), methods=("suffix", "graft-x+budget=16"), modes=("sampled",),
-                       prompts=3, repeats=1, max_new_tokens=12, concurrency=(1, 3))
+    return SweepConfig(
+        suites=(str(rows),),
+        lengths=(256,),
+        methods=("suffix", "graft-x+budget=16"),
+        modes=("sampled",),
+        prompts=3,
+        repeats=1,
+        max_new_tokens=12,
+        concurrency=(1, 3),
+    )
 
 
 @pytest.mark.slow
 def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(config, tmp_path):
     rows = len(sweep(replace(config, concurrency=()), tmp_path))
-    assert len(sweep(config, tmp_path, resume=True)) == rows == 9      # nothing is measured alone again
+    assert len(sweep(config, tmp_path, resume=True)) == rows == 9  # nothing is measured alone again
     found = read_batches(tmp_path)
     assert len({one.key for one in found}) == len(found) == 2 * 3
     for one in found:
@@ -39,12 +47,12 @@ def test_requests_at_once_have_their_own_rows_and_the_answers_they_have_alone(co
     write(tmp_path)
     assert (tmp_path / "summary.md").read_text().count(" | 3/3 |") == 6
     before = (tmp_path / "environment.json").read_text()
-    (tmp_path / BATCHES).write_bytes((tmp_path / BATCHES).read_bytes()[:-40])        # half a line, as after a kill
+    (tmp_path / BATCHES).write_bytes((tmp_path / BATCHES).read_bytes()[:-40])  # half a line, as after a kill
     sweep(config, tmp_path, resume=True)
     assert [one.key for one in read_batches(tmp_path)] == [one.key for one in found]
     after = (tmp_path / "environment.json").read_text()
     sweep(config, tmp_path, resume=True)
-    assert before != after == (tmp_path / "environment.json").read_text()        # nothing was missing
+    assert before != after == (tmp_path / "environment.json").read_text()  # nothing was missing
 
 
 @pytest.mark.slow
@@ -52,7 +60,7 @@ def test_batches_are_repeated_and_a_request_waits_from_its_own_beginning(config,
     sweep(replace(config, methods=("ar", "pld"), concurrency=(1,), repeats=2), tmp_path)
     found = read_batches(tmp_path)
     assert [(one.key.method, one.key.repeat) for one in found] == [("ar", 0), ("pld", 0), ("ar", 1), ("pld", 1)]
-    for one in found:       # one after the other, so the waits do not overlap
+    for one in found:  # one after the other, so the waits do not overlap
         assert 0 < sum(one.first_token_seconds) < one.seconds
 
 
@@ -96,18 +104,26 @@ def test_a_failed_method_gives_the_reason_and_is_retried_on_request(config, tmp_
 
 def test_the_table_compares_a_method_with_itself_alone_and_with_plain_decoding():
     def batch(method: str, running: int, seconds: float, repeat: int = 0) -> Batch:
-        return Batch(BatchKey("own", 0, "greedy", method, running, repeat), 4, 120, seconds, (0.25,) * 4, (7.0,) * 4,
-                     1.5, 0, 4)
+        return Batch(
+            BatchKey("own", 0, "greedy", method, running, repeat), 4, 120, seconds, (0.25,) * 4, (7.0,) * 4, 1.5, 0, 4
+        )
 
-    found = [batch("ar", 1, 12), batch("ar", 4, 6), batch("pld", 1, 8), batch("pld", 4, 3), batch("pld", 4, 5, 1),
-             batch("pld", 4, 4, 2)]
+    found = [
+        batch("ar", 1, 12),
+        batch("ar", 4, 6),
+        batch("pld", 1, 8),
+        batch("pld", 4, 3),
+        batch("pld", 4, 5, 1),
+        batch("pld", 4, 4, 2),
+    ]
     lines = concurrency_table(found)[0].splitlines()
     assert lines[-1] == "| own | whole | 4 | pld | 4 | 30.0 | 2.00 | 1.50 | 0.25 | 7.0 | 1.50 | 12/12 |"
     assert concurrency_table([]) == []
 
 
-@pytest.mark.parametrize(("more", "words"), [({"concurrency": (4,)}, "prompts of as many or more"),
-                                            ({"concurrency": (0,)}, "concurrency")])
+@pytest.mark.parametrize(
+    ("more", "words"), [({"concurrency": (4,)}, "prompts of as many or more"), ({"concurrency": (0,)}, "concurrency")]
+)
 def test_an_impossible_concurrency_is_refused(config, more, words):
     with pytest.raises(ValueError, match=words):
         replace(config, **more)

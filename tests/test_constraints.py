@@ -40,20 +40,36 @@ from longgraft.trees.tree import FORCED, ProposalTree
 
 TOKENIZER = ascii_tokenizer()
 END = TOKENIZER.eos_token_id
-SCHEMA = {"type": "object", "properties": {"ab": {"type": "boolean"}, "kind": {"enum": ["tree", "true"]},
-                                           "n": {"type": "integer"}, "of": {"type": "string", "maxLength": 6}},
-          "required": ["ab", "kind", "n", "of"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ab": {"type": "boolean"},
+        "kind": {"enum": ["tree", "true"]},
+        "n": {"type": "integer"},
+        "of": {"type": "string", "maxLength": 6},
+    },
+    "required": ["ab", "kind", "n", "of"],
+    "additionalProperties": False,
+}
 DATE = r"20[0-9]{2}-[01][0-9]-[0-3][0-9](T[a-z]{3,6})?"
 LIST = 'root ::= item (", " item)*\nitem ::= "abc" | [0-9] [0-9]'
-OPTIONS = {"schema": dict(json_schema=SCHEMA), "regex": dict(regex=DATE), "grammar": dict(grammar=LIST),
-           "penalties": dict(repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.7,
-                             logit_bias={5: 2.5, 20: -100.0}),
-           "both": dict(json_schema=SCHEMA, repetition_penalty=1.2, frequency_penalty=0.5)}
-DRAWS = {"greedy": {}, "sampled": dict(temperature=1.0, seed=5),
-         "warped": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)}
+OPTIONS = {
+    "schema": dict(json_schema=SCHEMA),
+    "regex": dict(regex=DATE),
+    "grammar": dict(grammar=LIST),
+    "penalties": dict(
+        repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.7, logit_bias={5: 2.5, 20: -100.0}
+    ),
+    "both": dict(json_schema=SCHEMA, repetition_penalty=1.2, frequency_penalty=0.5),
+}
+DRAWS = {
+    "greedy": {},
+    "sampled": dict(temperature=1.0, seed=5),
+    "warped": dict(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11),
+}
 MANY_OPTIONAL = {"type": "object", "properties": {f"p{n}": {"type": "integer"} for n in range(2000)}}
 NEW = 24
-EXACT = [name for name in METHODS if not name.startswith("specpv")]    # specpv verifies with a part of the cache
+EXACT = [name for name in METHODS if not name.startswith("specpv")]  # specpv verifies with a part of the cache
 
 
 def ids_of(text: str) -> list[int]:
@@ -70,8 +86,9 @@ def plain(options: str, drawn: str, length: int = 60) -> list[int]:
     sampling = Sampling(**OPTIONS[options], **DRAWS[drawn])
     processors = LogitsProcessorList()
     if sampling.logit_bias:
-        processors.append(SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in
-                                                       sampling.logit_bias.items()}))
+        processors.append(
+            SequenceBiasLogitsProcessor({(token,): float(bias) for token, bias in sampling.logit_bias.items()})
+        )
     if sampling.repetition_penalty != 1:
         processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     follows = sampling.constraint and constraint(*sampling.constraint, TOKENIZER, 96, [END])
@@ -99,8 +116,9 @@ def enough_time(monkeypatch):
 
 
 @pytest.mark.one_in(15)
-@pytest.mark.parametrize(("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS),
-                         ids=named)
+@pytest.mark.parametrize(
+    ("method", "options", "drawn"), covering(EXACT, ("regex", "penalties", "both"), DRAWS), ids=named
+)
 def test_every_method_equals_plain_decoding_under_the_same_constraints(method, options, drawn):
     ours = session(method).generate(toy_prompt(60), NEW, **OPTIONS[options], **DRAWS[drawn])
     assert ours.token_ids == plain(options, drawn)
@@ -120,6 +138,7 @@ def test_several_requests_have_constraints_of_their_own():
     def lane() -> Lane:
         own = replace(parts, kept={}, clock=Clock())
         return Lane(own.target, build("graft", own), own.clock)
+
     session = Session(Engine(lane(), 16, another=lane), TOKENIZER)
     found = generate_all(session, [toy_prompt(60)] * len(made), NEW, samplings=made, most=4)
     assert [one.token_ids for one in found] == [plain(options, drawn) for options in OPTIONS for drawn in DRAWS]
@@ -144,21 +163,24 @@ def paths(tree: ProposalTree) -> set[str]:
 
 
 def test_forced_tokens_are_proposed_first_and_forbidden_ones_are_cut():
-    nothing = ProposalTree.root_only(ids_of("{\"")[0])
+    nothing = ProposalTree.root_only(ids_of('{"')[0])
     forced = fitted('{"', nothing, 3, json_schema=SCHEMA)
     assert paths(forced) == {"ab", 'ab":'} and forced.origin.tolist()[1:] == [FORCED] * 2
     choice = fitted('{"', nothing, 60, json_schema=SCHEMA)
     assert {'ab": true, "kind": "true", "n": ', 'ab": false, "kind": "true", "n": '} <= paths(choice)
-    wrong = ProposalTree.build([91, *ids_of("abx")], [-1, 0, 1, 0][:1 + len(ids_of("abx"))], [0.0, -0.1, -0.2],
-                               [1, 4, 4])
+    wrong = ProposalTree.build(
+        [91, *ids_of("abx")], [-1, 0, 1, 0][: 1 + len(ids_of("abx"))], [0.0, -0.1, -0.2], [1, 4, 4]
+    )
     assert "abx" not in paths(fitted('{"', wrong, 8, json_schema=SCHEMA))
     spelt = ProposalTree.chain(torch.tensor([18, *(ids_of(letter)[0] for letter in "truetru")]), 4)
     found = fitted("20", spelt, 8, regex="20(true){9}")
     assert len(found) == 8 and (0, ids_of("true")[0]) in found.children and (0, ids_of("t")[0]) not in found.children
 
 
-@pytest.mark.parametrize(("scores", "longer"), [
-    ((-0.1, -0.2), "atruetruetrue"), ((-0.2, -0.1), "btruetruetrue"), ((math.nan, -0.2), "btruetruetrue")])
+@pytest.mark.parametrize(
+    ("scores", "longer"),
+    [((-0.1, -0.2), "atruetruetrue"), ((-0.2, -0.1), "btruetruetrue"), ((math.nan, -0.2), "btruetruetrue")],
+)
 def test_the_most_probable_leaf_is_continued_first_and_one_without_an_estimate_last(scores, longer):
     (first,), (second,) = ids_of("a"), ids_of("b")
     tree = ProposalTree.build([*ids_of("0"), first, second], [-1, 0, 0], [0.0, *scores], [1, 4, 4])
@@ -171,35 +193,53 @@ def test_forced_tokens_are_accepted_in_few_steps_and_counted():
     assert found.stats.accepted_by_origin["forced"] >= 15 and found.stats.steps <= 5
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (dict(json_schema={"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}),
-     "json_schema cannot be followed: it leaves too many possibilities open"),
-    (dict(json_schema={"type": "strin"}), 'json_schema cannot be followed: type is "strin", and this is not supported'),
-    (dict(regex="(ab"), "regex cannot be followed: unclosed group."),
-    (dict(grammar="start: foo"), 'grammar cannot be followed: unknown name: "foo".'),
-    (dict(regex="a", grammar="b"), "regex and grammar were given; an answer follows one of them."),
-    (dict(regex="é+"), "regex cannot be followed: The answer cannot go on: no token of this model spells"),
-    (dict(regex="aé"), "The answer cannot go on: no token of this model spells"),
-    (dict(json_schema={"$ref": "#"}), "json_schema cannot be followed: The answer cannot go on"),
-    (dict(json_schema={"const": {1}}), "json_schema cannot be written as JSON"),
-    (dict(json_schema=" " * 2 ** 21), "json_schema has 2,097,152 characters, and 1,048,576 are allowed"),
-    (dict(regex="a" * 2 ** 16), "regex has 65,536 characters, and 32,768 are allowed"),
-    (dict(json_schema={"type": "array", "items": MANY_OPTIONAL}),
-     "one object has 2,000 optional properties where 480 are allowed. Leave it out."),
-    (dict(grammar='root ::= "a'), "grammar cannot be followed: Failed to convert the grammar from GBNF to Lark"),
-    (dict(json_schema={"enum": [[{"text": "a" * 99, "n": n}] for n in range(9000)]}),
-     "json_schema has more than 1,048,576 characters. Shorten it."),
-    (dict(regex=5), "regex is 5; it must be text"),
-    (dict(repetition_penalty=0.0), "repetition_penalty is 0.0; it must be a number from "
-     "0.001 to 1,000; 1 changes none"),
-    (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),
-    (dict(logit_bias={96: 1.0}), "The logit_bias has token ids from 96 to 96"),
-    (dict(logit_bias={5: 1e39}), "logit_bias of 5 is 1e+39; it must be a number from -1,000,000,000 to 1,000,000,000; "
-     "-1,000,000,000 forbids the token"),
-    (dict(logit_bias={5: "1"}), "logit_bias of 5 is '1'; it must be a number"),
-    (dict(logit_bias=[5]), "logit_bias is [5]; it must be a mapping"),
-    (dict(logprobs=21), "logprobs is 21; it must be a whole number from 0 to 20"),
-    (dict(regex="a", replay=[1]), "regex would change nothing")])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            dict(json_schema={"properties": {"a": {"$ref": "#"}}, "required": ["a"], "type": "object"}),
+            "json_schema cannot be followed: it leaves too many possibilities open",
+        ),
+        (
+            dict(json_schema={"type": "strin"}),
+            'json_schema cannot be followed: type is "strin", and this is not supported',
+        ),
+        (dict(regex="(ab"), "regex cannot be followed: unclosed group."),
+        (dict(grammar="start: foo"), 'grammar cannot be followed: unknown name: "foo".'),
+        (dict(regex="a", grammar="b"), "regex and grammar were given; an answer follows one of them."),
+        (dict(regex="é+"), "regex cannot be followed: The answer cannot go on: no token of this model spells"),
+        (dict(regex="aé"), "The answer cannot go on: no token of this model spells"),
+        (dict(json_schema={"$ref": "#"}), "json_schema cannot be followed: The answer cannot go on"),
+        (dict(json_schema={"const": {1}}), "json_schema cannot be written as JSON"),
+        (dict(json_schema=" " * 2**21), "json_schema has 2,097,152 characters, and 1,048,576 are allowed"),
+        (dict(regex="a" * 2**16), "regex has 65,536 characters, and 32,768 are allowed"),
+        (
+            dict(json_schema={"type": "array", "items": MANY_OPTIONAL}),
+            "one object has 2,000 optional properties where 480 are allowed. Leave it out.",
+        ),
+        (dict(grammar='root ::= "a'), "grammar cannot be followed: Failed to convert the grammar from GBNF to Lark"),
+        (
+            dict(json_schema={"enum": [[{"text": "a" * 99, "n": n}] for n in range(9000)]}),
+            "json_schema has more than 1,048,576 characters. Shorten it.",
+        ),
+        (dict(regex=5), "regex is 5; it must be text"),
+        (
+            dict(repetition_penalty=0.0),
+            "repetition_penalty is 0.0; it must be a number from 0.001 to 1,000; 1 changes none",
+        ),
+        (dict(repetition_penalty=float("nan")), "repetition_penalty is nan"),
+        (dict(logit_bias={96: 1.0}), "The logit_bias has token ids from 96 to 96"),
+        (
+            dict(logit_bias={5: 1e39}),
+            "logit_bias of 5 is 1e+39; it must be a number from -1,000,000,000 to 1,000,000,000; "
+            "-1,000,000,000 forbids the token",
+        ),
+        (dict(logit_bias={5: "1"}), "logit_bias of 5 is '1'; it must be a number"),
+        (dict(logit_bias=[5]), "logit_bias is [5]; it must be a mapping"),
+        (dict(logprobs=21), "logprobs is 21; it must be a whole number from 0 to 20"),
+        (dict(regex="a", replay=[1]), "regex would change nothing"),
+    ],
+)
 def test_mistakes_raise_one_sentence(options, said):
     with pytest.raises(ValueError) as error:
         session("ar").generate(toy_prompt(20), 4, **options)
@@ -237,7 +277,7 @@ def test_answers_do_not_depend_on_the_time_limits(monkeypatch):
 
 def test_grammar_that_takes_too_long_to_convert_is_refused_in_time(monkeypatch):
     monkeypatch.setattr(constraints, "CONVERT_SECONDS", 1)
-    monkeypatch.setattr(constraints, "CONVERT_PATIENCE", 600)       # the machine may be busy
+    monkeypatch.setattr(constraints, "CONVERT_PATIENCE", 600)  # the machine may be busy
     rules = "".join(f'\nr{n} ::= "a" r{n + 1} | "b"' for n in range(8000))
     with pytest.raises(ValueError, match="grammar cannot be followed: it takes more than 1 s to convert") as refused:
         constraint("grammar", f'root ::= r0{rules}\nr8000 ::= "c"', TOKENIZER, 96, [END])
@@ -252,6 +292,7 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
     def lane() -> Lane:
         own = replace(parts, kept={}, clock=Clock())
         return Lane(own.target, build("ar", own), own.clock)
+
     session = Session(Engine(lane(), 16, another=lane), TOKENIZER)
 
     class Order(Gate):
@@ -260,15 +301,17 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
             steps.append(running.requested.sampling.regex)
 
     async def play(made):
-        requests = [GenerationRequest(toy_prompt(20), 20, Sampling(regex=regex), eos=(END,))
-                    for regex in ("[ab]{99}", None)]
+        requests = [
+            GenerationRequest(toy_prompt(20), 20, Sampling(regex=regex), eos=(END,)) for regex in ("[ab]{99}", None)
+        ]
         taken = [submitted(made, request) for request in requests]
-        gate.allow()        # both have come
+        gate.allow()  # both have come
         return [len(ids) for ids in await asyncio.gather(*map(tokens_of, taken))]
+
     gate = Order()
     assert working(play, gate, session, running=2) == [20, 20]
     last = max(n for n, regex in enumerate(steps) if regex is None)
-    assert steps[:last].count("[ab]{99}") < 6 < 19 <= steps[:last + 1].count(None)
+    assert steps[:last].count("[ab]{99}") < 6 < 19 <= steps[: last + 1].count(None)
 
 
 def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
@@ -280,14 +323,20 @@ def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
 
 def test_logits_get_their_bias_before_the_repetition_penalty_and_the_other_penalties_after_it():
     """Biases that change a logit's sign, so that every other order gives other numbers."""
-    options = LogitOptions(logit_bias={1: 2.0, 2: -3.0}, repetition_penalty=2.0, presence_penalty=0.5,
-                           frequency_penalty=0.25)
+    options = LogitOptions(
+        logit_bias={1: 2.0, 2: -3.0}, repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25
+    )
     shaping, logits = Shaping(options, prompt=[0, 1, 2]), torch.tensor([[0.5, -1.0, 1.0, 3.0, -4.0]])
     assert shaping.shaped(logits)[0].tolist() == [0.5 / 2, (-1 + 2) / 2, (1 - 3) * 2, 3.0, -4.0]
     for token in (1, 1, 4):
         shaping.advance(token, logits)
     assert shaping.shaped(logits)[0].tolist() == [
-        0.5 / 2, (-1 + 2) / 2 - 2 * 0.25 - 0.5, (1 - 3) * 2, 3.0, -4 * 2 - 0.25 - 0.5]
+        0.5 / 2,
+        (-1 + 2) / 2 - 2 * 0.25 - 0.5,
+        (1 - 3) * 2,
+        3.0,
+        -4 * 2 - 0.25 - 0.5,
+    ]
 
 
 @pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
@@ -302,6 +351,7 @@ def test_a_penalty_alone_lowers_tokens_of_the_answer(penalty):
 
 def test_a_walk_into_a_dead_end_stops_a_token_before_it_and_counts_its_seconds(monkeypatch):
     """The token before the dead end is drawn again as the next root, where the answer may have ended."""
+
     class Ending:
         ended, drawn = False, 0
 
@@ -317,7 +367,7 @@ def test_a_walk_into_a_dead_end_stops_a_token_before_it_and_counts_its_seconds(m
     monkeypatch.setattr(shaping.time, "thread_time", count(100).__next__)
     tree, logits = ProposalTree.chain(torch.tensor([5, 1, 2, 3]), 4), 9 * torch.eye(6)[[1, 2, 3, 4]]
     changes = Shaping(LogitOptions(), [0], Ending())
-    changes.seconds = 10.0      # of what was fitted
+    changes.seconds = 10.0  # of what was fitted
     path, token = Shaped(Sampling().rule(0), changes)(tree, logits, torch.arange(4))
     assert (path.tolist(), token) == ([0, 1, 2], 3) and 10 < changes.seconds < 30
 
@@ -341,7 +391,8 @@ def test_log_probabilities_are_those_of_the_raw_logits(method):
         logs = toy_model()(ids, use_cache=False).logits[0, 59:-1].log_softmax(-1)
     assert [one.token for one in found.logprobs] == found.token_ids
     assert [one.logprob for one in found.logprobs] == pytest.approx(
-        logs[range(len(found.token_ids)), found.token_ids].tolist(), abs=1e-4)
+        logs[range(len(found.token_ids)), found.token_ids].tolist(), abs=1e-4
+    )
     assert [[token for token, _ in one.top] for one in found.logprobs] == logs.topk(3).indices.tolist()
 
 
@@ -361,22 +412,36 @@ def test_options_without_effect_need_no_shaping():
 
 def asked(path: str, **body):
     """Returns the answer of a server whose model has this file's tokenizer."""
+
     async def ask(http):
         return (await http.post(path, json={"temperature": 0, "max_tokens": 60} | body)).json()
+
     return asking(ask, session("pld"))
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("fields", "options"), [
-    ({"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
-     dict(json_schema=SCHEMA)),
-    ({"response_format": {"type": "json_object"}}, dict(json_schema={"type": "object"})),
-    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, dict(json_schema=SCHEMA)),
-    ({"json_schema": {}}, dict(json_schema={})), ({"structured_outputs": {"json": {}}}, dict(json_schema={})),
-    ({"guided_json": SCHEMA}, dict(json_schema=SCHEMA)), ({"guided_regex": DATE}, dict(regex=DATE)),
-    ({"structured_outputs": {"choice": ["abc", "d"]}}, dict(regex="abc|d")), ({"grammar": LIST}, dict(grammar=LIST)),
-    ({"repeat_penalty": 1.4, "logit_bias": {"5": 2.5}}, dict(repetition_penalty=1.4, logit_bias={5: 2.5})),
-    ({"frequency_penalty": 0.7, "temperature": 1.0, "seed": 3}, dict(frequency_penalty=0.7, temperature=1.0, seed=3))])
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}},
+            dict(json_schema=SCHEMA),
+        ),
+        ({"response_format": {"type": "json_object"}}, dict(json_schema={"type": "object"})),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, dict(json_schema=SCHEMA)),
+        ({"json_schema": {}}, dict(json_schema={})),
+        ({"structured_outputs": {"json": {}}}, dict(json_schema={})),
+        ({"guided_json": SCHEMA}, dict(json_schema=SCHEMA)),
+        ({"guided_regex": DATE}, dict(regex=DATE)),
+        ({"structured_outputs": {"choice": ["abc", "d"]}}, dict(regex="abc|d")),
+        ({"grammar": LIST}, dict(grammar=LIST)),
+        ({"repeat_penalty": 1.4, "logit_bias": {"5": 2.5}}, dict(repetition_penalty=1.4, logit_bias={5: 2.5})),
+        (
+            {"frequency_penalty": 0.7, "temperature": 1.0, "seed": 3},
+            dict(frequency_penalty=0.7, temperature=1.0, seed=3),
+        ),
+    ],
+)
 def test_the_server_accepts_the_fields_of_other_servers(fields, options):
     prompt = toy_prompt(40)
     answer = asked("/v1/completions", prompt=prompt, return_token_ids=True, **fields)["choices"][0]

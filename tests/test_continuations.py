@@ -40,21 +40,21 @@ def noisy(seed: int, length: int = 700) -> list[int]:
     rng, text = random.Random(seed), [1, 2, 3]
     while len(text) < length:
         at = rng.randrange(len(text))
-        text += text[at:at + rng.randrange(40)] + [rng.randrange(-1, 40 * seed) for _ in range(rng.randrange(4))]
+        text += text[at : at + rng.randrange(40)] + [rng.randrange(-1, 40 * seed) for _ in range(rng.randrange(4))]
     return text
 
 
 @pytest.mark.parametrize("seed", [1, 2, 30])
 def test_compiled_continuations_give_the_same_numbers(seed):
     text, python, compiled, rng = noisy(seed), PythonContinuations(), continuations(), random.Random(seed)
-    text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]     # more than a context keeps
+    text += [token for n in range(2 * KEPT) for token in (1, 50 + n)] + [1]  # more than a context keeps
     floors = [rng.random() / 50 for _ in range(80)]
     for begin in range(0, len(text), 100):
         for model in (python, compiled):
-            model.extend(text[begin:begin + 100])
+            model.extend(text[begin : begin + 100])
             if begin == 300:
                 model.answer()
-            model.read(text[begin + 90:begin + 200])       # mostly text that comes later
+            model.read(text[begin + 90 : begin + 200])  # mostly text that comes later
         for budget in (0, 1, 70, 200):
             assert python.rank([0.0] * budget) == compiled.rank([0.0] * budget)
         assert python.rank(floors) == compiled.rank(floors)
@@ -67,7 +67,7 @@ def test_compiled_continuations_report_that_memory_is_full():
     functions = compiled()
     model, nowhere = functions.longgraft_text_new(None), [None] * 5
     with pytest.raises(MemoryError, match=r"^The system has no memory left"):
-        functions.longgraft_text_rank(model, 2 ** 40, *nowhere)
+        functions.longgraft_text_rank(model, 2**40, *nowhere)
     functions.longgraft_text_free(model)
 
 
@@ -85,7 +85,7 @@ def test_the_newest_continuations_of_a_context_are_kept_and_counted():
     model = model_of([token for n in range(10, 10 + KEPT + 2) for token in (1, n)] + [1, 12, 1, 30, 1])
     kept = {one.token: one.probability for one in model.after(())[0]}
     assert len(kept) == KEPT and not {10, 11} & kept.keys()
-    assert kept[30] == pytest.approx(1.5 * kept[12]) == pytest.approx(3 * kept[20])      # seen twice, and newest
+    assert kept[30] == pytest.approx(1.5 * kept[12]) == pytest.approx(3 * kept[20])  # seen twice, and newest
 
 
 def test_a_context_is_trusted_as_often_as_it_was_right():
@@ -127,7 +127,7 @@ def test_an_answer_begins_with_what_earlier_answers_taught():
     earlier.answer()
     earlier.extend(again(100, 60, True))
     plain, taught = continuations(), continuations(earlier.rates)
-    assert believed(plain) == believed(taught)      # a prompt is another text
+    assert believed(plain) == believed(taught)  # a prompt is another text
     plain, taught = continuations(), continuations(earlier.rates)
     plain.answer()
     taught.answer()
@@ -163,7 +163,7 @@ def test_a_ranking_ends_where_no_larger_tree_can_pay():
 def test_a_passage_with_a_longer_context_is_trusted_as_often_as_it_was_right():
     model = model_of([1, 2, 3, 4, 5, 1, 2])
     model.read([9, 1, 2, 7])
-    assert tokens(model) == [3]                     # its context is no longer than the text's: 1, 2
+    assert tokens(model) == [3]  # its context is no longer than the text's: 1, 2
     model.read([5, 1, 2, 7])
     (token, first), *_ = sorted(model.after(())[0], key=lambda one: -one.probability)
     assert model.after(())[1] == 3 and set(tokens(model)) == {7, 3} and token == 7
@@ -186,8 +186,9 @@ def test_without_compiled_code_nothing_is_predicted():
 
 
 def observed(memory: PartialMatching, part: list[int], following: int, prompt: bool = True) -> None:
-    memory.observe(Observation(ProposalTree.chain(torch.tensor(part)), torch.arange(len(part)), following,
-                               prompt=prompt))
+    memory.observe(
+        Observation(ProposalTree.chain(torch.tensor(part)), torch.arange(len(part)), following, prompt=prompt)
+    )
 
 
 def test_a_root_is_in_the_text_before_it_is_in_the_cache():
@@ -211,4 +212,4 @@ def test_a_memory_rewound_to_the_mark_of_another_predicts_the_same(kind):
     assert memory.text == other.text and memory.known().rank([0.0] * 20) == other.known().rank([0.0] * 20)
     memory.reset(0)
     observed(memory, [1, 2], 3)
-    assert tokens(memory.known()) == []        # a prediction ends with its request
+    assert tokens(memory.known()) == []  # a prediction ends with its request

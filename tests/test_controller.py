@@ -44,8 +44,12 @@ CHOOSING = [name for name, method in METHODS.items() if method.adaptive]
 
 def priced(sixty: float, level: float = 0.02) -> LiveCosts:
     """Returns costs in passes of one row: of a pass of 60 rows, and of a draft level or a fed token."""
-    costs = replace(TOY_COSTS, passes={0: {1: 1.0, 60: sixty}}, levels={0: {1: level, 10: level}},
-                    feeds={0: {1: level, 64: 5 * level}})
+    costs = replace(
+        TOY_COSTS,
+        passes={0: {1: 1.0, 60: sixty}},
+        levels={0: {1: level, 10: level}},
+        feeds={0: {1: level, 64: 5 * level}},
+    )
     return LiveCosts(costs, frozen=True)
 
 
@@ -102,26 +106,26 @@ def test_a_request_with_a_smaller_budget_does_not_affect_the_next_one(method):
 
 def test_a_level_is_drafted_while_it_is_expected_to_pay():
     policy = WhilePayingPolicy(beam=2, probability=0.5, price=0.3)
-    assert policy(Level(0, torch.tensor([0.5, 0.2, 0.1]).log(), False, 60)).expand          # 0.35 tokens
-    assert not policy(Level(0, torch.tensor([0.4, 0.1, 0.1]).log(), False, 60)).expand      # 0.25
+    assert policy(Level(0, torch.tensor([0.5, 0.2, 0.1]).log(), False, 60)).expand  # 0.35 tokens
+    assert not policy(Level(0, torch.tensor([0.4, 0.1, 0.1]).log(), False, 60)).expand  # 0.25
 
 
 @pytest.mark.parametrize("seconds", [{1: 1.0, 2: 1.5, 8: 1.6, 9: 3.0, 20: 3.2}, {1: 1.0, 20: 6.0}])
 def test_the_tree_of_largest_gain_is_found_even_after_a_jump_in_price(seconds):
     prices = Prices(LiveCosts(Costs({}, "", {0: seconds}, {}, {}), frozen=True), 0, 20)
     for probability in (0.99, 0.9, 0.5, 0.2):
-        probabilities = [probability ** n for n in range(1, 20)]
+        probabilities = [probability**n for n in range(1, 20)]
         gains = [sum(probabilities[:n]) - prices.of(n) for n in range(20)]
         best = max(range(20), key=gains.__getitem__)
         assert prices.best([probabilities], 1.0, math.inf) == [best]
-        floors = prices.floors(20)[1:best + 1]
+        floors = prices.floors(20)[1 : best + 1]
         assert all(probability > floor for probability, floor in zip(probabilities[:best], floors, strict=True))
     least = [min((prices.of(m) - prices.of(n)) / (m - n) for m in range(n + 1, 20)) for n in range(19)]
     assert list(prices.floors(20)) == pytest.approx([0.0, *least])
 
 
 def test_a_node_is_verified_above_its_price():
-    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 2.0, 3: 4.0}}, {}, {}), frozen=True), 0, 3)      # a second each
+    prices = Prices(LiveCosts(Costs({}, "", {0: {1: 2.0, 3: 4.0}}, {}, {}), frozen=True), 0, 3)  # a second each
     assert prices.best([[0.49, 0.0]], 0.5, math.inf) == [0] and prices.best([[0.51, 0.0]], 0.5, math.inf) == [1]
 
 
@@ -136,15 +140,15 @@ def test_a_tree_may_lose_no_more_than_the_credit_by_its_best_nodes_probability(c
 
 # Seconds of each row after the first (which takes 1.0), a level, a token that is fed, and a proposal.
 ROWS, LEVEL, FEED, HOST = 0.1, 0.05, 0.01, 0.25
-SECONDS = Costs({}, "made up", {0: {1: 1.0, 61: 1.0 + 60 * ROWS}}, {0: {1: LEVEL}}, {0: {1: FEED, 64: 64 * FEED}},
-                HOST)
+SECONDS = Costs({}, "made up", {0: {1: 1.0, 61: 1.0 + 60 * ROWS}}, {0: {1: LEVEL}}, {0: {1: FEED, 64: 64 * FEED}}, HOST)
 
 
 def tree(*probabilities: float, stage: int | None = None) -> ProposalTree:
     """Returns a chain below the root whose nodes have these probabilities."""
     n = len(probabilities)
-    return ProposalTree.build([*range(n + 1)], [*range(-1, n)], [0.0, *map(math.log, probabilities)],
-                              [ROOT] + [DRAFT] * n, stage)
+    return ProposalTree.build(
+        [*range(n + 1)], [*range(-1, n)], [0.0, *map(math.log, probabilities)], [ROOT] + [DRAFT] * n, stage
+    )
 
 
 class Ranks:
@@ -155,8 +159,13 @@ class Ranks:
     def __init__(self, known: ProposalTree, drafted: ProposalTree | None = None, drafter: object = None) -> None:
         self.known, self.drafted, self.drafter = known, drafted, drafter
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None, floors: Sequence[float],
-             count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
+    def rank(
+        self,
+        ask: Ask,
+        drafted: ProposalTree | None,
+        floors: Sequence[float],
+        count: Callable[[Sequence[float]], int] = len,
+    ) -> ProposalTree:
         ranked = drafted or self.known
         return ranked.top(count(ranked.scores.exp().tolist()))
 
@@ -165,8 +174,9 @@ class Ranks:
         return self.drafted
 
 
-def choosing(ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, worth: float = 0.0, guesses: float = 0.5
-             ) -> Controller:
+def choosing(
+    ranks: Ranks, costs: Costs = SECONDS, levels: int = 4, worth: float = 0.0, guesses: float = 0.5
+) -> Controller:
     """Returns a controller; levels: 0 for a source without levels; worth, guesses: of the drafter."""
     estimates = AcceptanceEstimates(LiveCosts(costs, frozen=True))
     estimates.drafts.worth, estimates.drafts.guesses = [worth, 1.0], [guesses, 1.0]
@@ -183,17 +193,39 @@ KNOWN = tree(0.5, 0.25)
 DRAFT_OF = {"missed": 0.5, "guess": 1}
 
 
-@pytest.mark.parametrize(("controller", "plan"), [
-    (choosing(Ranks(KNOWN)), StepPlan(100, 1.0, 1 + 2 * ROWS, 1.0, 0.75)),
-    (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, stage=2), drafter=object()), worth=9.0),
-     StepPlan(100, 1.0, 1 + 3 * ROWS + 5 * FEED + 2 * LEVEL, 1.0, 0.75,
-              DraftPlan(0.5, 5 * FEED + 2 * LEVEL + ROWS, ROWS, 1, 2))),
-    (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, 0.6, stage=UNPRUNED), drafter=object()), worth=9.0),
-     StepPlan(100, 1.0, 1 + 4 * ROWS + 5 * FEED + 3 * LEVEL, 1.0, 0.75,
-              DraftPlan(0.5, 5 * FEED + 3 * LEVEL + 2 * ROWS, 2 * ROWS, 1, 3))),
-    (choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7), drafter=object()), levels=0, worth=9.0),
-     StepPlan(100, 1.0, 1 + 3 * ROWS + HOST, 1.0, 0.75, DraftPlan(0.5, HOST + ROWS, ROWS, 1, 0)))],
-    ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"])
+@pytest.mark.parametrize(
+    ("controller", "plan"),
+    [
+        (choosing(Ranks(KNOWN)), StepPlan(100, 1.0, 1 + 2 * ROWS, 1.0, 0.75)),
+        (
+            choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, stage=2), drafter=object()), worth=9.0),
+            StepPlan(
+                100,
+                1.0,
+                1 + 3 * ROWS + 5 * FEED + 2 * LEVEL,
+                1.0,
+                0.75,
+                DraftPlan(0.5, 5 * FEED + 2 * LEVEL + ROWS, ROWS, 1, 2),
+            ),
+        ),
+        (
+            choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7, 0.6, stage=UNPRUNED), drafter=object()), worth=9.0),
+            StepPlan(
+                100,
+                1.0,
+                1 + 4 * ROWS + 5 * FEED + 3 * LEVEL,
+                1.0,
+                0.75,
+                DraftPlan(0.5, 5 * FEED + 3 * LEVEL + 2 * ROWS, 2 * ROWS, 1, 3),
+            ),
+        ),
+        (
+            choosing(Ranks(KNOWN, tree(0.9, 0.8, 0.7), drafter=object()), levels=0, worth=9.0),
+            StepPlan(100, 1.0, 1 + 3 * ROWS + HOST, 1.0, 0.75, DraftPlan(0.5, HOST + ROWS, ROWS, 1, 0)),
+        ),
+    ],
+    ids=["remembered", "drafted in part", "drafted whole", "of a source without levels"],
+)
 def test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root(controller, plan):
     controller.propose(Ask(0, 60, 100, batch=BatchLoad(1, 0)))
     assert controller.estimates._plan.timed is not None
@@ -201,12 +233,14 @@ def test_a_plan_counts_each_part_of_a_step_once_and_all_nodes_except_the_root(co
     found = controller.estimates._plan
     assert found.timed is None and found.prefix == plan.prefix
     assert (found.plain, found.seconds, found.token, found.remembered) == pytest.approx(
-        (plan.plain, plan.seconds, plan.token, plan.remembered))
+        (plan.plain, plan.seconds, plan.token, plan.remembered)
+    )
     assert (found.draft is None) == (plan.draft is None)
     if plan.draft is not None:
         assert (found.draft.guess, found.draft.expansions) == (plan.draft.guess, plan.draft.expansions)
         assert (found.draft.missed, found.draft.seconds, found.draft.price) == pytest.approx(
-            (plan.draft.missed, plan.draft.seconds, plan.draft.price))
+            (plan.draft.missed, plan.draft.seconds, plan.draft.price)
+        )
 
 
 def test_a_drafter_goes_on_by_how_often_its_best_guess_was_right():
@@ -259,13 +293,13 @@ def test_a_step_is_counted_once_with_its_accepted_tokens():
     assert counted.rate == pytest.approx([3 + DECAY * 3, 1.5 + DECAY * 1.5])
 
     def counts(first: float, each: float) -> float:
-        return first * DECAY ** 2 + each * (1 + DECAY)
+        return first * DECAY**2 + each * (1 + DECAY)
 
-    added = 2 - 0.75 - 0.2     # the bonus token is not credited
+    added = 2 - 0.75 - 0.2  # the bonus token is not credited
     assert estimates.drafts.worth == pytest.approx([counts(TRIED * WORTH, added), counts(TRIED, 0.5)])
     assert estimates.drafts.guesses == pytest.approx([counts(TRIED * WORTH, 1.0), counts(TRIED, 1.0)])
     assert estimates.drafts.expansions == pytest.approx([counts(TRIED, 3.0), counts(TRIED, 1.0)])
-    estimates.observe(seen)     # without a plan
+    estimates.observe(seen)  # without a plan
     assert counted.spent == 3.0
 
 
@@ -309,25 +343,28 @@ class World:
     @property
     def costs(self) -> Costs:
         level, source = (true if self.promised is None else self.promised for true in (self.level, self.source))
-        return Costs({}, "made up", {0: self.passes}, {0: {1: level, 10: level}},
-                     {0: {1: self.feed, 64: 64 * self.feed}}, source)
+        return Costs(
+            {}, "made up", {0: self.passes}, {0: {1: level, 10: level}}, {0: {1: self.feed, 64: 64 * self.feed}}, source
+        )
 
     def seconds(self, rows: int) -> float:
         return LiveCosts(self.costs, frozen=True).verify(rows, 100)
 
     def best_rate(self) -> float:
         """Tokens per second of the best policy that does the same in every step."""
+
         def rate(probability: float, nodes: int, feed: float, level: float) -> float:
-            tokens = sum(probability ** depth for depth in range(nodes + 1))
+            tokens = sum(probability**depth for depth in range(nodes + 1))
             return tokens / (self.seconds(nodes + 1) + feed * tokens + level)
 
-        return max(*(rate(self.memory, nodes, 0.0, 0.0) for nodes in range(60)),
-                   *(rate(self.drafter, 1 + n, self.feed, self.source + n * self.level) for n in range(LEVELS)))
+        return max(
+            *(rate(self.memory, nodes, 0.0, 0.0) for nodes in range(60)),
+            *(rate(self.drafter, 1 + n, self.feed, self.source + n * self.level) for n in range(LEVELS)),
+        )
 
 
 class Simulation:
-    """A controller in a world: its ranking, its drafter's cache and its clock are simulated, its decisions are its own.
-    """
+    """A controller whose ranking, drafter's cache and clock are simulated; its decisions are its own."""
 
     memories, drafter = (), object()
 
@@ -336,8 +373,9 @@ class Simulation:
         self.waiting = 1
         self.part = lambda name: nullcontext()
         self.estimates = AcceptanceEstimates(LiveCosts(world.costs, frozen=frozen))
-        self.controller = Controller(self, self.estimates, None if world.source else Levels(self, 3, LEVELS),
-                                     probing=probing, clock=self)
+        self.controller = Controller(
+            self, self.estimates, None if world.source else Levels(self, 3, LEVELS), probing=probing, clock=self
+        )
         self.kinds: Counter[str] = Counter()
 
     def now(self, wait: bool = True) -> float:
@@ -357,20 +395,30 @@ class Simulation:
             return tree(*[self.claimed] * LEVELS)
         self.newest()
         stage = 0
-        while stage < LEVELS - 1 and pruning(Level(stage, torch.tensor([self.world.drafter ** (stage + 1)]).log(),
-                                                   False, ask.budget)).expand:
+        while (
+            stage < LEVELS - 1
+            and pruning(Level(stage, torch.tensor([self.world.drafter ** (stage + 1)]).log(), False, ask.budget)).expand
+        ):
             stage += 1
             self.now_ += self.world.level
         return tree(*[self.world.drafter] * (stage + 1), stage=stage if stage < LEVELS - 1 else UNPRUNED)
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None, floors: Sequence[float],
-             count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
+    def rank(
+        self,
+        ask: Ask,
+        drafted: ProposalTree | None,
+        floors: Sequence[float],
+        count: Callable[[Sequence[float]], int] = len,
+    ) -> ProposalTree:
         text = self.world.memory if self.world.believed is None else self.world.believed
         nodes = [text] * (ask.budget - 1) if drafted is None else [self.claimed] * (len(drafted) - 1)
         kept = count(list(accumulate([1.0, *nodes], lambda a, b: a * b)))
-        return ProposalTree.build([*range(kept)], [*range(-1, kept - 1)],
-                                  [math.log(p) for p in accumulate([1.0, *nodes[:kept - 1]], lambda a, b: a * b)],
-                                  [ROOT] + [DRAFT if drafted is not None else RETRIEVED] * (kept - 1))
+        return ProposalTree.build(
+            [*range(kept)],
+            [*range(-1, kept - 1)],
+            [math.log(p) for p in accumulate([1.0, *nodes[: kept - 1]], lambda a, b: a * b)],
+            [ROOT] + [DRAFT if drafted is not None else RETRIEVED] * (kept - 1),
+        )
 
     def rate(self, tokens: int) -> float:
         """Tokens per second while an answer of so many tokens is decoded."""
@@ -394,17 +442,29 @@ CHEAP, STEEP = {1: 1.0, 60: 1.6}, {1: 1.0, 2: 2.0, 60: 60.0}
 
 
 @pytest.mark.one_in(8)
-@pytest.mark.parametrize(("world", "kind"), [
-    (World(STEEP, 0.2, 0.05, memory=0.1, drafter=0.1), "plain"),
-    (World(CHEAP, 0.2, 0.02, memory=0.8, drafter=0.3), "memory"),
-    (World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.9), "draft"),
-    (World(CHEAP, 0.6, 0.02, memory=0.6, drafter=0.7), "memory"),
-    (World({1: 1.0, 8: 1.1, 60: 8.0}, 0.02, 0.002, memory=0.05, drafter=0.7), "draft"),
-    (World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.9, source=0.2), "draft"),
-    (World(CHEAP, 0.0, 0.0, memory=0.7, drafter=0.8, source=3.0), "memory"),
-    (World(CHEAP, 0.0, 0.0, memory=0.8, drafter=0.8, source=0.5), "memory")],
-    ids=["rows too dear", "good memory", "good drafter", "dear drafter", "few cheap rows", "good source",
-         "dear source", "source that adds nothing"])
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    [
+        (World(STEEP, 0.2, 0.05, memory=0.1, drafter=0.1), "plain"),
+        (World(CHEAP, 0.2, 0.02, memory=0.8, drafter=0.3), "memory"),
+        (World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.9), "draft"),
+        (World(CHEAP, 0.6, 0.02, memory=0.6, drafter=0.7), "memory"),
+        (World({1: 1.0, 8: 1.1, 60: 8.0}, 0.02, 0.002, memory=0.05, drafter=0.7), "draft"),
+        (World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.9, source=0.2), "draft"),
+        (World(CHEAP, 0.0, 0.0, memory=0.7, drafter=0.8, source=3.0), "memory"),
+        (World(CHEAP, 0.0, 0.0, memory=0.8, drafter=0.8, source=0.5), "memory"),
+    ],
+    ids=[
+        "rows too dear",
+        "good memory",
+        "good drafter",
+        "dear drafter",
+        "few cheap rows",
+        "good source",
+        "dear source",
+        "source that adds nothing",
+    ],
+)
 def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kind):
     simulation = Simulation(world)
     simulation.rate(400)
@@ -415,12 +475,26 @@ def test_controller_comes_near_the_best_fixed_policy_of_a_known_world(world, kin
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize(("levels", "promised", "true", "kind"), [
-    (True, 0.05, 3.0, "memory"), (True, 0.6, 0.6, "memory"), (True, 0.3, 0.02, "draft"),
-    (False, 0.05, 3.0, "memory"), (False, 0.7, 0.02, "draft")])
+@pytest.mark.parametrize(
+    ("levels", "promised", "true", "kind"),
+    [
+        (True, 0.05, 3.0, "memory"),
+        (True, 0.6, 0.6, "memory"),
+        (True, 0.3, 0.02, "draft"),
+        (False, 0.05, 3.0, "memory"),
+        (False, 0.7, 0.02, "draft"),
+    ],
+)
 def test_controller_learns_how_long_drafts_really_take(levels, promised, true, kind):
-    world = World(CHEAP, true if levels else 0.0, 0.005, memory=0.5, drafter=0.8, promised=promised,
-                  source=0.0 if levels else true)
+    world = World(
+        CHEAP,
+        true if levels else 0.0,
+        0.005,
+        memory=0.5,
+        drafter=0.8,
+        promised=promised,
+        source=0.0 if levels else true,
+    )
     simulation = Simulation(world, frozen=False)
     simulation.rate(1500)
     simulation.kinds.clear()
@@ -429,9 +503,14 @@ def test_controller_learns_how_long_drafts_really_take(levels, promised, true, k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", [World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1),
-                                 World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.1, source=0.2, claimed=0.9)],
-                         ids=["levels", "source"])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        World(CHEAP, 0.05, 0.005, memory=0.2, drafter=0.1),
+        World(CHEAP, 0.0, 0.0, memory=0.2, drafter=0.1, source=0.2, claimed=0.9),
+    ],
+    ids=["levels", "source"],
+)
 def test_controller_returns_to_a_drafter_that_became_right_and_probes_it_rarely_until_then(bad):
     simulation = Simulation(bad)
     assert simulation.rate(4000) > 0.93 * bad.best_rate()
@@ -503,16 +582,18 @@ def test_nothing_is_drafted_for_the_last_token():
     session = toy_session("pld")
     propose = type(session.engine.proposer).propose
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(session.engine.proposer), "propose",
-                        lambda self, ask: asked.append(1) or propose(self, ask))
+        patched.setattr(
+            type(session.engine.proposer), "propose", lambda self, ask: asked.append(1) or propose(self, ask)
+        )
         said = answered(session, toy_prompt(60), 2)
-    assert len(said.token_ids) == 2 and asked == []     # the first token comes with the prompt
+    assert len(said.token_ids) == 2 and asked == []  # the first token comes with the prompt
 
 
 # Several requests in a pass ------------------------------------------------------------------------------------------
 
-BLOCKS = LiveCosts(Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0, 17: 26.0, 24: 26.0}}, {}, {}),
-                   frozen=True)
+BLOCKS = LiveCosts(
+    Costs({}, "made up", {0: {1: 10.0, 8: 10.0, 9: 18.0, 16: 18.0, 17: 26.0, 24: 26.0}}, {}, {}), frozen=True
+)
 
 
 def test_the_nodes_of_a_pass_go_to_the_most_probable_of_all_requests():
@@ -526,15 +607,15 @@ def test_requests_fill_a_block_of_rows_together():
     prices = Prices(BLOCKS, 0, 16, requests=3)
     assert prices.plain == prices.token == pytest.approx(10 / 3)
     assert prices.best([[0.3, 0.2, 0.1, 0.05], [0.25, 0.1], [0.15]], 0.3, math.inf) == [3, 1, 1]
-    assert sum(prices.best([[0.9] * 7, [0.9] * 7], 0.3, math.inf)) == 13      # another whole block pays
+    assert sum(prices.best([[0.9] * 7, [0.9] * 7], 0.3, math.inf)) == 13  # another whole block pays
 
 
 def test_a_pass_may_lose_the_credit_by_the_misses_of_all_best_nodes_in_it():
     """Each node takes a second; the best nodes of the two requests are wrong once in ten and six times in ten."""
     prices = Prices(LiveCosts(Costs({}, "", {0: {1: 10.0, 20: 29.0}}, {}, {}), frozen=True), 0, 18, requests=2)
-    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 0.25) == [2, 0]      # 2 * 0.1
+    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 0.25) == [2, 0]  # 2 * 0.1
     assert prices.best([[0.9, 0.8], [0.4]], 0.1, 1.04) == [2, 0]
-    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 1.06) == [2, 1]      # 3 * (0.1 + 0.6) / 2
+    assert prices.best([[0.9, 0.8], [0.4]], 0.1, 1.06) == [2, 1]  # 3 * (0.1 + 0.6) / 2
 
 
 def test_prompts_of_other_requests_do_not_make_time_cheaper():
@@ -553,7 +634,7 @@ def test_a_second_is_worth_what_the_requests_that_are_left_decode_in_it():
         prices = planned(controller, Ask(0, 60, 0, batch=BatchLoad(7, reading))).prices
         controller.estimates.expect(StepPlan(0, prices.plain, prices.plain, prices.token))
         controller.estimates.observe(seen)
-    passes = 1 + DECAY + DECAY ** 2
+    passes = 1 + DECAY + DECAY**2
     faster = (2 * passes + PRIOR) / (passes + PRIOR)
     assert planned(controller, Ask(0, 60, 0, batch=BatchLoad(7))).rate == pytest.approx(faster * 8 / (1 + 7 * ROWS))
     assert planned(controller, Ask(0, 60, 0)).rate == pytest.approx(faster)
@@ -571,8 +652,10 @@ def test_requests_of_a_pass_risk_together_what_each_may_lose():
                 plain = plan.prices.plain
                 one.estimates.expect(StepPlan(0, plain, plain, plan.prices.token))
                 one.estimates.observe(Observation(ProposalTree.root_only(0), torch.tensor([0]), 5))
-    credit = [PassPlanner()([Bid(Ask(0, 60, 0, batch=BatchLoad(len(own) - 1)), one.estimates) for one in own])
-              for own in (alone, eight)]
+    credit = [
+        PassPlanner()([Bid(Ask(0, 60, 0, batch=BatchLoad(len(own) - 1)), one.estimates) for one in own])
+        for own in (alone, eight)
+    ]
     passes = [plan.credit / (len(own) * plan.prices.plain) for plan, own in zip(credit, (alone, eight), strict=True)]
     assert passes == pytest.approx([CREDIT + 50 * RISKED] * 2)
 
@@ -587,7 +670,8 @@ def test_drafts_are_made_by_the_requests_whose_drafts_add_most_while_another_one
 
     def drafting(*worth: float) -> list[bool]:
         return plan.extended([Offer(60, (price * tokens,)) for tokens in worth])
-    assert drafting(0.5, 0.9, 0.3) == [True, True, True]     # none pays alone
+
+    assert drafting(0.5, 0.9, 0.3) == [True, True, True]  # none pays alone
     assert drafting(0.5, 0.4, 0.05) == [False, False, False]
     assert drafting(1.5, 0.0, 0.2) == [True, False, True] and plan.drafting == 2
 
@@ -602,7 +686,7 @@ def test_a_draft_that_is_too_great_a_risk_is_not_made():
     controller.estimates.answer.drafts_saved = -5.0
     plan = planned(controller, Ask(0, 60, 0))
     assert plan.extended([Offer(60, (9.0,))]) == [False]
-    assert plan.credit == pytest.approx(CREDIT + 5.0)       # what drafts have lost does not stop the text
+    assert plan.credit == pytest.approx(CREDIT + 5.0)  # what drafts have lost does not stop the text
 
 
 def test_a_request_pays_for_its_own_nodes_of_a_pass():
@@ -623,9 +707,11 @@ def test_nodes_that_cost_nothing_need_no_credit():
     assert prices.best([[0.9] * 7, [0.5]], 0.3, -4.0) == [5, 0]
 
 
-@pytest.mark.parametrize(("spans", "seconds"), [
-    (((1.0, 1.2), (1.3, 1.5)), 0.2), (((1.0, 1.6), (1.1, 1.5)), 0.3), (((1.0, 1.4), (1.2, 1.6)), 0.3)],
-    ids=["one after the other", "within", "overlapping"])
+@pytest.mark.parametrize(
+    ("spans", "seconds"),
+    [(((1.0, 1.2), (1.3, 1.5)), 0.2), (((1.0, 1.6), (1.1, 1.5)), 0.3), (((1.0, 1.4), (1.2, 1.6)), 0.3)],
+    ids=["one after the other", "within", "overlapping"],
+)
 def test_the_time_of_proposals_in_a_shared_pass_is_divided_among_them(spans, seconds):
     controllers = [choosing(Ranks(KNOWN, drafter=object()), levels=0) for _ in spans]
     for one in controllers:
@@ -640,14 +726,20 @@ def test_the_time_of_proposals_in_a_shared_pass_is_divided_among_them(spans, sec
     assert planner(bids).drafted(2) == pytest.approx(2 * seconds)
 
 
-@pytest.mark.parametrize(("reading", "rows", "timed"), [
-    (0, (5, 1), [(7, 200, 2.0)]), (64, (3, 1), []), (0, (3,), []), (0, (3, None), [])],
-    ids=["whole", "beside a prompt", "one request ended", "one request has forced tokens"])
+@pytest.mark.parametrize(
+    ("reading", "rows", "timed"),
+    [(0, (5, 1), [(7, 200, 2.0)]), (64, (3, 1), []), (0, (3,), []), (0, (3, None), [])],
+    ids=["whole", "beside a prompt", "one request ended", "one request has forced tokens"],
+)
 def test_a_shared_pass_is_timed_once_by_all_rows_that_were_verified(reading, rows, timed):
     """Two of three requests propose; the trees have other sizes than planned."""
     controllers = [choosing(Ranks(KNOWN), levels=0) for _ in range(2)]
-    plan = PassPlanner()([Bid(Ask(0, 60, at, batch=BatchLoad(2, reading)), one.estimates)
-                          for at, one in zip((100, 300), controllers, strict=True)])
+    plan = PassPlanner()(
+        [
+            Bid(Ask(0, 60, at, batch=BatchLoad(2, reading)), one.estimates)
+            for at, one in zip((100, 300), controllers, strict=True)
+        ]
+    )
     found = []
     plan._costs.timed = lambda *given: found.append(given)
     plan.shares([Offer(60, (0.9,)), Offer(60, (0.9,))])
@@ -672,6 +764,7 @@ def test_shared_passes_have_the_costs_of_the_request_that_reached_farthest():
 
     def token() -> float:
         return planner([Bid(Ask(0, 60, 5000, batch=BatchLoad(1)), one, 3) for one in estimates]).prices.token
+
     before = token()
     estimates[1].costs = far
     assert before == pytest.approx((1.0 + ROWS) / 2) and token() == pytest.approx(3.1 / 2)

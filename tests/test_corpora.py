@@ -38,8 +38,11 @@ def cache(tmp_path, monkeypatch):
 
 def read(memory: PartialMatching, *prompt: int) -> list[int]:
     """Lets the memory observe a prompt, and returns the tokens that it then expects, most probable first."""
-    memory.observe(Observation(ProposalTree.chain(torch.tensor(prompt[:-1])), torch.arange(len(prompt) - 1),
-                               prompt[-1], prompt=True))
+    memory.observe(
+        Observation(
+            ProposalTree.chain(torch.tensor(prompt[:-1])), torch.arange(len(prompt) - 1), prompt[-1], prompt=True
+        )
+    )
     return expected(memory)
 
 
@@ -51,7 +54,7 @@ def test_places_are_sorted_by_more_tokens_than_a_lookup_reads():
     text = np.random.default_rng(1).integers(0, 2, 400)
     text[100:160] = text[200:260] = 1
     order = Corpus.build(text).order.tolist()
-    ranked = [text[at:at + 32].tolist() for at in order]
+    ranked = [text[at : at + 32].tolist() for at in order]
     assert ranked == sorted(ranked) and sorted(order) == list(range(400))
 
 
@@ -71,7 +74,7 @@ def test_a_corpus_is_read_if_it_has_a_longer_context_than_the_text():
     memory.reset(0)
     memory.observe_corpus(corpus)
     assert set(read(memory, 4, 6)) == {7, 1} and not memory.text[2:]
-    assert read(memory, 6, 7) == [8]                # from the passage that was read before
+    assert read(memory, 6, 7) == [8]  # from the passage that was read before
     memory.reset(0)
     assert read(memory, 4, 6) == []
 
@@ -83,6 +86,7 @@ def test_a_corpus_is_searched_for_longer_contexts_than_the_text_has(monkeypatch)
     def recorded(corpus, text, orders):
         searched.append(list(orders))
         return passages(corpus, text, searched[-1])
+
     monkeypatch.setattr(Corpus, "passages", recorded)
     memory = PartialMatching()
     memory.observe_corpus(Corpus.build(np.array([5, 6, 7, 8, 9, 5, 6, 1])))
@@ -133,8 +137,10 @@ def test_files_are_added_kept_listed_and_removed(tmp_path, capsys, monkeypatch):
     with gzip.open(tmp_path / "rows.jsonl.gz", "wt") as rows:
         rows.write(json.dumps({"text": "import torch"}) + "\n")
     tokenizer = read_tokenizer(str(embedded("target")), "embedded")
-    end, sources = tokenizer.eos_token, Sources(
-        replace(toy_target(), name="embedded"), given={"datastore": "ours"}, tokenizer=tokenizer)
+    end, sources = (
+        tokenizer.eos_token,
+        Sources(replace(toy_target(), name="embedded"), given={"datastore": "ours"}, tokenizer=tokenizer),
+    )
 
     monkeypatch.setattr(type(sources.target), "vocab_size", len(tokenizer))
 
@@ -175,13 +181,14 @@ def test_a_session_or_a_request_names_a_corpus():
     text = next(memory for memory in session.engine.proposer.memories if memory.reads_corpora)
 
     def read() -> list[list[int]]:
-        with session.open([1, 2], 4) as request:        # which names no corpus
+        with session.open([1, 2], 4) as request:  # which names no corpus
             request.step()
             return [one.tokens.tolist() for one in text._corpora]
+
     assert read() == [[5, 6, 7]] and session.corpus("ours") is session.corpus("ours")
     Corpus.build(np.array([8])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
-    assert read() == [[8]]        # the changed corpus is read
-    Corpus.build(np.array([10 ** 6, 1])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
+    assert read() == [[8]]  # the changed corpus is read
+    Corpus.build(np.array([10**6, 1])).save(corpus_path("ours"), {"tokenizer": vocabulary(None)})
     with pytest.raises(ValueError, match="Corpus 'ours' has token ids from 1 to 1000000"):
         session.corpus("ours")
     with pytest.raises(ValueError, match="There is no corpus 'theirs'; known: ours"):
@@ -215,6 +222,7 @@ def test_files_that_threads_add_at_once_are_all_kept(tmp_path):
             known = Corpus.load(path, IDENTITY).tokens
             time.sleep(0.01)
             Corpus.build(np.append(known, token)).save(path, IDENTITY)
+
     threads = [threading.Thread(target=add, args=(token,)) for token in range(2, 8)]
     for thread in threads:
         thread.start()

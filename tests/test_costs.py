@@ -31,8 +31,14 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
-COSTS = Costs(KEY, "made up", passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
-              levels={512: {2: 0.002, 8: 0.003}}, feeds={512: {1: 0.002, 16: 0.003}}, host=0.0005)
+COSTS = Costs(
+    KEY,
+    "made up",
+    passes={512: {1: 0.010, 4: 0.013, 16: 0.017}, 4096: {1: 0.014, 4: 0.020, 16: 0.026}},
+    levels={512: {2: 0.002, 8: 0.003}},
+    feeds={512: {1: 0.002, 16: 0.003}},
+    host=0.0005,
+)
 MADE = {"key": KEY, "source": "made up", "passes": {"512": {"1": 10}}, "levels": {}, "feeds": {}, "host": 0}
 
 
@@ -42,13 +48,18 @@ def test_costs_are_linear_between_rows_and_prefixes_and_beyond_them():
     assert COSTS.verify(28, 512) == pytest.approx(0.021)
     assert COSTS.verify(1, 2304) == pytest.approx(0.012)
     assert COSTS.verify(1, 4096 + 3584) == pytest.approx(0.018)
-    assert COSTS.level(5, 9999) == pytest.approx(0.0025)        # with one prefix, the same for all
+    assert COSTS.level(5, 9999) == pytest.approx(0.0025)  # with one prefix, the same for all
     assert COSTS.feed(31, 512) == pytest.approx(0.004)
 
 
-@pytest.mark.parametrize(("first", "at", "seconds"), [
-    ({1: 0.005, 16: 0.006}, (1, 1), 0.0025), ({1: 0.005, 16: 0.006}, (16, 1), 0.003),
-    ({16: 0.010, 32: 0.030}, (1, 256), 0.005)])
+@pytest.mark.parametrize(
+    ("first", "at", "seconds"),
+    [
+        ({1: 0.005, 16: 0.006}, (1, 1), 0.0025),
+        ({1: 0.005, 16: 0.006}, (16, 1), 0.003),
+        ({16: 0.010, 32: 0.030}, (1, 256), 0.005),
+    ],
+)
 def test_a_pass_costs_something_even_with_a_short_prefix_and_few_rows(first, at, seconds):
     assert replace(COSTS, passes={256: first, 2048: {1: 0.100, 16: 0.101}}).verify(*at) == seconds
 
@@ -70,7 +81,7 @@ def test_live_costs_are_measured_anew_at_a_prefix_far_beyond_the_measured_ones()
     live.reach(16383, 0.5)
     assert asked == [(8192, 0.5)] and slower > 1
     assert live.verify(1, 8192) == pytest.approx(slower * 0.030) and live.verify(2, 8192) < live.verify(16, 8192)
-    live.timed(2, 8192, 0.031 * slower)         # rows that were not measured before can be followed, too
+    live.timed(2, 8192, 0.031 * slower)  # rows that were not measured before can be followed, too
     live.restore(copied.state())
     assert live.verify(2, 8192) == pytest.approx(slower * 0.031, rel=0.05)
     copied.reach(16384, 1.0)
@@ -81,17 +92,17 @@ def test_live_costs_are_measured_anew_at_a_prefix_far_beyond_the_measured_ones()
 
 def test_a_long_prompt_has_its_costs_measured_at_its_own_length(monkeypatch):
     monkeypatch.setattr("longgraft.budget.cost_measurement.PREFIXES", (4, 8))
-    target = Target(copy.deepcopy(toy_model()))     # nobody has measured it
+    target = Target(copy.deepcopy(toy_model()))  # nobody has measured it
     costs = costs_for(target, None, None)
     assert max(costs.costs.passes) == 8
     session = toy_session("graft-x-text", adaptive=True, costs=costs)
     expected = answered(toy_session("ar"), toy_prompt(70), 4).token_ids
     assert answered(session, toy_prompt(70), 4).token_ids == expected
     reached = set(costs.costs.passes)
-    assert {8, 17, 34} <= reached and max(reached) == 68        # chunks of 17 tokens, at twice the length before
+    assert {8, 17, 34} <= reached and max(reached) == 68  # chunks of 17 tokens, at twice the length before
     again = costs_for(target, None, None)
     again.reach(68, 0.0)
-    assert set(again.costs.passes) == reached       # other sessions of the model need not measure it again
+    assert set(again.costs.passes) == reached  # other sessions of the model need not measure it again
 
 
 def test_rows_not_measured_at_one_prefix_cost_as_much_more_as_at_another():
@@ -100,10 +111,15 @@ def test_rows_not_measured_at_one_prefix_cost_as_much_more_as_at_another():
     assert costs.verify(16, 256) == pytest.approx(0.390) and costs.verify(31, 256) == pytest.approx(0.730)
 
 
-@pytest.mark.parametrize("grid", [
-    {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
-    {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}}, {512: {1: 0.01}, 4096: {16: 0.012}},
-    {3000: {4: 0.001, 16: 0.009}, 4000: {4: 0.010, 16: 0.030}}])
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {512: {1: 0.010, 2: 0.055, 4: 0.013, 16: 0.017}, 4096: {1: 0.05, 4: 0.02, 16: 0.026}},
+        {512: {1: 0.012, 16: 0.010}, 4096: {1: 0.011, 8: 0.020, 16: 0.012}},
+        {512: {1: 0.01}, 4096: {16: 0.012}},
+        {3000: {4: 0.001, 16: 0.009}, 4000: {4: 0.010, 16: 0.030}},
+    ],
+)
 def test_more_rows_and_longer_prefixes_never_cost_less_despite_noise(grid):
     costs = replace(COSTS, passes=grid)
     live = LiveCosts(costs)
@@ -132,16 +148,25 @@ def test_a_file_of_costs_is_read_as_it_was_written(tmp_path):
         COSTS.save(path)
 
 
-@pytest.mark.parametrize(("changes", "said"), [
-    ({"passes": {}}, "has no passes"), ({"passes": {"4k": {"1": 1}}}, "passes: found '4k'"),
-    ({"passes": {"512": {}}}, "passes: found '512'"), ({"passes": {"512": {"0": 1}}}, "'0' is no number of rows"),
-    ({"passes": {"512": {"1": -1}}}, "passes of 1 rows at 512: -1 must be milliseconds"),
-    ({"passes": {"512": {"1": 9, "8": 0}}}, "passes: found 0 milliseconds"),
-    ({"levels": {"512": {"2": float("nan")}}}, "levels of 2 rows at 512: NaN must be"),
-    ({"feeds": {"512": {"2": True}}}, "feeds of 2 rows at 512: true must be"),
-    ({"host": float("inf")}, "host: Infinity must be"), ({"host": None}, "'host' is null"),
-    ({"key": {"model": 3}}, "must be text"), ({"unit": "s"}, 'is in "s"; milliseconds are needed'),
-    ({"by_length": {}}, "by_length, which is unknown"), ({"source": 1}, "'source' is 1")])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"passes": {}}, "has no passes"),
+        ({"passes": {"4k": {"1": 1}}}, "passes: found '4k'"),
+        ({"passes": {"512": {}}}, "passes: found '512'"),
+        ({"passes": {"512": {"0": 1}}}, "'0' is no number of rows"),
+        ({"passes": {"512": {"1": -1}}}, "passes of 1 rows at 512: -1 must be milliseconds"),
+        ({"passes": {"512": {"1": 9, "8": 0}}}, "passes: found 0 milliseconds"),
+        ({"levels": {"512": {"2": float("nan")}}}, "levels of 2 rows at 512: NaN must be"),
+        ({"feeds": {"512": {"2": True}}}, "feeds of 2 rows at 512: true must be"),
+        ({"host": float("inf")}, "host: Infinity must be"),
+        ({"host": None}, "'host' is null"),
+        ({"key": {"model": 3}}, "must be text"),
+        ({"unit": "s"}, 'is in "s"; milliseconds are needed'),
+        ({"by_length": {}}, "by_length, which is unknown"),
+        ({"source": 1}, "'source' is 1"),
+    ],
+)
 def test_impossible_costs_are_named_with_their_place(tmp_path, changes, said):
     path = tmp_path / "costs.json"
     path.write_text(json.dumps(MADE))
@@ -163,7 +188,7 @@ def test_costs_follow_timed_passes_and_others_change_a_little():
     for _ in range(100):
         live.timed(4, 512, 0.016)
     assert live.verify(4, 512) == pytest.approx(0.016, rel=0.02)
-    assert 0.0102 < live.verify(1, 512) < 0.012         # never timed: the whole machine may have become slower
+    assert 0.0102 < live.verify(1, 512) < 0.012  # never timed: the whole machine may have become slower
     assert 0.00204 < live.level(2, 512) < 0.0024
     for _ in range(50):
         live.timed(1, 512, 0.010)
@@ -184,7 +209,7 @@ def test_one_slow_step_hardly_moves_costs():
     live = LiveCosts(COSTS)
     live.timed(4, 512, 5 * live.verify(4, 512))
     live.drafted(1.0, 50.0)
-    live.timed(1, 512, 0.0)         # a clock that stood still is ignored
+    live.timed(1, 512, 0.0)  # a clock that stood still is ignored
     assert live.verify(4, 512) < 1.15 * COSTS.verify(4, 512)
     assert live.level(2, 512) < 1.15 * COSTS.level(2, 512)
 
@@ -201,8 +226,7 @@ def test_the_table_of_passes_has_the_costs_of_each_number_of_rows():
     live = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 4: 2.0}, 100: {1: 2.0, 4: 5.0}}, {}, {}))
     for rows, prefix in ((6, 50), (9, 50), (3, 100), (5, 0)):
         table = live.verify_up_to(rows, prefix)
-        assert len(table) > rows and table[1:] == pytest.approx(
-            [live.verify(n, prefix) for n in range(1, len(table))])
+        assert len(table) > rows and table[1:] == pytest.approx([live.verify(n, prefix) for n in range(1, len(table))])
     for prefix in range(KEPT_CURVES + 1):
         assert live.verify_up_to(3, prefix)[2] == pytest.approx(live.verify(2, prefix))
     live.timed(4, 50, 9.0)
@@ -221,8 +245,8 @@ def test_measuring_costs_leaves_no_trace_and_keeps_to_its_time(drafter):
     target, network = toy_target(), toy_network() if drafter else None
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
     implementation, state = target.model.config._attn_implementation, torch.random.get_rng_state()
-    measure(target, network, Extent([8, 64], 0.01))      # warm-up: some code is loaded at its first use
-    begun = time.process_time()     # a busy machine gives it less
+    measure(target, network, Extent([8, 64], 0.01))  # warm-up: some code is loaded at its first use
+    begun = time.process_time()  # a busy machine gives it less
     costs = measure(target, network, Extent([8, 64], 0.6))
     assert time.process_time() - begun < 2.0
     assert hooks == [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in target.model.modules()]
@@ -232,7 +256,8 @@ def test_measuring_costs_leaves_no_trace_and_keeps_to_its_time(drafter):
     assert all(bool(getattr(costs, name)) == (drafter or name == "passes") for name in TABLES)
     assert costs.verify(1, 64) > 0 and costs.source == "measured here"
     assert costs.key == key_of(target, network) and costs.fits(key_of(target, None)) == (
-        [] if network is None else ["drafter none instead of eagle3, 1 x 32, vocabulary 48"])
+        [] if network is None else ["drafter none instead of eagle3, 1 x 32, vocabulary 48"]
+    )
 
 
 def test_costs_of_a_file_are_frozen_and_must_fit_the_session(tmp_path):
@@ -287,7 +312,7 @@ def test_measured_passes_have_tokens_of_the_whole_vocabulary_without_a_text(veri
 def test_rows_of_measured_passes_are_tokens_of_a_text(verified):
     session = longgraft.load(None, None, tell=False, method=HEADLESS)
     text = continuation(session.tokenizer, SAMPLE)
-    assert all(tokens == text[CONTEXT:CONTEXT + len(tokens)] for tokens in verified)
+    assert all(tokens == text[CONTEXT : CONTEXT + len(tokens)] for tokens in verified)
     assert len(max(verified, key=len)) >= 16
 
 

@@ -54,7 +54,7 @@ def test_accepted_lengths_and_blocks_are_those_of_the_official_dflash(golden):
     target, memory, drafter = official(golden)
     for case in json.loads((golden / "dflash/generate.json").read_text()):
         assert case["robust_to_noise"]
-        prompt = case["output_ids"][:case["prompt_len"]]
+        prompt = case["output_ids"][: case["prompt_len"]]
         verifier, wants, root = begun(target, drafter.memories, prompt)
         output, lengths = list(prompt), []
         for block, rows in zip(case["verify_blocks"], case["rounds"], strict=True):
@@ -67,7 +67,7 @@ def test_accepted_lengths_and_blocks_are_those_of_the_official_dflash(golden):
             memory.observe(seen)
             root = seen.next_token
         assert lengths == case["acceptance_lengths"]
-        assert [*output, root][:len(case["output_ids"])] == case["output_ids"]
+        assert [*output, root][: len(case["output_ids"])] == case["output_ids"]
 
 
 def test_the_usual_feature_layers_are_those_of_released_drafters():
@@ -96,17 +96,23 @@ def test_a_config_decides_the_norms_and_names_the_drafter_it_is_not(tmp_path):
         load_blocks(tmp_path, shape)
 
 
-@pytest.mark.parametrize("changes, said", [
-    ({"vocab_size": 97}, "vocab_size 97"), ({"num_target_layers": 5}, "num_target_layers 5"),
-    ({"num_hidden_layers": 3}, "num_hidden_layers 3"), ({"block_size": 1}, "nothing to predict"),
-    ({"layer_types": ["sliding_attention"]}, "sliding_attention"), ({"hidden_act": "gelu"}, "gelu"),
-    ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2]}}, "mask_token_id is 96"),
-    ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [0, 3]}}, "not available"),
-    ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [1]}}, "joins 2 features"),
-    ({"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id is missing"),
-    ({"architectures": ["LlamaForCausalLM"], "dflash_config": None}, "not a DFlash drafter"),
-    ({"speculators_model_type": "dflash"}, "speculators"),
-])
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"vocab_size": 97}, "vocab_size 97"),
+        ({"num_target_layers": 5}, "num_target_layers 5"),
+        ({"num_hidden_layers": 3}, "num_hidden_layers 3"),
+        ({"block_size": 1}, "nothing to predict"),
+        ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 2]}}, "mask_token_id is 96"),
+        ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [0, 3]}}, "not available"),
+        ({"dflash_config": {"mask_token_id": 95, "target_layer_ids": [1]}}, "joins 2 features"),
+        ({"dflash_config": {"target_layer_ids": [0, 2]}}, "mask_token_id is missing"),
+        ({"architectures": ["LlamaForCausalLM"], "dflash_config": None}, "not a DFlash drafter"),
+        ({"speculators_model_type": "dflash"}, "speculators"),
+    ],
+)
 def test_files_of_something_else_are_refused(tmp_path, changes, said):
     shape = TargetShape(4, 32, VOCAB)
     save_blocks(toy_blocks(), tmp_path, shape)
@@ -172,7 +178,7 @@ def with_matrix(asked: Asked, rows: torch.Tensor) -> Asked:
 
 EMPTY = torch.full((VOCAB, 8), -1)
 FULL = torch.randint(0, VOCAB, (VOCAB, 8), generator=torch.Generator().manual_seed(0))
-FULL[::5] = -1      # these tokens end a chain
+FULL[::5] = -1  # these tokens end a chain
 
 
 @pytest.mark.parametrize("name", ["graft-dflash", "graft-dflash+both=true"])
@@ -188,7 +194,7 @@ def test_a_cut_keeps_the_sure_prefix_and_the_matrix_follows_it(threshold):
     plain, asked = Asked("dflash"), with_matrix(Asked(f"graft-dflash+threshold={threshold}"), FULL)
     block, tree = plain.tree(), asked.tree()
     kept = sure(plain.proposer.drawn(plain.ask(16)).surest, threshold)
-    assert tree.is_chain and torch.equal(tree.tokens[:1 + kept], block.tokens[:1 + kept])
+    assert tree.is_chain and torch.equal(tree.tokens[: 1 + kept], block.tokens[: 1 + kept])
     tail = [node for node, bits in enumerate(tree.origin.tolist()) if bits == RETRIEVED]
     assert tail and tail == list(range(1 + kept, 1 + kept + len(tail)))
     assert all(tree.tokens[node] == FULL[tree.tokens[node - 1], 0] for node in tail)
@@ -211,7 +217,7 @@ def test_a_block_is_cut_before_its_first_unsure_token():
 def test_both_contains_the_whole_and_the_cut_block():
     block, cut = Asked("dflash").tree(), with_matrix(Asked("graft-dflash"), FULL).tree()
     both = with_matrix(Asked("graft-dflash+both=true"), FULL).tree(24)
-    retrieved = cut.tokens[:1 + int((cut.origin == RETRIEVED).nonzero().max())].tolist()
+    retrieved = cut.tokens[: 1 + int((cut.origin == RETRIEVED).nonzero().max())].tolist()
     assert {tuple(block.tokens.tolist()), tuple(retrieved)} <= shape_of(both) and not both.is_chain
 
 

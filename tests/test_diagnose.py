@@ -74,7 +74,7 @@ def test_own_chains_have_the_probabilities_of_decoding(monkeypatch):
     tree = drafted(Eagle3Drafter(Eagle3Cache(network), Dense(), DEPTH, 1), 60, DEPTH)
     states = spied(network, monkeypatch)
     chains(toy_target(), network, [*TEXT[:61], *tree.tokens[1:].tolist(), 0], START, DEPTH)
-    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):     # after three of depth 1
+    for depth, of_all in zip(range(2, DEPTH + 1), states[3:], strict=False):  # after three of depth 1
         found = network.logits(of_all[60 - START]).detach().log_softmax(-1).max()
         assert float(found) == pytest.approx(float(tree.scores[depth] - tree.scores[depth - 1]), abs=1e-5)
 
@@ -87,7 +87,7 @@ def test_replaced_rows_matter_and_so_do_replaced_features(seed, monkeypatch):
     chains(toy_target(), network, TEXT, START, 3)
     # Depth 1 comes three times, then depths 2 and 3 of own, rows and target.
     seen = {OWN: order[3:5], ROWS: order[5:7], TARGET: order[7:9]}
-    torch.testing.assert_close(seen[OWN][0], seen[ROWS][0])         # at depth 2 no row differs yet
+    torch.testing.assert_close(seen[OWN][0], seen[ROWS][0])  # at depth 2 no row differs yet
     assert (seen[OWN][1] - seen[ROWS][1]).abs().max() > 1e-3
     assert (seen[ROWS][1] - seen[TARGET][1]).abs().max() > 1e-3
 
@@ -107,14 +107,27 @@ def test_a_text_that_is_too_short_is_refused():
 def test_the_command_writes_rows_a_table_and_a_figure_of_the_embedded_pair(command, tmp_path):
     text = (Path(__file__).parent / "toys/diagnosed.txt").read_text()
     (tmp_path / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:1500], "continuation": text[1500:1700]}))
-    said = command("diagnose", "--suites", tmp_path / "rows.jsonl", "--buckets", 128, "--depth", 3,
-                   "--max-new-tokens", 40, "--head", "short=" + str(embedded("drafter-2k")), "--out", tmp_path / "run")
+    said = command(
+        "diagnose",
+        "--suites",
+        tmp_path / "rows.jsonl",
+        "--buckets",
+        128,
+        "--depth",
+        3,
+        "--max-new-tokens",
+        40,
+        "--head",
+        "short=" + str(embedded("drafter-2k")),
+        "--out",
+        tmp_path / "run",
+    )
     rows = list(csv.DictReader((tmp_path / "run/diagnosis.csv").open()))
     assert {row["drafter"] for row in rows} == {"drafter", "short"} and len(rows) == 2 * 3 * 3
     assert all(int(row["starts"]) == 37 >= int(row["agreed"]) for row in rows)
     firsts = {(row["drafter"], row["agreed"]) for row in rows if row["depth"] == "1"}
-    assert len(firsts) == 2         # the same under all conditions
-    assert int(rows[0]["agreed"]) > 10      # of 37, even for prose, because it was trained for this target
+    assert len(firsts) == 2  # the same under all conditions
+    assert int(rows[0]["agreed"]) > 10  # of 37, even for prose, because it was trained for this target
     assert "| acceptance | gap |" in said and said.split("\n\n")[0] in (tmp_path / "run/summary.md").read_text()
     assert "<svg" in (tmp_path / "run/diagnosis.svg").read_text()
 
@@ -123,16 +136,25 @@ def test_the_figure_omits_acceptance_of_few_starts_and_tells_many_drafters_apart
     pyplot = pytest.importorskip("matplotlib.pyplot")
     figures = []
     monkeypatch.setattr(pyplot, "close", figures.append)
-    draw(tmp_path / "few.svg", [Depth(f"drafter{i}", "made up", 64, OWN, d, 1, 20, 15, 20, 15)
-                                for i in range(9) for d in (1, 2)], "toy")
+    draw(
+        tmp_path / "few.svg",
+        [Depth(f"drafter{i}", "made up", 64, OWN, d, 1, 20, 15, 20, 15) for i in range(9) for d in (1, 2)],
+        "toy",
+    )
     above, below = figures[0].axes
     assert not above.lines
     assert len({(line.get_color(), line.get_marker()) for line in below.lines}) == 9
 
 
 def test_the_table_omits_shares_of_few_starts():
-    depths = [Depth("toy", "made up", 64, condition, d, 1, 50, 30, reached, 15)
-              for condition in (OWN, TARGET) for d, reached in ((1, 50), (2, 29))]
+    depths = [
+        Depth("toy", "made up", 64, condition, d, 1, 50, 30, reached, 15)
+        for condition in (OWN, TARGET)
+        for d, reached in ((1, 50), (2, 29))
+    ]
     assert [line.split("|")[-3:-1] for line in table(depths)[4:7]] == [
-        [" 0.30 ", " - "], [" 0.30 ", " - "], [" 0.00 ", " - "]]
+        [" 0.30 ", " - "],
+        [" 0.30 ", " - "],
+        [" 0.00 ", " - "],
+    ]
     assert [line.split("|")[-3:-1] for line in table(depths)[7:9]] == [[" 0.60 ", " 0.60 "]] * 2

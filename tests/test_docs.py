@@ -44,8 +44,21 @@ def test_documented_method_has_at_most_48_lines():
 def test_documented_method_is_listed_and_equals_plain_decoding(folder, command):
     assert "bigrams" not in command("methods") and "what followed a token last time" in command("methods", NAME)
     (folder / "prompt.txt").write_text((ROOT / "longgraft/trees/tree.py").read_text()[:1500])
-    answer = json.loads(command("generate", "--method", NAME, "--drafter", "none", "--prompt-file", "prompt.txt",
-                                "--max-new-tokens", 24, "--compare", "--json"))
+    answer = json.loads(
+        command(
+            "generate",
+            "--method",
+            NAME,
+            "--drafter",
+            "none",
+            "--prompt-file",
+            "prompt.txt",
+            "--max-new-tokens",
+            24,
+            "--compare",
+            "--json",
+        )
+    )
     assert answer["method"] == "bigrams" and answer["compare"]["identical"]
     assert answer["stats"]["accepted_by_origin"]["retrieved"] > 0
 
@@ -61,8 +74,23 @@ def test_load_accepts_a_method_and_a_proposer(folder):
 def test_choices_are_set_in_a_methods_name(folder, command):
     (folder / "sure.py").write_text(CHOICES_FILE)
     (folder / "prompt.txt").write_text((ROOT / "longgraft/trees/tree.py").read_text()[:1500])
-    answers = [json.loads(command("generate", "--method", f"sure.py:METHOD+least={least}", "--budget", 60, "--json",
-                                  "--prompt-file", "prompt.txt", "--max-new-tokens", 12)) for least in ("0", "1.0")]
+    answers = [
+        json.loads(
+            command(
+                "generate",
+                "--method",
+                f"sure.py:METHOD+least={least}",
+                "--budget",
+                60,
+                "--json",
+                "--prompt-file",
+                "prompt.txt",
+                "--max-new-tokens",
+                12,
+            )
+        )
+        for least in ("0", "1.0")
+    ]
     assert [answer["method"] for answer in answers] == ["sure+least=0.0", "sure+least=1.0"]
     dense, cut = (answer["stats"] for answer in answers)
     assert set(dense["stages"]) == {"none"} and set(cut["stages"]) == {"d0"}
@@ -83,9 +111,27 @@ def test_sweep_measures_an_outside_method_under_its_given_name(folder, command):
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text[:2200], "continuation": text[2200:2300]}))
     where = str(folder / NAME)
     names = ("ar", NAME, f"{NAME}+budget=4", where)
-    command("sweep", "--suites", "rows.jsonl", "--buckets", 256, "--methods", ",".join(names), "--mode",
-            "replay,sampled", "--prompts", 1, "--repeats", 1, "--max-new-tokens", 12, "--drafter", "none",
-            "--out", "run")
+    command(
+        "sweep",
+        "--suites",
+        "rows.jsonl",
+        "--buckets",
+        256,
+        "--methods",
+        ",".join(names),
+        "--mode",
+        "replay,sampled",
+        "--prompts",
+        1,
+        "--repeats",
+        1,
+        "--max-new-tokens",
+        12,
+        "--drafter",
+        "none",
+        "--out",
+        "run",
+    )
     rows = read_rows(folder / "run")
     assert {row.key.method for row in rows} == set(names) and len(rows) == 8
     assert all(isinstance(row, Row) and row.lossless.first_divergence is None for row in rows)
@@ -121,7 +167,7 @@ def test_method_path_may_contain_syntax_characters(tmp_path):
     assert (variant.method, variant.head, variant.budget(60)) == (f"{odd}/{NAME}", "long", 4)
 
 
-NEEDY = '''
+NEEDY = """
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -140,15 +186,34 @@ class Store:
 STORE = Need("store", "a store of pairs", lambda sources: Store({1: sources.target.vocab_size}))
 GIVEN = []
 METHOD = Method("stored", "-", "-", lambda parts: GIVEN.append(parts.the(STORE)) or Bigrams(Successors()), (STORE,))
-'''
+"""
 
 
 def test_sweep_loads_an_outside_methods_needs(folder, command):
     (folder / "needy.py").write_text(NEEDY)
     text = (ROOT / "longgraft/engine/session.py").read_text()[:2200]
     (folder / "rows.jsonl").write_text(json.dumps({"_id": "a", "text": text}))
-    command("sweep", "--suites", "rows.jsonl", "--buckets", 256, "--methods", "needy.py:METHOD", "--mode", "sampled",
-            "--prompts", 1, "--repeats", 1, "--max-new-tokens", 4, "--drafter", "none", "--out", "run")
+    command(
+        "sweep",
+        "--suites",
+        "rows.jsonl",
+        "--buckets",
+        256,
+        "--methods",
+        "needy.py:METHOD",
+        "--mode",
+        "sampled",
+        "--prompts",
+        1,
+        "--repeats",
+        1,
+        "--max-new-tokens",
+        4,
+        "--drafter",
+        "none",
+        "--out",
+        "run",
+    )
     assert not any(row.key.method != "ar" and not isinstance(row, Row) for row in read_rows(folder / "run"))
     assert all(store.pairs[1] == 4096 for store in sys.modules["needy.py"].GIVEN)
 
@@ -156,8 +221,12 @@ def test_sweep_loads_an_outside_methods_needs(folder, command):
 def test_choices_page_has_every_heading_that_code_names():
     headings = {line[3:].lower() for line in (ROOT / "docs/choices.md").read_text().splitlines() if line[:3] == "## "}
     folders = [ROOT / name for name in ("longgraft", "yarn_drafters", "prefill", "eval")]
-    named = [name for folder in folders for path in folder.rglob("*.py")
-             for name in re.findall(r"docs/choices\.md, ([a-z -]+)", path.read_text())]
+    named = [
+        name
+        for folder in folders
+        for path in folder.rglob("*.py")
+        for name in re.findall(r"docs/choices\.md, ([a-z -]+)", path.read_text())
+    ]
     assert len(named) >= 5 and set(named) <= headings
 
 
@@ -171,8 +240,11 @@ class Astray:
 
 
 def test_assert_lossless_names_the_first_wrong_token():
-    with pytest.raises(AssertionError, match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it decodes \[\d+\] "
-                                             r"where plain decoding has \[\d+\], at new token \d+\.$"):
+    with pytest.raises(
+        AssertionError,
+        match=r"^Astray, budget 1, greedy, prompt of 75 tokens: it decodes \[\d+\] "
+        r"where plain decoding has \[\d+\], at new token \d+\.$",
+    ):
         assert_lossless(Astray(), (toy_model(), None))
 
 

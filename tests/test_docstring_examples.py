@@ -15,10 +15,32 @@ from longgraft.prefill import prefixes
 from longgraft.protocol import memory
 from longgraft.trees import tree
 
-MODULES = (loading, transformers_generate, completer, generation_request, request, session, method, prefixes, memory,
-           tree)
-PUBLIC = ("load", "generate", "custom_generate", "complete", "GenerationRequest", "Request", "Session.generate",
-          "Session.stream", "Method", "Prefixes", "Memory", "ProposalTree")
+MODULES = (
+    loading,
+    transformers_generate,
+    completer,
+    generation_request,
+    request,
+    session,
+    method,
+    prefixes,
+    memory,
+    tree,
+)
+PUBLIC = (
+    "load",
+    "generate",
+    "custom_generate",
+    "complete",
+    "GenerationRequest",
+    "Request",
+    "Session.generate",
+    "Session.stream",
+    "Method",
+    "Prefixes",
+    "Memory",
+    "ProposalTree",
+)
 
 
 def examples() -> dict[str, doctest.DocTest]:

@@ -51,12 +51,14 @@ def test_a_windows_draft_is_the_models_answer_to_the_window_alone(jump):
     drafter, prompt = streaming(), toy_prompt(90)
     drafter.history.observe(seen(prompt[:40], prompt=True))
     drafter.propose(Ask(prompt[40], 8, 40))
-    drafter.history.observe(seen(prompt[40:41 + jump]))
+    drafter.history.observe(seen(prompt[40 : 41 + jump]))
     root = prompt[41 + jump]
     text, model = drafter.text(root), TOYS[SMALL.name](toy_target(), 0)
     tree, said = drafter.propose(Ask(root, 8, 41 + jump)), []
     for _ in range(3):
-        report, = model.run([Segment(ProposalTree.chain(torch.tensor(text + said)), model.cache(64), "last")], Wants())
+        (report,) = model.run(
+            [Segment(ProposalTree.chain(torch.tensor(text + said)), model.cache(64), "last")], Wants()
+        )
         said.append(int(report.logits[0].argmax()))
     assert tree.tokens.tolist() == [root, *said] and tree.is_chain and (tree.scores[1:] < tree.scores[:-1]).all()
 
@@ -79,7 +81,7 @@ def test_tokenswift_verifies_the_targets_token_three_tokens_of_each_head_and_mat
     run = Run("tokenswift+rows=48")
     partial, frequent = run.proposer.memories
     cache = partial.fresh()
-    report, = run.parts.target.run([Segment(ProposalTree.root_only(run.root), cache)], Wants(final=True))
+    (report,) = run.parts.target.run([Segment(ProposalTree.root_only(run.root), cache)], Wants(final=True))
     token = int(report.logits[0].argmax())
     heads = run.parts.the(MEDUSA).logits(report.final, run.parts.target.logits)[0]
     frequent.observe(seen([token, 91, 92, 93]))

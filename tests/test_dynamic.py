@@ -22,7 +22,7 @@ from longgraft.zoo.ddd import DDDPolicy
 from longgraft.zoo.svip import EntropyPolicy
 from longgraft.zoo.talon import TalonDrafter
 
-POOL = 1 + 10 + 8 * 100     # all nodes that nine levels score
+POOL = 1 + 10 + 8 * 100  # all nodes that nine levels score
 
 
 class Both:
@@ -44,8 +44,14 @@ def beside(name: str, budget: int = POOL, **parts) -> list[tuple[ProposalTree, P
     return list(zip(trees(both), both.seen, strict=True))
 
 
-NAMES = ["echo+taus=0.1,0.07,0.02", "ddd+threshold=0", "ddd+threshold=-0.5", "svip+threshold=0", "svip+threshold=1",
-         "svip+threshold=1.6"]
+NAMES = [
+    "echo+taus=0.1,0.07,0.02",
+    "ddd+threshold=0",
+    "ddd+threshold=-0.5",
+    "svip+threshold=0",
+    "svip+threshold=1",
+    "svip+threshold=1.6",
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -84,7 +90,8 @@ def test_ddd_checks_the_beam_only_after_five_and_seven_expansions(check):
         assert trees(toy_parts().drafter(DDDPolicy(threshold, (check,))), steps=1)[0].stage == stage
     sure = torch.full((100,), -30.0)
     assert [DDDPolicy(-1.0)(Level(index, sure, index == 8, 60)).expand for index in range(9)] == [
-        index not in (5, 7) for index in range(9)]
+        index not in (5, 7) for index in range(9)
+    ]
 
 
 def test_the_mass_of_a_beam_is_a_sum_and_not_a_mean():
@@ -123,12 +130,14 @@ def test_the_entropy_is_that_of_the_best_candidates_distribution():
 @pytest.mark.parametrize("threshold", [1.0, 1.5, 10.0])
 def test_svips_chain_continues_after_certain_tokens_up_to_forty(threshold):
     parts = toy_parts()
-    chain, dense = build(f"svip+chain=true+threshold={threshold}", parts), Eagle3Drafter(
-        parts.drafter_cache(), Dense(), 40, 1)
+    chain, dense = (
+        build(f"svip+chain=true+threshold={threshold}", parts),
+        Eagle3Drafter(parts.drafter_cache(), Dense(), 40, 1),
+    )
     both = Both(chain, dense, 60)
     for ours, whole in zip(trees(both, steps=6), both.seen, strict=True):
         assert ours.is_chain and len(whole) == 41
-        assert torch.equal(ours.tokens, whole.tokens[:len(ours)])
+        assert torch.equal(ours.tokens, whole.tokens[: len(ours)])
         # The uncertain token is kept, and nothing after it.
         assert len(ours) == 41 if threshold == 10 else len(ours) == ours.stage + 2
 
@@ -178,7 +187,7 @@ def test_dynamic_trees_draft_fewer_levels_and_accept_no_more_than_the_dense_tree
         replay = toy_prompt(120)[60:100]
         stats = answered(toy_session(method), toy_prompt(60), 40, Sampling(replay=tuple(replay))).stats
         levels = sum(count * (9 if stage == "none" else int(stage[1:]) + 1) for stage, count in stats.stages.items())
-        found[method] = levels / sum(stats.stages.values()), stats.mat       # nothing is drafted for the last token
+        found[method] = levels / sum(stats.stages.values()), stats.mat  # nothing is drafted for the last token
     assert found[name][0] < found["eagle3"][0] == 9 and found[name][1] <= found["eagle3"][1]
 
 
@@ -189,4 +198,4 @@ def test_echo_needs_one_threshold_for_each_gate():
 
 def test_a_chain_is_drafted_no_further_than_its_budget():
     stats = answered(toy_session("svip+chain=true+threshold=10", budget=4), toy_prompt(60), 24).stats
-    assert stats.forwards["draft"] <= 3 * stats.steps       # two levels after the root's, and one feeding
+    assert stats.forwards["draft"] <= 3 * stats.steps  # two levels after the root's, and one feeding

@@ -18,8 +18,15 @@ from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.drafter import DrafterTrainer
 
 TARGET = TargetShape(layers=12, hidden=32, vocab=64)
-SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "rms_norm_eps": 1e-5,
-         "draft_vocab_size": 64, "max_position_embeddings": 2048}
+SIZES = {
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "rms_norm_eps": 1e-5,
+    "draft_vocab_size": 64,
+    "max_position_embeddings": 2048,
+}
 RAW = SIZES | {"architectures": ["LlamaForCausalLMEagle3"]}
 BOTH = {"fc_norm": True, "norm_output": True}
 
@@ -61,8 +68,10 @@ def by_the_paper(made: Eagle3Network, norm_output: bool) -> torch.Tensor:
     plain.load_state_dict({name: t for name, t in made.state_dict().items() if "fc_norm" not in name}, strict=False)
     plain.share_embedding(torch.nn.Embedding.from_pretrained(torch.linspace(-1, 1, 64 * 32).view(64, 32).sin()))
     features, tokens = torch.linspace(-3, 5, 3 * 96).view(1, 3, 96).cos(), torch.arange(3)[None]
-    parts = [part / (part.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
-             for part, norm in zip(features.split(32, -1), made.fc_norm, strict=True)]
+    parts = [
+        part / (part.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+        for part, norm in zip(features.split(32, -1), made.fc_norm, strict=True)
+    ]
     state = plain(plain.fc(torch.cat(parts, -1)), tokens, tokens, lambda _, q, k, v: q)
     state = plain(plain.norm(state) if norm_output else state, tokens, tokens, lambda _, q, k, v: q)
     return plain.lm_head(plain.norm(state))
@@ -73,9 +82,19 @@ PRODUCERS = {
     "NeMo Automodel": (RAW | BOTH, "model.", ("", "")),
     "vLLM": (RAW | BOTH, "", ("midlayer.", "layers.0.")),
     "TensorRT-LLM": (RAW | {"fc_norm": True, "eagle_config": {"return_hidden_post_norm": True}}, "", ("", "")),
-    "speculators": ({"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"], "draft_vocab_size": 64,
-                     "transformer_layer_config": SIZES, "norm_before_residual": False, **BOTH}, "",
-                    ("midlayer.", "layers.0."))}
+    "speculators": (
+        {
+            "speculators_model_type": "eagle3",
+            "architectures": ["Eagle3Speculator"],
+            "draft_vocab_size": 64,
+            "transformer_layer_config": SIZES,
+            "norm_before_residual": False,
+            **BOTH,
+        },
+        "",
+        ("midlayer.", "layers.0."),
+    ),
+}
 
 
 @pytest.mark.parametrize("producer", PRODUCERS)
@@ -87,11 +106,17 @@ def test_a_head_of_each_producer_computes_what_the_paper_says(producer, tmp_path
     torch.testing.assert_close(two_levels(loaded), by_the_paper(made, True))
 
 
-@pytest.mark.parametrize("more, override, normed, said", [
-    (BOTH, None, True, "HeadOverrides(norm_output=False)"), (BOTH, False, False, ""),
-    ({"fc_norm": True}, None, False, ""), ({"norm_output": True}, None, False, "HeadOverrides(norm_output=True)"),
-    ({"norm_output": True}, True, True, ""),
-    ({"norm_before_fc": True, "norm_output": True}, None, True, "norms before")])
+@pytest.mark.parametrize(
+    "more, override, normed, said",
+    [
+        (BOTH, None, True, "HeadOverrides(norm_output=False)"),
+        (BOTH, False, False, ""),
+        ({"fc_norm": True}, None, False, ""),
+        ({"norm_output": True}, None, False, "HeadOverrides(norm_output=True)"),
+        ({"norm_output": True}, True, True, ""),
+        ({"norm_before_fc": True, "norm_output": True}, None, True, "norms before"),
+    ],
+)
 def test_norm_output_of_a_raw_layout_is_read_by_the_norms_beside_it_and_said(more, override, normed, said, tmp_path):
     made = network(**{name: value for name, value in more.items() if name != "norm_output"})
     loaded = load_head(written(tmp_path / "head", RAW | more, made), TARGET, HeadOverrides(norm_output=override))
@@ -112,8 +137,9 @@ def test_an_exported_head_gives_the_same_second_level(save, tmp_path):
     loaded = load_head(tmp_path / "out", TARGET)
     assert torch.equal(two_levels(loaded), two_levels(made))
     assert json.loads((tmp_path / "out" / "config.json").read_text()).items() >= BOTH.items()
-    assert {"fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight"} < set(load_file(tmp_path / "out" /
-                                                                                      "model.safetensors"))
+    assert {"fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight"} < set(
+        load_file(tmp_path / "out" / "model.safetensors")
+    )
 
 
 def test_a_head_that_other_readers_would_misread_is_not_written_in_the_official_layout(tmp_path):

@@ -14,7 +14,7 @@ from longgraft.engine.earlier_answers import ANSWER, FEWEST, TOKEN, EarlierAnswe
 from longgraft.engine.session import Session, answer
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
-ROOM = 2 ** 16
+ROOM = 2**16
 
 
 def test_the_oldest_answers_go_first_where_bytes_are_short():
@@ -65,12 +65,15 @@ def test_a_remembered_answer_is_repeated_exactly_in_fewer_steps(method, sampled)
 
 def test_nothing_is_remembered_unless_it_is_asked_for():
     model = toy_session("graft-x-text").target.model
-    default, remembering = (longgraft.load((model, None), None, tell=False, method="graft-x-text", budget=16, **more)
-                            for more in ({}, {"remember": 2048}))
+    default, remembering = (
+        longgraft.load((model, None), None, tell=False, method="graft-x-text", budget=16, **more)
+        for more in ({}, {"remember": 2048})
+    )
     assert default.engine.earlier is None and remembering.engine.earlier.most == 2048
     assert "the newest answers are remembered, in 2,048 bytes" in remembering.about
-    usual, fewer = ([answered(session, toy_prompt(40), 40).stats.steps for _ in range(2)]
-                    for session in (default, remembering))
+    usual, fewer = (
+        [answered(session, toy_prompt(40), 40).stats.steps for _ in range(2)] for session in (default, remembering)
+    )
     assert usual[0] == usual[1] == fewer[0] > fewer[1]
 
 
@@ -117,6 +120,7 @@ def test_saving_a_prefix_remembers_no_answer(tmp_path):
 
 def steps(session: Session, *asked: tuple[dict, dict | None], **options) -> list[int]:
     """Sends the same prompt with each of these (headers, `longgraft` field); returns the steps of the answers."""
+
     async def ask(http):
         found = []
         for headers, own in asked:
@@ -126,6 +130,7 @@ def steps(session: Session, *asked: tuple[dict, dict | None], **options) -> list
             found.append(response.json())
         assert len({one["choices"][0]["text"] for one in found}) == 1
         return [one["longgraft"]["steps"] for one in found]
+
     return asking(ask, session, **options)
 
 
@@ -135,7 +140,7 @@ def test_a_server_keeps_the_answers_of_each_key_apart():
     first, *found = steps(session, (one, None), (two, None), ({}, None), (one, None), ({}, None), (other, None))
     assert found[:2] == [first, first] and max(found[2:]) < first
     kept = session.engine.earlier
-    assert kept.of("one") == [] and len(kept.of("")) == 2       # keys themselves are not kept
+    assert kept.of("one") == [] and len(kept.of("")) == 2  # keys themselves are not kept
 
 
 def test_a_server_with_a_key_remembers_for_it():
@@ -151,12 +156,15 @@ def test_a_request_may_stay_out_of_what_is_remembered():
     assert found[0] == found[1] == found[2] > found[3]
 
 
-@pytest.mark.parametrize(("path", "body"), [
-    ("/v1/completions", {"prompt": PROMPT}), ("/infill", {"input_prefix": PROMPT, "input_suffix": ""})])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": PROMPT}), ("/infill", {"input_prefix": PROMPT, "input_suffix": ""})],
+)
 def test_a_server_that_remembers_nothing_refuses_to_be_asked_for_it(path, body):
     async def ask(http):
         response = await http.post(path, json=body | {"longgraft": {"remember": True}})
         return response.status_code, response.json()["error"]
+
     status, error = asking(ask, text_session(method="graft-x-text", fim=True))
     assert status == 400 and error["param"] == "longgraft.remember"
     assert "remembers no answers. Leave it out, or start the server with --remember" in error["message"]

@@ -30,12 +30,15 @@ from longgraft.target_model.together import together
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 from longgraft.zoo.echo import EchoPlan, EchoPlanner
 
-GATES = Gates({1: 0.0033, 3: 1.8e-5, 5: 1e-9})     # the first two stop some drafts of the toy head
+GATES = Gates({1: 0.0033, 3: 1.8e-5, 5: 1e-9})  # the first two stop some drafts of the toy head
 METHOD = "echo+depths=1/3/5+taus=0.0033/1.8e-5/1e-9"
 LAWS = (Sampling(), Sampling(0.9, seed=4), Sampling(), Sampling(1.0, seed=2, top_k=20))
-ASKED = [GenerationRequest(toy_prompt(length, seed), new, LAWS[seed % 4], budget=budget)
-         for seed, (length, new, budget) in enumerate(
-             [(60, 24, None), (9, 1, None), (120, 2, 1), (33, 17, 6), (90, 20, None), (15, 12, None), (41, 24, 30)])]
+ASKED = [
+    GenerationRequest(toy_prompt(length, seed), new, LAWS[seed % 4], budget=budget)
+    for seed, (length, new, budget) in enumerate(
+        [(60, 24, None), (9, 1, None), (120, 2, 1), (33, 17, 6), (90, 20, None), (15, 12, None), (41, 24, 30)]
+    )
+]
 
 
 def offer(*probabilities: float, budget: int = 60, levels: int = 9, stopped: bool = False) -> Offer:
@@ -79,10 +82,9 @@ def test_slots_of_one_kind_go_to_the_most_probable_candidates_of_all_requests():
 
 
 def test_drafts_are_extended_in_the_order_of_their_confidence_while_their_nodes_fit():
-    asked = [offer(0.3, levels=6), offer(0.9, levels=6), offer(0.5, levels=6)]      # three more nodes each
+    asked = [offer(0.3, levels=6), offer(0.9, levels=6), offer(0.5, levels=6)]  # three more nodes each
     fits = {most: EchoPlan(4, most).extended(asked) for most in (19, 22, 23, 26, 29)}
-    assert fits == {19: [False] * 3, 22: [False] * 3, 23: [False, True, False], 26: [False, True, True],
-                    29: [True] * 3}
+    assert fits == {19: [False] * 3, 22: [False] * 3, 23: [False, True, False], 26: [False, True, True], 29: [True] * 3}
     assert EchoPlan(4, 8).extended([offer(0.1, levels=3), offer(0.9, levels=4)]) == [True, False]
     assert EchoPlan(1, 8).extended([offer(0.1, budget=8)]) == [True]
     assert EchoPlan(1, 3).extended([offer(0.1, budget=3)]) == [True]
@@ -112,8 +114,10 @@ def test_a_request_beside_one_that_reads_its_prompt_has_the_trees_that_it_has_al
         step = advance([request, reading])[0]
         found += [step.tree] if step.tree is not None else []
     assert reading.unread and len(wanted) > 3
-    assert all(a.tokens.tolist() == b.tokens.tolist() and a.parents.tolist() == b.parents.tolist()
-               for a, b in zip(found, wanted, strict=True))
+    assert all(
+        a.tokens.tolist() == b.tokens.tolist() and a.parents.tolist() == b.parents.tolist()
+        for a, b in zip(found, wanted, strict=True)
+    )
 
 
 @pytest.mark.parametrize("most", [None, 3, 24])
@@ -153,7 +157,7 @@ def test_every_answer_is_that_of_the_request_alone_while_others_come_and_are_can
             scheduler.cancel(one)
     for one, tokens in answers.items():
         whole = wanted[ASKED.index(one.requested)]
-        assert tokens == (whole[:len(tokens)] if one in cancelled else whole)
+        assert tokens == (whole[: len(tokens)] if one in cancelled else whole)
     assert together_most == 4 and cancelled
 
 
@@ -239,6 +243,7 @@ def test_requests_of_a_plan_that_fails_are_planned_one_by_one(caplog):
 
     def request() -> int:
         return planned.share(planned.begin(Ask(1, 8, 0)), offer())
+
     assert together([request, request]) == [1, 1] and not planned.packs
     assert "a plan cannot have several requests in one pass" in caplog.text
 

@@ -21,8 +21,10 @@ def wheel(folder: Path, version: str, text: str, licence: str = "MIT") -> Path:
     path = folder / f"shapes-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("shapes.py", text)
-        archive.writestr(f"shapes-{version}.dist-info/METADATA",
-                         f"Metadata-Version: 2.1\nName: shapes\nVersion: {version}\nLicense: {licence}\n")
+        archive.writestr(
+            f"shapes-{version}.dist-info/METADATA",
+            f"Metadata-Version: 2.1\nName: shapes\nVersion: {version}\nLicense: {licence}\n",
+        )
     return path
 
 
@@ -30,10 +32,17 @@ def test_two_releases_give_rows_with_their_licence_that_the_sweep_reads(tmp_path
     wheels = [wheel(tmp_path, "1.0", OLD), wheel(tmp_path, "1.1", NEW)]
     agents.build(wheels, tmp_path / "edits.jsonl", shortest=1)
     agents.rows(tmp_path / "edits.jsonl", tmp_path / "rows.jsonl")
-    row, = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
-    assert row == {"_id": "shapes 1.1: shapes.py", "instruction": "Change `area` as in shapes 1.1.", "before": OLD,
-                   "after": NEW, "release": "shapes 1.1", "path": "shapes.py", "licence": "MIT"}
-    example, = load_suite(str(tmp_path / "rows.jsonl"))
+    (row,) = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert row == {
+        "_id": "shapes 1.1: shapes.py",
+        "instruction": "Change `area` as in shapes 1.1.",
+        "before": OLD,
+        "after": NEW,
+        "release": "shapes 1.1",
+        "path": "shapes.py",
+        "licence": "MIT",
+    }
+    (example,) = load_suite(str(tmp_path / "rows.jsonl"))
     assert (example.id, example.prediction, example.recording) == (row["_id"], OLD, NEW)
 
 

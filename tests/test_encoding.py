@@ -26,24 +26,48 @@ class Letters:
 ENCODER = Encoder(Letters(), 96, "toy")
 
 
-@pytest.mark.parametrize("prompt, ids", [
-    ("ab", [7, 8]), ([0, 95], [0, 95]), ([3, 4], [3, 4]), ((3, 4), [3, 4]), (torch.tensor([3, 4]), [3, 4]),
-    (torch.tensor([[3, 4]]), [3, 4]), (np.array([3, 4], dtype=np.int32), [3, 4]), ([np.int64(3)], [3]),
-    ([{"role": "u", "content": "a"}], [27, 58, 7])])
+@pytest.mark.parametrize(
+    "prompt, ids",
+    [
+        ("ab", [7, 8]),
+        ([0, 95], [0, 95]),
+        ([3, 4], [3, 4]),
+        ((3, 4), [3, 4]),
+        (torch.tensor([3, 4]), [3, 4]),
+        (torch.tensor([[3, 4]]), [3, 4]),
+        (np.array([3, 4], dtype=np.int32), [3, 4]),
+        ([np.int64(3)], [3]),
+        ([{"role": "u", "content": "a"}], [27, 58, 7]),
+    ],
+)
 def test_text_chats_and_ids_of_every_kind_are_prompts(prompt, ids):
     assert ENCODER.encode(prompt) == ids
 
 
-@pytest.mark.parametrize("prompt, said", [
-    (torch.tensor([[1, 2, 3], [4, 5, 6]]), r"shape \(2, 3\); one prompt of shape \(T,\) or \(1, T\)"),
-    (torch.zeros(1, 2, 3, dtype=torch.int64), "shape"), (torch.tensor(3), "shape"),
-    (torch.tensor([1.5, 2.0]), "1.5, a float"),
-    ([1, 2.0], "2.0, a float"), ([True, False], "True, a bool"), (torch.tensor([True]), "True, a bool"),
-    (torch.zeros(3, dtype=torch.int64, device="meta"), "on the meta device, which holds no ids"),
-    (b"\x01\x02", "is a bytes"), (memoryview(b"\x01"), "is a memoryview"), (7, "is a int"), (None, "is a NoneType"),
-    (["a", "b"], "'a', a str"),
-    ([], "The prompt is empty"), ("", "The prompt is empty"), (torch.tensor([], dtype=torch.int64), "is empty"),
-    ([96], "knows 0 to 95"), ([-1], "from -1 to -1"), ("a\ud800", r"half a character \('\\ud800'\) at place 1")])
+@pytest.mark.parametrize(
+    "prompt, said",
+    [
+        (torch.tensor([[1, 2, 3], [4, 5, 6]]), r"shape \(2, 3\); one prompt of shape \(T,\) or \(1, T\)"),
+        (torch.zeros(1, 2, 3, dtype=torch.int64), "shape"),
+        (torch.tensor(3), "shape"),
+        (torch.tensor([1.5, 2.0]), "1.5, a float"),
+        ([1, 2.0], "2.0, a float"),
+        ([True, False], "True, a bool"),
+        (torch.tensor([True]), "True, a bool"),
+        (torch.zeros(3, dtype=torch.int64, device="meta"), "on the meta device, which holds no ids"),
+        (b"\x01\x02", "is a bytes"),
+        (memoryview(b"\x01"), "is a memoryview"),
+        (7, "is a int"),
+        (None, "is a NoneType"),
+        (["a", "b"], "'a', a str"),
+        ([], "The prompt is empty"),
+        ("", "The prompt is empty"),
+        (torch.tensor([], dtype=torch.int64), "is empty"),
+        ([96], "knows 0 to 95"),
+        ([-1], "from -1 to -1"),
+        ("a\ud800", r"half a character \('\\ud800'\) at place 1"),
+    ],
+)
 def test_an_invalid_prompt_is_refused(prompt, said):
     with pytest.raises(ValueError, match=said):
         ENCODER.encode(prompt)
@@ -55,9 +79,14 @@ def test_a_chat_is_encoded_up_to_where_its_answer_begins():
     assert Encoder(tokenizer, 96, "toy").encode(chat) == tokenizer("s:be kind\nu:hi\na:")["input_ids"]
 
 
-@pytest.mark.parametrize("message, said", [
-    ({"content": "a"}, "^Message 2 has"), ({"role": "user"}, "^Message 2 has no content"),
-    ({"role": "wizard", "content": "a"}, "chat template refuses these messages: no such role")])
+@pytest.mark.parametrize(
+    "message, said",
+    [
+        ({"content": "a"}, "^Message 2 has"),
+        ({"role": "user"}, "^Message 2 has no content"),
+        ({"role": "wizard", "content": "a"}, "chat template refuses these messages: no such role"),
+    ],
+)
 def test_a_chat_is_refused_by_its_wrong_message(message, said):
     with pytest.raises(ValueError, match=said):
         Encoder(characters(), 96, "toy").encode([{"role": "user", "content": "hi"}, message])
@@ -104,7 +133,7 @@ def test_stop_strings_are_one_several_or_none():
 
 
 def test_a_stop_string_that_is_no_token_is_searched_in_the_text():
-    tokenizer = byte_tokenizer(special=("<end>",), plain=("<tool>",))       # without a token for what is unknown
+    tokenizer = byte_tokenizer(special=("<end>",), plain=("<tool>",))  # without a token for what is unknown
     hidden = Encoder(tokenizer, len(tokenizer), "toy").hidden_tokens(["absent", "<end>", "<tool>", "a"])
     assert hidden == {tokenizer.convert_tokens_to_ids("<end>")}
 
@@ -116,9 +145,17 @@ def test_a_recording_of_unknown_ids_is_refused():
         toy_session("graft").generate([1, 2], 4, replay=5)
 
 
-@pytest.mark.parametrize("eos, said", [
-    ("</s>", "list of end tokens holds '<', a str"), (1.5, "is a float. Give token ids"), ([1.5], "holds 1.5, a float"),
-    (True, "holds True, a bool"), ([3, 96], "from 3 to 96, and .* knows 0 to 95"), (-1, "from -1 to -1")])
+@pytest.mark.parametrize(
+    "eos, said",
+    [
+        ("</s>", "list of end tokens holds '<', a str"),
+        (1.5, "is a float. Give token ids"),
+        ([1.5], "holds 1.5, a float"),
+        (True, "holds True, a bool"),
+        ([3, 96], "from 3 to 96, and .* knows 0 to 95"),
+        (-1, "from -1 to -1"),
+    ],
+)
 def test_end_tokens_that_the_model_cannot_predict_are_refused(eos, said):
     with pytest.raises(ValueError, match=said):
         toy_session("ar").open([1, 2], 4, eos=eos)

@@ -26,7 +26,7 @@ from longgraft.eval.runs.plan import Reader, check_plan, planned
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # A server that answers 7, 8, 9, ... in pieces of three tokens and logs what it is asked.
-SERVER = '''#!{python}
+SERVER = """#!{python}
 import json, os, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -60,7 +60,7 @@ class Answers(BaseHTTPRequestHandler):
         pass
 
 HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
-'''
+"""
 
 
 @pytest.fixture
@@ -76,8 +76,10 @@ def server(tmp_path):
 def prompts(tmp_path):
     """Returns a file of two prompts, of 40 and 20 tokens."""
     path = tmp_path / "prompts.jsonl"
-    rows = [{"suite": "s", "length": 64, "id": name, "ids": list(range(60, 60 + count))}
-            for name, count in (("a", 40), ("b", 20))]
+    rows = [
+        {"suite": "s", "length": 64, "id": name, "ids": list(range(60, 60 + count))}
+        for name, count in (("a", 40), ("b", 20))
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     path.with_name("f.gguf").touch()
     return path
@@ -96,15 +98,30 @@ def asked(log: Path) -> list[list[Any]]:
 
 
 def row(method: str, ids: list[int], engine: str = "longgraft", prompt: str = "a", **more: Any) -> dict[str, Any]:
-    return {"engine": engine, "version": "1", "file": "f.gguf", "processor": "P", "threads": 1, "method": method,
-            "suite": "s", "length": 4096, "prompt": prompt, "ids": ids, "read": 100.0, "decode": 10.0,
-            "tokens_per_step": 1.0, "seconds": 3.0, "encoded_again": False} | more
+    return {
+        "engine": engine,
+        "version": "1",
+        "file": "f.gguf",
+        "processor": "P",
+        "threads": 1,
+        "method": method,
+        "suite": "s",
+        "length": 4096,
+        "prompt": prompt,
+        "ids": ids,
+        "read": 100.0,
+        "decode": 10.0,
+        "tokens_per_step": 1.0,
+        "seconds": 3.0,
+        "encoded_again": False,
+    } | more
 
 
 def test_commands_need_neither_torch_nor_transformers():
     code = "import sys; sys.modules.update(torch=None, transformers=None); import benchmarks.engines"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True,
-                          check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -115,8 +132,9 @@ def test_prompts_are_those_of_the_sweep(tmp_path):
     engines.main(["prompts", str(out), "--suites", str(rows), "--count", "2"])
     config = SweepConfig(suites=(str(rows),), lengths=(), methods=(), modes=("greedy",), prompts=2)
     sweeps = planned(config, check_plan(config), Reader.open(None))[str(rows)][0]
-    assert [(prompt.id, prompt.ids) for prompt in read_prompts(out)] == [(fitted.example.id, fitted.ids)
-                                                                         for fitted in sweeps]
+    assert [(prompt.id, prompt.ids) for prompt in read_prompts(out)] == [
+        (fitted.example.id, fitted.ids) for fitted in sweeps
+    ]
     assert len(list(prompts_of(config, count=1))) == 1
 
 
@@ -125,8 +143,9 @@ def test_prompts_of_a_run_have_the_runs_configuration(tmp_path):
     rows.write_text(json.dumps({"_id": "t", "prompt": "Name three primes."}) + "\n")
     run = tmp_path / "run"
     run.mkdir()
-    (run / "config.json").write_text(json.dumps({"suites": [str(rows)], "lengths": [], "methods": [],
-                                                 "modes": ["greedy"]}))
+    (run / "config.json").write_text(
+        json.dumps({"suites": [str(rows)], "lengths": [], "methods": [], "modes": ["greedy"]})
+    )
     engines.main(["prompts", str(tmp_path / "p.jsonl"), "--run", str(run)])
     assert [prompt.id for prompt in read_prompts(tmp_path / "p.jsonl")] == ["t"]
 
@@ -139,14 +158,14 @@ def test_prompts_refuse_a_suite_that_the_sweep_lacks(tmp_path, capsys):
 
 def test_each_prompt_gets_a_server_of_its_own(tmp_path, server, prompts):
     program, log = server
-    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} -fa on --drafts",
-                    "--new", 9)
+    rows = measured(
+        tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} -fa on --drafts", "--new", 9
+    )
     requests = asked(log)
     answers = [request for request in requests if request[3]["n_predict"] == 9]
     assert len({process for process, *_ in answers}) == 2
     assert [body["prompt"] for *_, body in answers] == [list(prompt.ids) for prompt in read_prompts(prompts)]
-    assert all(body["ignore_eos"] and body["temperature"] == 0 and not body["cache_prompt"]
-               for *_, body in answers)
+    assert all(body["ignore_eos"] and body["temperature"] == 0 and not body["cache_prompt"] for *_, body in answers)
     # The warm-up shows a server nothing of the prompt.  It is a text: ik_llama.cpp fails on halves of characters.
     assert {body["prompt"] for *_, body in requests if body["n_predict"] != 9} == {WARM_UP}
     first = rows[0]
@@ -158,8 +177,9 @@ def test_each_prompt_gets_a_server_of_its_own(tmp_path, server, prompts):
 
 def test_a_kept_server_has_room_for_the_longest_prompt_and_its_rows_say_so(tmp_path, server, prompts):
     program, log = server
-    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", program, "--new", 9, "--keep",
-                    "--name", "ik")
+    rows = measured(
+        tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", program, "--new", 9, "--keep", "--name", "ik"
+    )
     requests = asked(log)
     assert len({process for process, *_ in requests}) == 1
     arguments = requests[0][1]
@@ -170,13 +190,13 @@ def test_a_kept_server_has_room_for_the_longest_prompt_and_its_rows_say_so(tmp_p
 
 def test_a_server_that_returns_only_text_gets_its_ids_from_the_text(tmp_path, server, prompts):
     program, _ = server
-    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} --text-only",
-                    "--new", 9)
+    rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} --text-only", "--new", 9)
     assert rows[0]["ids"] == [5, 6, 7] and rows[0]["encoded_again"] and rows[0]["new_tokens"] == 9
 
 
-@pytest.mark.parametrize("option, said", [("--keeps-prompts", "read 39 of 40 tokens"),
-                                          ("--refuses", "refused /completion with status 400")])
+@pytest.mark.parametrize(
+    "option, said", [("--keeps-prompts", "read 39 of 40 tokens"), ("--refuses", "refused /completion with status 400")]
+)
 def test_a_failed_answer_is_a_row_with_its_reason(option, said, tmp_path, server, prompts):
     program, _ = server
     rows = measured(tmp_path, "server", tmp_path / "f.gguf", prompts, "--server", f"{program} {option}")
@@ -185,20 +205,29 @@ def test_a_failed_answer_is_a_row_with_its_reason(option, said, tmp_path, server
     assert any(said in line for line in lines(rows))
 
 
-@pytest.mark.parametrize("given, said", [([], "server needs --server COMMAND"),
-                                         (["--server", "no-such-server -fa on"], "there is no program no-such-server"),
-                                         (["--server", "true", "--lengths", "8"], "has no prompt of 8")])
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ([], "server needs --server COMMAND"),
+        (["--server", "no-such-server -fa on"], "there is no program no-such-server"),
+        (["--server", "true", "--lengths", "8"], "has no prompt of 8"),
+    ],
+)
 def test_measure_refuses_a_wrong_call_in_a_sentence(given, said, tmp_path, prompts, capsys):
     with pytest.raises(SystemExit):
         measured(tmp_path, "server", tmp_path / "f.gguf", prompts, *given)
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine, file, given, said", [
-    ("longgraft", "none.gguf", "prompts.jsonl", "There is no file"),
-    ("longgraft", "f.gguf", "f.gguf", "has no prompt of any length"),
-    ("longgraft", "f.gguf", "none.jsonl", "Make prompts with the command prompts"),
-    ("transformers", "f.gguf", "prompts.jsonl", "There is no method fast. Give some of: plain, prompt lookup")])
+@pytest.mark.parametrize(
+    "engine, file, given, said",
+    [
+        ("longgraft", "none.gguf", "prompts.jsonl", "There is no file"),
+        ("longgraft", "f.gguf", "f.gguf", "has no prompt of any length"),
+        ("longgraft", "f.gguf", "none.jsonl", "Make prompts with the command prompts"),
+        ("transformers", "f.gguf", "prompts.jsonl", "There is no method fast. Give some of: plain, prompt lookup"),
+    ],
+)
 def test_measure_refuses_wrong_files_and_methods_in_a_sentence(engine, file, given, said, tmp_path, prompts, capsys):
     with pytest.raises(SystemExit):
         measured(tmp_path, engine, tmp_path / file, tmp_path / given, "--methods", "fast")
@@ -247,8 +276,13 @@ class Pipeline:
 def scripted_openvino(monkeypatch):
     monkeypatch.setattr(Pipeline, "options", [])
     module = ModuleType("openvino_genai")
-    module.__dict__.update(LLMPipeline=Pipeline, SchedulerConfig=SimpleNamespace, GenerationConfig=SimpleNamespace,
-                           StreamerBase=object, StreamingStatus=SimpleNamespace(RUNNING=0))
+    module.__dict__.update(
+        LLMPipeline=Pipeline,
+        SchedulerConfig=SimpleNamespace,
+        GenerationConfig=SimpleNamespace,
+        StreamerBase=object,
+        StreamingStatus=SimpleNamespace(RUNNING=0),
+    )
     tensors = ModuleType("openvino")
     tensors.Tensor = np.asarray
     monkeypatch.setitem(sys.modules, "openvino_genai", module)
@@ -282,19 +316,24 @@ def test_a_widened_file_has_the_same_numbers_and_metadata_without_q5(tmp_path):
     assert "Q5_0" not in {tensor.tensor_type.name for tensor in after.tensors}
     for old, new in zip(before.tensors, after.tensors, strict=True):
         assert old.name == new.name
-        np.testing.assert_array_equal(gguf.dequantize(old.data, old.tensor_type),
-                                      gguf.dequantize(new.data, new.tensor_type))
+        np.testing.assert_array_equal(
+            gguf.dequantize(old.data, old.tensor_type), gguf.dequantize(new.data, new.tensor_type)
+        )
     for name, field in before.fields.items():
         if not name.startswith("GGUF."):
             assert after.fields[name].contents() == field.contents()
 
 
 def test_a_table_has_medians_over_prompts_and_the_tokens_that_agree_with_plain_decoding():
-    rows = [row("ar", [1, 2, 3]), row("ar", [4, 5, 6], prompt="b"),
-            row("suffix", [1, 2, 3], decode=20.0), row("suffix", [4, 5, 6], prompt="b", decode=40.0),
-            row("-fa on", [1, 2, 9], "llama.cpp", decode=5.0, tokens_per_step=None),
-            row("-fa on", [0, 5, 6], "llama.cpp", "b", decode=6.0, tokens_per_step=None),
-            row("suffix", [1, 2, 3], "ik", encoded_again=True)]
+    rows = [
+        row("ar", [1, 2, 3]),
+        row("ar", [4, 5, 6], prompt="b"),
+        row("suffix", [1, 2, 3], decode=20.0),
+        row("suffix", [4, 5, 6], prompt="b", decode=40.0),
+        row("-fa on", [1, 2, 9], "llama.cpp", decode=5.0, tokens_per_step=None),
+        row("-fa on", [0, 5, 6], "llama.cpp", "b", decode=6.0, tokens_per_step=None),
+        row("suffix", [1, 2, 3], "ik", encoded_again=True),
+    ]
     table = "\n".join(lines(rows))
     assert "### 4096" in table
     assert "| longgraft | suffix | 2 | 100 | 30.0 | 1.00 | 3.0 | all |" in table

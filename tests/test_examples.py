@@ -17,8 +17,9 @@ EXAMPLES = Path(__file__).parents[1] / "docs/examples"
 def run(*command: str) -> str:
     """Returns what a command writes; it fails with its status, and finds this environment's `longgraft` first."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(command, cwd=EXAMPLES.parents[1], env=os.environ | {"PATH": path}, check=True, text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        command, cwd=EXAMPLES.parents[1], env=os.environ | {"PATH": path}, check=True, text=True, capture_output=True
+    )
     return done.stdout + done.stderr
 
 

@@ -31,8 +31,11 @@ def stack(kernels: CpuKernels, rows: int, inputs: int) -> StackedWeight:
 
 def experts_of(kernels: CpuKernels, gate: Gate, biased: bool = False) -> BlockExperts:
     torch.manual_seed(0)
-    weights = {"gate": stack(kernels, INNER, HIDDEN), "up": stack(kernels, INNER, HIDDEN),
-               "down": stack(kernels, HIDDEN, INNER)}
+    weights = {
+        "gate": stack(kernels, INNER, HIDDEN),
+        "up": stack(kernels, INNER, HIDDEN),
+        "down": stack(kernels, HIDDEN, INNER),
+    }
     biases = {part: torch.randn(COUNT, weight.shape[1]) for part, weight in weights.items()} if biased else {}
     return BlockExperts(kernels, weights, biases, gate)
 
@@ -96,7 +99,7 @@ def test_the_form_of_a_gate_is_found(form, concatenated):
 
 def test_a_router_gives_a_row_the_same_bits_beside_any_other_rows(kernels):
     model = toy_model("qwen3-moe")
-    router, = {type(module): module for module in model.modules() if is_router(module)}.values()
+    (router,) = {type(module): module for module in model.modules() if is_router(module)}.values()
     forward = router_forward(router, kernels)
     x = torch.randn(133, router.hidden_dim)
     with torch.no_grad():

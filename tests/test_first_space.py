@@ -18,7 +18,7 @@ from longgraft.trees.tree import ROOT
 
 PROMPT = "the capital of france is"
 PARIS = PIECES.index(SPACE + "paris")
-ONLY = {PARIS: 100.0}       # logit_bias with which every token is this one
+ONLY = {PARIS: 100.0}  # logit_bias with which every token is this one
 
 
 def session(layout: str = LLAMA_2) -> Session:
@@ -30,6 +30,7 @@ def posted(path: str, **body) -> dict:
         found = await http.post(path, json={"logit_bias": {str(PARIS): 100}} | body)
         assert found.status_code == 200, found.text
         return found
+
     return asking(ask, session())
 
 
@@ -60,7 +61,7 @@ def test_log_probabilities_name_the_texts_of_their_tokens():
     found = completed(echo=True, logprobs=1)
     columns = found["logprobs"]
     assert columns["tokens"][-2:] == [" paris", " paris"]
-    assert [found["text"][at:at + 6] for at in columns["text_offset"][-2:]] == [" paris", " paris"]
+    assert [found["text"][at : at + 6] for at in columns["text_offset"][-2:]] == [" paris", " paris"]
 
 
 def test_an_answer_to_messages_joins_the_text_of_their_template():
@@ -69,8 +70,9 @@ def test_an_answer_to_messages_joins_the_text_of_their_template():
 
     async def ask(http):
         messages = [{"role": "user", "content": "the capital"}]
-        return await http.post("/v1/chat/completions", json={"logit_bias": {str(PARIS): 100}, "max_tokens": 2,
-                                                             "messages": messages})
+        return await http.post(
+            "/v1/chat/completions", json={"logit_bias": {str(PARIS): 100}, "max_tokens": 2, "messages": messages}
+        )
 
     assert asking(ask, made).json()["choices"][0]["message"]["content"] == " paris paris"
 
@@ -85,7 +87,7 @@ def test_a_fill_in_the_middle_joins_its_prefix():
     found = posted("/infill", input_prefix="the return", input_suffix="\n", n_predict=2).json()
     assert found["content"] == " paris paris"
     held = posted("/infill", input_prefix="the return ", input_suffix="\n", n_predict=2).json()
-    assert held["content"] == "paris paris"      # the space is before the cursor
+    assert held["content"] == "paris paris"  # the space is before the cursor
 
 
 def test_the_page_gives_each_token_its_space():

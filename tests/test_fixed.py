@@ -38,11 +38,27 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES, PaddedTree, on_host
 from longgraft.trees.tree import ProposalTree
 
-SHAPE = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=None, eos_token_id=None)
+SHAPE = dict(
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "rope_theta": 1e4}
-LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 128, "low_freq_factor": 1.0,
-          "high_freq_factor": 4.0, "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "rope_theta": 1e4,
+}
 HEADS, WINDOW = {"head_dim": 16}, {"sliding_window": 24}
 TEN = {
     "llama": ("LlamaConfig", {}),
@@ -86,8 +102,8 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
     for length, nodes in ((20, 9), (3, 16), (150, 12), (61, 1), (100, 15)):
         cache.length = length
         tree = random_tree(nodes, length)
-        expected, = target.run([Segment(tree, cache)], WANTS)
-        rows = [layer.keys[:, :, length:length + nodes].clone() for layer in cache.layers]
+        (expected,) = target.run([Segment(tree, cache)], WANTS)
+        rows = [layer.keys[:, :, length : length + nodes].clone() for layer in cache.layers]
         fixed.load(tree)
         seen, positions = fixed.forward()
         torch.testing.assert_close(seen.logits[:nodes], expected.logits, atol=1e-5, rtol=1e-4)
@@ -97,7 +113,7 @@ def test_a_pass_recorded_once_serves_other_lengths_and_trees(family):
         assert torch.equal(seen.topk[:nodes, 0], expected.topk[:, 0])
         assert positions[:nodes].tolist() == (length + 1 + tree.depths).tolist()
         for layer, before in zip(cache.layers, rows, strict=True):
-            torch.testing.assert_close(layer.keys[:, :, length:length + nodes], before, atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(layer.keys[:, :, length : length + nodes], before, atol=1e-5, rtol=1e-4)
     assert regions.fixed and len(regions.recordings) == 1
 
 
@@ -124,7 +140,7 @@ def test_the_gpus_kernels_together_give_the_results_of_single_launches(family):
     target = as_on_a_gpu(model_of(family))
     cache, tree = prefilled(target, 30), random_tree(7, 5)
     fixed = StaticPass(target, cache, 8, WANTS, Fixed())
-    expected, = target.run([Segment(tree, cache)], WANTS)
+    (expected,) = target.run([Segment(tree, cache)], WANTS)
     fixed.load(tree)
     seen, _ = fixed.forward()
     torch.testing.assert_close(seen.logits[:7], expected.logits, atol=1e-5, rtol=1e-4)
@@ -149,8 +165,10 @@ def test_a_model_that_reads_a_value_on_the_host_is_not_recorded():
     target, regions = model_of("llama"), Regions(recorder)
     cache = prefilled(target, 40)
     reads = target.layers[1].mlp.register_forward_hook(lambda _, __, out: out if out.abs().max() > 0 else None)
-    with pytest.warns(UserWarning, match="decodes without CUDA graphs: .* reads a value of the device"), \
-            torch.inference_mode():
+    with (
+        pytest.warns(UserWarning, match="decodes without CUDA graphs: .* reads a value of the device"),
+        torch.inference_mode(),
+    ):
         fixed = StaticPass(target, cache, 8, WANTS, regions)
         fixed.load(random_tree(5, 0))
         fixed.forward()
@@ -168,8 +186,9 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_k=30, top_p=0.95, se
 
 # Each method runs with one family, in turn; one method runs with all families.
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize("method, family", sorted({*zip(EVERY, cycle(FAMILIES), strict=False),
-                                                   *(("graft", family) for family in FAMILIES)}))
+@pytest.mark.parametrize(
+    "method, family", sorted({*zip(EVERY, cycle(FAMILIES), strict=False), *(("graft", family) for family in FAMILIES)})
+)
 def test_recorded_steps_give_and_accept_the_tokens_of_single_launches(method, family):
     """Three requests run in one session; the third is longer, so that its buffers are larger."""
     regions = Regions(recorder)
@@ -240,7 +259,7 @@ def test_features_are_those_of_the_kept_path():
         first = int(parts.target.run([Segment(ProposalTree.root_only(7), cache)], Wants())[0].logits.argmax())
         other = (first + 1) % 96
         tree = ProposalTree.build([7, other, first], [-1, 0, 0], [0.0] * 3, [1, 2, 2])
-        report, = parts.target.run([Segment(tree, cache)], WANTS)
+        (report,) = parts.target.run([Segment(tree, cache)], WANTS)
         wanted = report.hidden[2][[0, 2]].clone(), report.final[[0, 2]].clone()
         seen = verifier.verify(tree, WANTS)
         assert seen.path.tolist() == [0, 2] and seen.kept.tolist() == [7, first]
@@ -259,10 +278,18 @@ def test_observed_features_outlive_the_next_pass():
     assert torch.equal(first.features((0, 2)), features)
 
 
-@pytest.mark.parametrize("tree, rule, rows", [
-    (ProposalTree.root_only(7), Greedy(), list(range(8))),
-    (ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2]), Replay([9, 11, 3], 41),
-     [0, 2, 4])], ids=["one node", "skips"])
+@pytest.mark.parametrize(
+    "tree, rule, rows",
+    [
+        (ProposalTree.root_only(7), Greedy(), list(range(8))),
+        (
+            ProposalTree.build([7, 8, 9, 10, 11], [-1, 0, 0, 2, 2], [0.0] * 5, [1, 2, 2, 2, 2]),
+            Replay([9, 11, 3], 41),
+            [0, 2, 4],
+        ),
+    ],
+    ids=["one node", "skips"],
+)
 @torch.inference_mode()
 def test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none(tree, rule, rows):
     """A recording runs the commit several times on the same numbers."""
@@ -273,7 +300,7 @@ def test_rows_of_a_path_can_be_committed_repeatedly_and_a_path_of_one_moves_none
     report, positions = fixed.forward()
     before = cache.layers[1].keys[:, :, 40:48].clone()
     fixed.settle(report, positions, rule)
-    assert torch.equal(cache.layers[1].keys[:, :, 40:40 + len(rows)], before[:, :, rows])
+    assert torch.equal(cache.layers[1].keys[:, :, 40 : 40 + len(rows)], before[:, :, rows])
 
 
 def test_recorded_steps_fill_the_matrix_with_the_same_rows():
@@ -295,12 +322,13 @@ def test_requests_of_like_lengths_share_their_recordings_and_a_longer_one_makes_
     for length in (130, 140, 60):
         answered(session, toy_prompt(length), 12 if length == 130 else 4)
         assert {key for key in regions.recordings if key not in before} <= {
-            key for key in regions.recordings if {"feed", "forward", "settle", "commit"} & set(key)}
+            key for key in regions.recordings if {"feed", "forward", "settle", "commit"} & set(key)
+        }
     assert before.items() <= regions.recordings.items()
     made = regions.recorded
     answered(session, toy_prompt(400), 16)
     assert not before.keys() & regions.recordings.keys()
-    assert regions.recorded == made + len(regions.recordings)       # dropped recordings count, too
+    assert regions.recorded == made + len(regions.recordings)  # dropped recordings count, too
 
 
 def test_caches_of_recorded_steps_have_room_for_padded_rows():
@@ -318,11 +346,14 @@ def test_a_session_without_recordings_gives_its_buffers_back_and_one_with_them_k
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("method, budget", [("graft", 66), ("graft+pruning=none+retrieved=20", 80), ("eagle3", 100),
-                                            ("graft-x", 90)])
+@pytest.mark.parametrize(
+    "method, budget", [("graft", 66), ("graft+pruning=none+retrieved=20", 80), ("eagle3", 100), ("graft-x", 90)]
+)
 def test_budgets_beyond_the_largest_size_give_the_results_of_single_launches(method, budget):
-    said = [answered(toy_session(method, budget=budget, regions=one), toy_prompt(60), 10)
-            for one in (EAGER, Regions(recorder))]
+    said = [
+        answered(toy_session(method, budget=budget, regions=one), toy_prompt(60), 10)
+        for one in (EAGER, Regions(recorder))
+    ]
     assert said[0].token_ids == said[1].token_ids == plain("llama", 60, 24, GREEDY)[:10]
     assert said[0].stats.accepted_per_step == said[1].stats.accepted_per_step
 
@@ -333,13 +364,21 @@ def test_drafters_of_one_memory_share_their_recordings():
     drafters = [parts.drafter(policy) for policy in (Dense(), Split(40))]
     memory = drafters[0].memory
     memory.reset(100)
-    memory.observe(Observation(ProposalTree.chain(torch.arange(30)), torch.arange(30), 1, prompt=True,
-                               hidden={layer: torch.randn(30, 32) for layer in (1, 2, 3)}))
-    alone = [on_host(Eagle3Drafter(memory, drafter.policy).propose(Ask(1, 60, 30))).tokens.tolist()
-             for drafter in drafters]
+    memory.observe(
+        Observation(
+            ProposalTree.chain(torch.arange(30)),
+            torch.arange(30),
+            1,
+            prompt=True,
+            hidden={layer: torch.randn(30, 32) for layer in (1, 2, 3)},
+        )
+    )
+    alone = [
+        on_host(Eagle3Drafter(memory, drafter.policy).propose(Ask(1, 60, 30))).tokens.tolist() for drafter in drafters
+    ]
     before = regions.recorded
     assert [on_host(drafter.propose(Ask(1, 60, 30))).tokens.tolist() for drafter in drafters] == alone
-    assert regions.recorded == before == 9 + 2      # nine levels with the root's, and one selection each
+    assert regions.recorded == before == 9 + 2  # nine levels with the root's, and one selection each
 
 
 def test_only_the_last_sampling_settings_stay_recorded():
@@ -348,7 +387,7 @@ def test_only_the_last_sampling_settings_stay_recorded():
     for temperature in (0.7, 0.8, 0.9):
         answered(session, toy_prompt(60), 12, Sampling(temperature=temperature, seed=1))
         counts.append(sum("draw" in key[0] for key in regions.recordings if isinstance(key[0], tuple)))
-    assert counts == [2, 2, 2]      # a tree, and the last token alone
+    assert counts == [2, 2, 2]  # a tree, and the last token alone
 
 
 def test_a_comparison_replays_plain_decoding_and_leaves_out_the_time_of_recording():
@@ -418,8 +457,9 @@ def test_a_region_that_waits_is_refused_and_other_threads_may_wait(monkeypatch):
 def test_one_tree_goes_to_the_device_in_one_copy_and_comes_back_whole(monkeypatch):
     parts = toy_parts(regions=Regions(recorder))
     cache, sends = prefilled(parts.target, 30, Wants()), []
-    monkeypatch.setattr("longgraft.target_model.static_pass.sent",
-                        lambda tensor, device: sends.append(tensor.shape) or tensor)
+    monkeypatch.setattr(
+        "longgraft.target_model.static_pass.sent", lambda tensor, device: sends.append(tensor.shape) or tensor
+    )
     verifier = Verifier(parts.target, cache, Greedy(), Clock(), parts.regions)
     tree = random_tree(11, 4)
     assert verifier.verify(tree, Wants()).tree is tree and len(sends) == 1

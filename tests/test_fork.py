@@ -33,7 +33,7 @@ def test_each_method_answers_from_a_fork_as_it_does_alone():
 
 
 def test_a_request_of_a_fork_reads_only_the_last_token():
-    session, = sessions("graft")
+    (session,) = sessions("graft")
     with Fork([session.engine], PROMPT, NEW), session.open(PROMPT, NEW) as request:
         assert [request.step().reused, request.step().read] == [len(PROMPT) - 1, 1]
 
@@ -51,7 +51,7 @@ def test_answers_from_a_fork_repeat_its_prediction_as_they_do_alone(name):
 
 
 def test_a_prompt_of_one_token_can_be_forked():
-    session, = sessions("graft")
+    (session,) = sessions("graft")
     with Fork([session.engine], toy_prompt(1), NEW):
         for _ in range(2):
             assert answered(session, toy_prompt(1), NEW).token_ids == plain("llama", 1, NEW, Sampling())
@@ -62,12 +62,12 @@ def test_the_time_of_a_prompt_is_the_targets_and_that_of_the_memories_that_a_met
     with Fork([session.engine for session in several], PROMPT, NEW) as fork:
         seconds = [fork.prefill_seconds(session.engine.proposer.memories) for session in several]
         assert seconds[0] > seconds[1] == fork.target_seconds > 0
-    with Fork([session.engine for session in several], toy_prompt(1), NEW) as fork:     # nothing is read before
+    with Fork([session.engine for session in several], toy_prompt(1), NEW) as fork:  # nothing is read before
         assert fork.prefill_seconds(fork.memories) == 0
 
 
 def test_a_fork_cancels_the_request_that_runs_and_loses_nothing_with_it():
-    session, = sessions("graft")
+    (session,) = sessions("graft")
     left = session.open(PROMPT, NEW)
     left.step()
     with Fork([session.engine], PROMPT, NEW):
@@ -76,7 +76,7 @@ def test_a_fork_cancels_the_request_that_runs_and_loses_nothing_with_it():
 
 
 def test_a_closed_fork_leaves_the_engines_as_they_were():
-    session, = sessions("graft")
+    (session,) = sessions("graft")
     with Fork([session.engine], PROMPT, NEW):
         left = session.open(PROMPT, NEW)
         left.step()
@@ -86,7 +86,7 @@ def test_a_closed_fork_leaves_the_engines_as_they_were():
 
 
 def test_a_request_that_cannot_continue_is_refused_and_says_why():
-    session, = sessions("graft-x-text")
+    (session,) = sessions("graft-x-text")
     with Fork([session.engine], PROMPT, NEW):
         with pytest.raises(ValueError, match="was read already, and the request has another prompt"):
             session.open(PROMPT[1:], NEW)
@@ -98,10 +98,11 @@ def test_a_request_that_cannot_continue_is_refused_and_says_why():
 
 
 def test_a_method_is_verified_from_one_reading_of_the_prompt():
-    session, = sessions("graft")
+    (session,) = sessions("graft")
     read: list[int] = []
     hook = session.target.model.get_input_embeddings().register_forward_pre_hook(
-        lambda _, ids: read.append(ids[0].shape[1]))
+        lambda _, ids: read.append(ids[0].shape[1])
+    )
     report = check(session, [PROMPT], Sampling(), 4)
     hook.remove()
     chunks = [rows for rows in read if rows == session.engine.chunk]

@@ -16,8 +16,12 @@ from longgraft.runtime.clock import Clock
 def networks() -> set[type]:
     """Returns the types of the networks in everything that methods need."""
     loaded = [toy(toy_target(), 0) for toy in TOYS.values()]
-    return {type(one) for each in loaded for one in (each, *getattr(each, "__dict__", {}).values())
-            if isinstance(one, nn.Module)}
+    return {
+        type(one)
+        for each in loaded
+        for one in (each, *getattr(each, "__dict__", {}).values())
+        if isinstance(one, nn.Module)
+    }
 
 
 @pytest.mark.one_in(5)
@@ -26,11 +30,12 @@ def test_every_forward_beside_the_verifications_is_counted(method):
     """Only decoding is counted, because feeding the prompt to a drafter drafts nothing."""
     drafting, target = networks(), toy_target().model
     request = toy_session(method).open(toy_prompt(60), 12, eos=())
-    while request.step().read:      # up to the first step
+    while request.step().read:  # up to the first step
         pass
     before, ran = request.stats, Counter()
-    hook = register_module_forward_pre_hook(lambda module, _: ran.update(
-        ["own"] if module is target else ["draft"] if type(module) in drafting else []))
+    hook = register_module_forward_pre_hook(
+        lambda module, _: ran.update(["own"] if module is target else ["draft"] if type(module) in drafting else [])
+    )
     try:
         while request.step() is not None:
             pass
@@ -44,8 +49,8 @@ def test_every_forward_beside_the_verifications_is_counted(method):
 
 def test_a_dense_tree_counts_a_forward_per_level_and_per_feeding():
     stats = answered(toy_session("eagle3+levels=4"), toy_prompt(60), 24).stats
-    drafted = stats.steps - 1       # nothing is drafted for the last token
-    assert stats.forwards == {"draft": 3 * drafted + drafted - 1}   # the prompt was fed as it was read
+    drafted = stats.steps - 1  # nothing is drafted for the last token
+    assert stats.forwards == {"draft": 3 * drafted + drafted - 1}  # the prompt was fed as it was read
     assert answered(toy_session("eagle3", budget=1), toy_prompt(60), 5).stats.forwards == {}
 
 

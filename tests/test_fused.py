@@ -55,9 +55,21 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("family, norms, gated, rotations", [       # per layer; one more norm follows the last layer
-    ("llama", 2, 1, 1), ("qwen2", 2, 1, 1), ("qwen3", 4, 1, 1), ("mistral", 2, 1, 1), ("gemma2", 4, 1, 1),
-    ("gemma3_text", 6, 1, 1), ("phi3", 2, 1, 1), ("olmo2", 4, 1, 1), ("granite", 2, 1, 1), ("qwen3_moe", 4, 0, 1)])
+@pytest.mark.parametrize(
+    "family, norms, gated, rotations",
+    [  # per layer; one more norm follows the last layer
+        ("llama", 2, 1, 1),
+        ("qwen2", 2, 1, 1),
+        ("qwen3", 4, 1, 1),
+        ("mistral", 2, 1, 1),
+        ("gemma2", 4, 1, 1),
+        ("gemma3_text", 6, 1, 1),
+        ("phi3", 2, 1, 1),
+        ("olmo2", 4, 1, 1),
+        ("granite", 2, 1, 1),
+        ("qwen3_moe", 4, 0, 1),
+    ],
+)
 def test_the_fused_modules_of_a_family_are_equal_to_the_last_bit(family, norms, gated, rotations, dtype):
     model, kernels = model_of(family, dtype), Torch()
     ours = FusedModules(model, kernels)
@@ -89,25 +101,33 @@ def test_rotations_of_neighbours_are_left_alone(family):
 @pytest.mark.parametrize("dtype", HALF)
 def test_each_norm_has_the_form_that_rounds_in_the_same_way(dtype):
     forms = {family: norm_of(model_of(family, dtype).get_decoder().norm) for family in ("llama", "olmo2", "gemma2")}
-    wide = "rounded" if dtype == torch.float32 else "wide"      # float32 has nothing to round
+    wide = "rounded" if dtype == torch.float32 else "wide"  # float32 has nothing to round
     assert forms == {"llama": ("rounded", 1e-6), "olmo2": (wide, 1e-5), "gemma2": ("from one", 1e-6)}
 
 
-@pytest.mark.parametrize("said", [
-    lambda norm, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),                       # no weight
-    lambda norm, x: F.layer_norm(x, x.shape[-1:], norm.weight, None, 1e-6),                        # a mean
-    lambda norm, x: norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2e-6),         # another epsilon
-    lambda norm, x, gate: x])
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda norm, x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),  # no weight
+        lambda norm, x: F.layer_norm(x, x.shape[-1:], norm.weight, None, 1e-6),  # a mean
+        lambda norm, x: norm.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 2e-6),  # another epsilon
+        lambda norm, x, gate: x,
+    ],
+)
 def test_a_norm_that_computes_something_else_is_left_alone(said):
     kind = type("OtherRMSNorm", (modeling_llama.LlamaRMSNorm,), {"forward": said})
     assert norm_of(kind(32)) is None and norm_of(modeling_llama.LlamaRMSNorm(32)) == ("rounded", 1e-6)
 
 
-@pytest.mark.parametrize("said", [
-    lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.up_proj(x)) * mlp.gate_proj(x)),
-    lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) + mlp.up_proj(x)),
-    lambda mlp, x: mlp.down_proj(F.gelu(mlp.gate_proj(x)) * mlp.up_proj(x)),
-    lambda mlp, x: 2 * mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))])
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.up_proj(x)) * mlp.gate_proj(x)),
+        lambda mlp, x: mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) + mlp.up_proj(x)),
+        lambda mlp, x: mlp.down_proj(F.gelu(mlp.gate_proj(x)) * mlp.up_proj(x)),
+        lambda mlp, x: 2 * mlp.down_proj(mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x)),
+    ],
+)
 def test_a_product_that_computes_something_else_is_left_alone(said):
     own = toy_model().get_decoder().layers[0].mlp
     kind = type("OtherMLP", (type(own),), {"forward": said})
@@ -135,7 +155,7 @@ def test_nothing_is_left_on_the_model_or_the_library_even_after_an_exception():
     before = [module.__dict__.keys() for module in model.modules()]
     with pytest.raises(ZeroDivisionError), FusedModules(other, kernels)():
         assert modeling_llama.apply_rotary_pos_emb is rotation
-        logits(model)               # another model of the same classes
+        logits(model)  # another model of the same classes
         assert not kernels.called
         _ = 1 / 0
     with pytest.raises(ZeroDivisionError), ours():
@@ -144,10 +164,14 @@ def test_nothing_is_left_on_the_model_or_the_library_even_after_an_exception():
     assert all("forward" not in module.__dict__ for module in [*model.modules(), *other.modules()])
 
 
-@pytest.mark.parametrize("call", [
-    lambda norm: norm(torch.ones(2, 32, dtype=torch.bfloat16)),         # of another dtype than its weight
-    lambda norm: norm(torch.ones(32, 2).mT),                            # rows that are not dense
-    lambda norm: norm(hidden_states=torch.ones(2, 32))])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda norm: norm(torch.ones(2, 32, dtype=torch.bfloat16)),  # of another dtype than its weight
+        lambda norm: norm(torch.ones(32, 2).mT),  # rows that are not dense
+        lambda norm: norm(hidden_states=torch.ones(2, 32)),
+    ],
+)
 def test_unsuitable_inputs_run_the_modules_own_code(call):
     norm, kernels = modeling_llama.LlamaRMSNorm(32), Torch()
     with torch.no_grad(), FusedModules(norm, kernels)():
@@ -160,6 +184,7 @@ def test_unsuitable_inputs_run_the_modules_own_code(call):
 
 def test_a_norm_with_further_arguments_runs_its_own_code():
     """Some norms multiply by a gate if they are given one."""
+
     def forward(self, x, gate=None):
         return super(kind, self).forward(x if gate is None else x * gate)
 
@@ -193,7 +218,9 @@ def test_kernels_that_compute_something_else_are_named(dtype):
 
     assert differences(Torch(), torch.device("cpu"), dtype) == {}
     assert other("norm", lambda norm, x, weight, epsilon, form: norm(x, weight, epsilon, "from one")) == [
-        "rounded norm", "wide norm"]
+        "rounded norm",
+        "wide norm",
+    ]
     assert other("gated", lambda gated, gate, up, name: gated(up, gate, name)) == ["silu", "tanh"]
     assert other("rotary", lambda rotary, q, k, cos, sin: rotary(q, k, cos, -sin)) == ["rotated q", "rotated k"]
     assert other("write", lambda write, keys, values, k, v, rows: write(keys, values, v, k, rows)) == ["written rows"]

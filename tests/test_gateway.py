@@ -56,8 +56,11 @@ def test_a_gateway_keeps_conversations_and_asks_another_replica_when_one_ends(tm
                 return False
 
         def replica(content: str, **headers: str) -> str:
-            response = http.post("/v1/chat/completions", headers=headers, json={
-                "messages": [{"role": "user", "content": content}], "max_tokens": 2})
+            response = http.post(
+                "/v1/chat/completions",
+                headers=headers,
+                json={"messages": [{"role": "user", "content": content}], "max_tokens": 2},
+            )
             assert response.status_code == 200, response.text
             return response.headers["x-longgraft-replica"]
 
@@ -65,6 +68,6 @@ def test_a_gateway_keeps_conversations_and_asks_another_replica_when_one_ends(tm
         named = {str(n): replica(f"{n}", **{"X-Session-Id": str(n)}) for n in range(12)}
         assert set(named.values()) == {"replica1", "replica2"}
         assert all(replica("further" + n, **{"X-Session-Id": n}) == found for n, found in named.items())
-        assert all(len({replica(f"{n} again") for _ in range(3)}) == 1 for n in range(6))       # by the body
+        assert all(len({replica(f"{n} again") for _ in range(3)}) == 1 for n in range(6))  # by the body
         ends.close()
         assert {replica(n, **{"X-Session-Id": n}) for n in named} == {"replica1"}

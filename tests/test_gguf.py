@@ -62,11 +62,17 @@ def test_tokenizer_template_and_every_end_token_come_from_the_file(file):
     assert tokenizer.decode(session.encode(chat)) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize(("tokens", "ends"), [
-    (("a", "<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"),
-     [1, 2, 3, 4, 5]),
-    (("<|end|>", "b", "<end_of_turn>"), [1, 0, 2]),
-    (("<|end|>", "b", "<|return|>", "<|call|>"), [1, 2, 3])])       # gpt-oss: <|end|> ends a part of an answer
+@pytest.mark.parametrize(
+    ("tokens", "ends"),
+    [
+        (
+            ("a", "<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|fim_middle|>"),
+            [1, 2, 3, 4, 5],
+        ),
+        (("<|end|>", "b", "<end_of_turn>"), [1, 0, 2]),
+        (("<|end|>", "b", "<|return|>", "<|call|>"), [1, 2, 3]),
+    ],
+)  # gpt-oss: <|end|> ends a part of an answer
 def test_ends_of_a_file_follow_the_names_of_its_tokens(tokens, ends):
     def field(value):
         return SimpleNamespace(contents=lambda: value)
@@ -124,43 +130,77 @@ def cut(path: Path, size: int) -> None:
 
 
 REFUSED = {
-    "of no known architecture": (lambda path: write_gguf(path, architecture="nope"),
-                                 r"Model '.*' could not be loaded: GGUF model with architecture nope is not supported"),
-    "with a missing tensor": (lambda path: write_gguf(path, without="blk.1.ffn_up.weight"),
-                              r".*toy.gguf: the weights lack model.layers.1.mlp.up_proj.weight\."),
-    "of a quantisation that cannot be read": (lambda path: write_gguf(path, odd="blk.1.ffn_up.weight"),
-                                              r"Model .* could not be loaded: .*Dequantization for Q8_1 is not yet"),
-    "cut in its weights": (lambda path: [write_gguf(path), cut(path, 90_000)],
-                           r"GGUF file .* is cut or damaged \(.*\)\. Download it again\."),
+    "of no known architecture": (
+        lambda path: write_gguf(path, architecture="nope"),
+        r"Model '.*' could not be loaded: GGUF model with architecture nope is not supported",
+    ),
+    "with a missing tensor": (
+        lambda path: write_gguf(path, without="blk.1.ffn_up.weight"),
+        r".*toy.gguf: the weights lack model.layers.1.mlp.up_proj.weight\.",
+    ),
+    "of a quantisation that cannot be read": (
+        lambda path: write_gguf(path, odd="blk.1.ffn_up.weight"),
+        r"Model .* could not be loaded: .*Dequantization for Q8_1 is not yet",
+    ),
+    "cut in its weights": (
+        lambda path: [write_gguf(path), cut(path, 90_000)],
+        r"GGUF file .* is cut or damaged \(.*\)\. Download it again\.",
+    ),
     "cut in its header": (lambda path: [write_gguf(path), cut(path, 500)], r"GGUF file .* is cut or damaged"),
-    "that is none": (lambda path: path.write_bytes(b"version https://git-lfs" + b"0" * 100),
-                     r"GGUF file .* is cut or damaged \(GGUF magic invalid\)\. Download"),
-    "in parts": (lambda path: write_gguf(path, split__count=3),
-                 r".* is one of the 3 parts of a split model. Join them by llama.cpp's `llama-gguf-split --merge"),
-    "that is a vision projector": (lambda path: write_gguf(path, architecture="clip", general__type="mmproj"),
-                                   r".* is a vision projector, no language model\. Give the model's own"),
+    "that is none": (
+        lambda path: path.write_bytes(b"version https://git-lfs" + b"0" * 100),
+        r"GGUF file .* is cut or damaged \(GGUF magic invalid\)\. Download",
+    ),
+    "in parts": (
+        lambda path: write_gguf(path, split__count=3),
+        r".* is one of the 3 parts of a split model. Join them by llama.cpp's `llama-gguf-split --merge",
+    ),
+    "that is a vision projector": (
+        lambda path: write_gguf(path, architecture="clip", general__type="mmproj"),
+        r".* is a vision projector, no language model\. Give the model's own",
+    ),
     "that is an adapter": (lambda path: write_gguf(path, general__type="adapter"), r".* is of type 'adapter', and"),
-    "with scaled positions": (lambda path: write_gguf(path, llama__rope__scaling__type="yarn"),
-                              r"Model '.*' has rope scaling 'yarn', which transformers drops from GGUF"),
-    "with linearly scaled positions": (lambda path: write_gguf(path, llama__rope__scaling__factor=4.0),
-                                       r"Model '.*' has rope scaling 'linear' by 4, which transformers drops"),
-    "with linearly scaled positions by an older key": (lambda path: write_gguf(path, llama__rope__scale_linear=2.0),
-                                                       r"Model '.*' has rope scaling 'linear' by 2, which transfo"),
-    "that is big-endian": (lambda path: path.write_bytes(b"GGUF\0\0\0\3" + b"\0" * 100),
-                           r"GGUF file .* is big-endian, and longgraft reads little-endian files\. Convert it by"),
-    "of a future version": (lambda path: path.write_bytes(b"GGUF\4\0\0\0" + b"\0" * 100),
-                            r"GGUF file .* is of version 4, and longgraft reads the versions 2 and 3\. Convert"),
-    "of the first version": (lambda path: path.write_bytes(b"GGUF\1\0\0\0" + b"\0" * 100),
-                             r"GGUF file .* is of version 1, and longgraft reads the versions 2 and 3\. Convert"),
-    "with positions scaled otherwise": (lambda path: write_gguf(path, divided=8.0, llama__rope__freq_base=7),
-                                        r"Model '.*' has rope_freqs.weight, which transformers drops from GGUF"),
+    "with scaled positions": (
+        lambda path: write_gguf(path, llama__rope__scaling__type="yarn"),
+        r"Model '.*' has rope scaling 'yarn', which transformers drops from GGUF",
+    ),
+    "with linearly scaled positions": (
+        lambda path: write_gguf(path, llama__rope__scaling__factor=4.0),
+        r"Model '.*' has rope scaling 'linear' by 4, which transformers drops",
+    ),
+    "with linearly scaled positions by an older key": (
+        lambda path: write_gguf(path, llama__rope__scale_linear=2.0),
+        r"Model '.*' has rope scaling 'linear' by 2, which transfo",
+    ),
+    "that is big-endian": (
+        lambda path: path.write_bytes(b"GGUF\0\0\0\3" + b"\0" * 100),
+        r"GGUF file .* is big-endian, and longgraft reads little-endian files\. Convert it by",
+    ),
+    "of a future version": (
+        lambda path: path.write_bytes(b"GGUF\4\0\0\0" + b"\0" * 100),
+        r"GGUF file .* is of version 4, and longgraft reads the versions 2 and 3\. Convert",
+    ),
+    "of the first version": (
+        lambda path: path.write_bytes(b"GGUF\1\0\0\0" + b"\0" * 100),
+        r"GGUF file .* is of version 1, and longgraft reads the versions 2 and 3\. Convert",
+    ),
+    "with positions scaled otherwise": (
+        lambda path: write_gguf(path, divided=8.0, llama__rope__freq_base=7),
+        r"Model '.*' has rope_freqs.weight, which transformers drops from GGUF",
+    ),
     "that is not there": (lambda path: None, r"GGUF file .* does not exist\. Give a file, a folder"),
 }
 
 
-@pytest.mark.parametrize("entries", [{"llama__rope__scaling__factor": 1.0}, {"llama__rope__scale_linear": 0.0},
-                                     {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 1.0},
-                                     {"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 4.0}])
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"llama__rope__scaling__factor": 1.0},
+        {"llama__rope__scale_linear": 0.0},
+        {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 1.0},
+        {"llama__rope__scaling__type": "none", "llama__rope__scaling__factor": 4.0},
+    ],
+)
 def test_positions_that_are_not_scaled_are_read(entries, tmp_path):
     written = write_gguf(tmp_path / "toy.gguf", **entries)
     assert torch.equal(load(tmp_path / "toy.gguf").target.model(IDS).logits, written(IDS).logits)
@@ -168,8 +208,10 @@ def test_positions_that_are_not_scaled_are_read(entries, tmp_path):
 
 def test_special_tokens_that_a_file_does_not_have_are_left_out(tmp_path):
     """The id -1, as unsigned number, stands for a token that is absent."""
-    written = write_gguf(tmp_path / "toy.gguf", **{
-        f"tokenizer__ggml__{name}_token_id": 2 ** 32 - 1 for name in ("bos", "eos", "padding", "unknown", "eom")})
+    written = write_gguf(
+        tmp_path / "toy.gguf",
+        **{f"tokenizer__ggml__{name}_token_id": 2**32 - 1 for name in ("bos", "eos", "padding", "unknown", "eom")},
+    )
     session = load(tmp_path / "toy.gguf")
     assert session.eos == (TURN, SPECIAL.index("<|endoftext|>"), SPECIAL.index("<|im_end|>"))
     tokenizer = session.tokenizer
@@ -229,7 +271,10 @@ def test_a_file_is_refused(what, tmp_path, cache):
 
 def test_a_missing_extra_is_explained_in_one_sentence(file, monkeypatch, capsys):
     monkeypatch.setattr(gguf_header.importlib.util, "find_spec", lambda name: None)
-    for model in (file, "smollm2"):     # the second is not fetched in vain
+    for model in (file, "smollm2"):  # the second is not fetched in vain
         code, _, err = run(capsys, monkeypatch, "doctor", "--model", model)
-        assert code == 2 and re.fullmatch(r"longgraft: Model .* is GGUF, which needs .*: pip install "
-                                          r"\"longgraft\[gguf\]\"\n", err)
+        assert code == 2 and re.fullmatch(
+            r"longgraft: Model .* is GGUF, which needs .*: pip install "
+            r"\"longgraft\[gguf\]\"\n",
+            err,
+        )

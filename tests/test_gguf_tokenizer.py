@@ -29,23 +29,27 @@ def read(path, **entries):
     return AutoTokenizer.from_pretrained(place_of(path).path)
 
 
-@pytest.mark.parametrize(("rule", "pieces"), [
-    ("smollm", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
-    ("starcoder", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
-    ("command-r", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
-    ("gpt-2", ["Ċ", "Ċ", "1234", "Ġ", "Ġ", "aB"]),
-    ("default", ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
-    ("", ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
-    (None, ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
-    ("deepseek-llm", ["Ċ", "Ċ", "1234", "Ġ", "Ġ", "aB"]),
-    ("deepseek-coder", ["Ċ", "Ċ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
-    ("deepseek-v3", ["ĊĊ", "123", "4", "Ġ", "Ġ", "aB"]),
-    ("llama-bpe", ["<s>", "ĊĊ", "123", "4", "Ġ", "Ġ", "aB"]),
-    ("qwen2", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
-    ("gpt-4o", ["ĊĊ", "123", "4", "Ġ", "Ġ", "a", "B"]),
-    ("falcon", ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
-    ("afmoe", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
-    ("superbpe", ["ĊĊ", "1", "2", "3", "4", "ĠĠ", "aB"])])
+@pytest.mark.parametrize(
+    ("rule", "pieces"),
+    [
+        ("smollm", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
+        ("starcoder", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
+        ("command-r", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
+        ("gpt-2", ["Ċ", "Ċ", "1234", "Ġ", "Ġ", "aB"]),
+        ("default", ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
+        ("", ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
+        (None, ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
+        ("deepseek-llm", ["Ċ", "Ċ", "1234", "Ġ", "Ġ", "aB"]),
+        ("deepseek-coder", ["Ċ", "Ċ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
+        ("deepseek-v3", ["ĊĊ", "123", "4", "Ġ", "Ġ", "aB"]),
+        ("llama-bpe", ["<s>", "ĊĊ", "123", "4", "Ġ", "Ġ", "aB"]),
+        ("qwen2", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
+        ("gpt-4o", ["ĊĊ", "123", "4", "Ġ", "Ġ", "a", "B"]),
+        ("falcon", ["Ċ", "Ċ", "123", "4", "Ġ", "Ġ", "aB"]),
+        ("afmoe", ["ĊĊ", "1", "2", "3", "4", "Ġ", "Ġ", "aB"]),
+        ("superbpe", ["ĊĊ", "1", "2", "3", "4", "ĠĠ", "aB"]),
+    ],
+)
 def test_texts_are_split_by_the_rule_that_the_file_names(rule, pieces, tmp_path):
     tokenizer = read(tmp_path / "toy.gguf", tokenizer__ggml__pre=rule)
     found = tokenizer.convert_ids_to_tokens(tokenizer("\n\n1234  aB").input_ids)
@@ -68,16 +72,19 @@ def test_the_guide_lists_every_rule():
     assert not [rule for rule in SPLITS if f"`{rule}`" not in guide]
 
 
-@pytest.mark.parametrize("rule", ["made-up", "gemma4"])     # the second is no byte-level tokenizer's
+@pytest.mark.parametrize("rule", ["made-up", "gemma4"])  # the second is no byte-level tokenizer's
 def test_an_unknown_rule_is_refused_by_its_name(rule, tmp_path):
-    with pytest.raises(ValueError, match=rf"^Model '.*' splits texts by the rule '{rule}' \(tokenizer.ggml.pre\), "
-                                         r"which is none of the \d+ that longgraft knows \(docs/models.md lists them\)"
-                                         r"\. Give the original model"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^Model '.*' splits texts by the rule '{rule}' \(tokenizer.ggml.pre\), "
+        r"which is none of the \d+ that longgraft knows \(docs/models.md lists them\)"
+        r"\. Give the original model",
+    ):
         read(tmp_path / "toy.gguf", tokenizer__ggml__pre=rule)
 
 
 def test_a_piece_that_is_a_token_is_whole_where_the_rule_says_so(tmp_path):
-    words = {"tokenizer__ggml__merges": MERGES[:1]}     # "123" is a token, and no merges lead to it
+    words = {"tokenizer__ggml__merges": MERGES[:1]}  # "123" is a token, and no merges lead to it
     assert read(tmp_path / "a.gguf", tokenizer__ggml__pre="llama-bpe", **words).tokenize("123") == ["123"]
     assert read(tmp_path / "b.gguf", tokenizer__ggml__pre="glm4", **words).tokenize("123") == ["1", "2", "3"]
 
@@ -99,18 +106,23 @@ def write_sentencepiece(path, **entries) -> None:
     write_vocabulary(path, tokens, **{"tokenizer__ggml__model": "llama", "tokenizer__ggml__scores": scores} | entries)
 
 
-@pytest.mark.parametrize(("prefix", "pieces"), [(None, ["▁the", "▁the"]), (True, ["▁the", "▁the"]),
-                                                (False, ["t", "h", "e", "▁the"])])
+@pytest.mark.parametrize(
+    ("prefix", "pieces"), [(None, ["▁the", "▁the"]), (True, ["▁the", "▁the"]), (False, ["t", "h", "e", "▁the"])]
+)
 @pytest.mark.parametrize("architecture", ["llama", "granite"])
 def test_sentencepiece_puts_a_space_before_a_text_unless_the_file_forbids_it(architecture, prefix, pieces, tmp_path):
     """transformers reads the first architecture, longgraft the second."""
-    write_sentencepiece(tmp_path / "toy.gguf", architecture=architecture, tokenizer__ggml__add_space_prefix=prefix,
-                        tokenizer__ggml__pre="made-up")     # not asked for
+    write_sentencepiece(
+        tmp_path / "toy.gguf",
+        architecture=architecture,
+        tokenizer__ggml__add_space_prefix=prefix,
+        tokenizer__ggml__pre="made-up",
+    )  # not asked for
     tokenizer = AutoTokenizer.from_pretrained(place_of(tmp_path / "toy.gguf").path)
     ids = tokenizer("the the").input_ids
     assert ids[0] == 1 and tokenizer.convert_ids_to_tokens(ids[1:]) == pieces
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the the"
-    assert tokenizer.decode(tokenizer("thé").input_ids, skip_special_tokens=True) == "thé"      # by its bytes
+    assert tokenizer.decode(tokenizer("thé").input_ids, skip_special_tokens=True) == "thé"  # by its bytes
 
 
 def test_folders_that_an_older_version_made_of_a_file_are_made_again(tmp_path):
@@ -119,6 +131,6 @@ def test_folders_that_an_older_version_made_of_a_file_are_made_again(tmp_path):
     old = [current.with_name(current.name.split(".")[0] + end) for end in ("", "-float32")]
     for path in old:
         current.rename(path)
-        path.joinpath("tokenizer.json").write_text("{}")    # another rule's
+        path.joinpath("tokenizer.json").write_text("{}")  # another rule's
         assert AutoTokenizer.from_pretrained(place_of(tmp_path / "toy.gguf").path).tokenize("1234") == list("1234")
         assert not path.exists()

@@ -45,7 +45,7 @@ def test_features_are_those_of_the_official_eagle3(golden, kind, prompt):
     target = load_target(golden, kind)
     tokens = torch.from_numpy(saved["prompt_ids"]).long().flatten()
     segment = Segment(ProposalTree.chain(tokens), target.cache(512), "none")
-    report, = target.run([segment], Wants(layers=(2, 4, 5)))
+    (report,) = target.run([segment], Wants(layers=(2, 4, 5)))
     expected = torch.from_numpy(saved["features"])
     positions = torch.from_numpy(saved["feature_positions"]).long()
     atol, rtol = (1e-3, 1e-4) if kind == "rand" else (5e-5, 1e-5)
@@ -62,14 +62,16 @@ def test_first_draft_trees_are_those_of_the_official_eagle3(golden, kind, prompt
     drafter = load_drafter(golden, target, kind, setting)
     _, _, root = begun(target, drafter.memories, saved["prompt_ids"].flatten().tolist(), 64)
     assert root == saved["draft_tokens"].flatten()[0]
-    torch.testing.assert_close(drafter.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]).flatten(),
-                               atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        drafter.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]).flatten(), atol=1e-3, rtol=1e-3
+    )
     tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
-    expected = golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
-                            saved["parent_index"].flatten())
+    expected = golden_shape(
+        saved["draft_tokens"].flatten(), saved["tree_position_ids"], saved["parent_index"].flatten()
+    )
     assert shape_of(tree) == expected
     ours = tree.scores[1:].sort(descending=True).values
-    theirs = torch.from_numpy(saved["cand_scores"]).flatten().sort(descending=True).values[:len(tree) - 1]
+    theirs = torch.from_numpy(saved["cand_scores"]).flatten().sort(descending=True).values[: len(tree) - 1]
     torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=1e-4)
 
 
@@ -80,7 +82,7 @@ def test_accepted_lengths_per_round_are_those_of_the_official_eagle3(golden, kin
     for case in json.loads((golden / f"eagle3_{kind}/generate.json").read_text()):
         if not case.get("robust_to_noise"):
             continue
-        setting, prompt = case["setting"], case["output_ids"][:case["prompt_len"]]
+        setting, prompt = case["setting"], case["output_ids"][: case["prompt_len"]]
         drafter = load_drafter(golden, target, kind, setting)
         verifier, _, root = begun(target, drafter.memories, prompt, 64)
         lengths, output = [], list(prompt)
@@ -106,8 +108,9 @@ def test_yarn_trees_are_those_of_the_official_specpv(golden, prompt, setting):
     assert drafter.network.config.max_positions == 65536
     _, _, root = begun(target, drafter.memories, saved["prompt_ids"].flatten().tolist(), 1024)
     tree = drafter.propose(Ask(root, SETTINGS[setting][0], 0))
-    assert shape_of(tree) == golden_shape(saved["draft_tokens"].flatten(), saved["tree_position_ids"],
-                                          saved["parent_index"].flatten())
+    assert shape_of(tree) == golden_shape(
+        saved["draft_tokens"].flatten(), saved["tree_position_ids"], saved["parent_index"].flatten()
+    )
 
 
 @pytest.mark.parametrize("dim", [32, 128])
@@ -137,10 +140,14 @@ def test_token_recycling_accepts_as_many_as_the_official_one(golden, kind):
     target, checked = load_target(golden, kind), 0
     memory = AdjacencyMemory(AdjacencyMatrix(512, unseen=0))
     matrix, retriever = memory.matrix, MatrixRetriever(memory, lambda _: token_recycling())
-    for case in [c for c in json.loads((golden / "token_recycling/generate.json").read_text())
-                 if c["kind"] == kind and c["robust_to_noise"]]:
-        matrix.rows.copy_(torch.from_numpy(
-            np.load(golden / f"token_recycling/matrix_{kind}_p{case['prompt']}.npz")["matrix_start"]))
+    for case in [
+        c
+        for c in json.loads((golden / "token_recycling/generate.json").read_text())
+        if c["kind"] == kind and c["robust_to_noise"]
+    ]:
+        matrix.rows.copy_(
+            torch.from_numpy(np.load(golden / f"token_recycling/matrix_{kind}_p{case['prompt']}.npz")["matrix_start"])
+        )
         prompt = case["prompt_ids"]
         verifier = Verifier(target, target.cache(len(prompt) + 300), Greedy(), Clock())
         # The official code prefills all but the last prompt token, which is the first root.

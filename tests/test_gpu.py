@@ -42,7 +42,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 # Largest errors of weighted means of standard normal values: a few steps of the number format.
 WITHIN = {torch.float32: 5e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
-TIE = 1e-3      # of float32 logits, which round differently for other numbers of rows on a GPU
+TIE = 1e-3  # of float32 logits, which round differently for other numbers of rows on a GPU
 SIZE = 128
 KINDS = {"one row": (1, None), "chain": (17, None), "tree": (60, None), "appended": (80, range(60, 80))}
 
@@ -63,10 +63,10 @@ def reference(q: Tensor, k: Tensor, v: Tensor, prefix: int, kind: str, window: i
     depths, mask, column_depths = geometry(kind)
     positions = torch.cat([torch.arange(prefix), prefix + column_depths])
     back = (prefix + depths)[:, None] - positions
-    seen = torch.cat([torch.ones(len(depths), prefix, dtype=torch.bool), mask], 1) & (back < (window or 10 ** 9))
+    seen = torch.cat([torch.ones(len(depths), prefix, dtype=torch.bool), mask], 1) & (back < (window or 10**9))
     group = q.shape[0] // k.shape[0]
     k, v = (each.double().cpu().repeat_interleave(group, 0) for each in (k, v))
-    scores = (q.double().cpu() @ k.mT * SIZE ** -0.5).masked_fill(~seen, float("-inf"))
+    scores = (q.double().cpu() @ k.mT * SIZE**-0.5).masked_fill(~seen, float("-inf"))
     return scores.softmax(-1) @ v
 
 
@@ -78,22 +78,30 @@ def backend_or_skip(name: str, dtype: torch.dtype):
     return BACKENDS[name]
 
 
-def far_off(backend, kind: str, dtype: torch.dtype, device: torch.device, prefix: int, window: int | None,
-            heads: tuple[int, int], flip: bool = False) -> float:
+def far_off(
+    backend,
+    kind: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    prefix: int,
+    window: int | None,
+    heads: tuple[int, int],
+    flip: bool = False,
+) -> float:
     """Returns the largest difference from the reference.  flip: changes one bit of the mask."""
     torch.manual_seed(prefix)
     depths, mask, column_depths = geometry(kind)
     used = prefix + len(column_depths)
     q = torch.randn(1, heads[0], len(depths), SIZE, device=device, dtype=dtype)
     k, v = torch.randn(2, 1, heads[1], used + 9, SIZE, device=device, dtype=dtype).unbind(0)
-    k[:, :, used:], v[:, :, used:] = float("nan"), float("nan")        # never written rows
+    k[:, :, used:], v[:, :, used:] = float("nan"), float("nan")  # never written rows
     expected = reference(q[0], k[0, :, :used], v[0, :, :used], prefix, kind, window)
     if flip:
         mask = mask.clone()
         mask[-1, 0] = ~mask[-1, 0]
     given = None if kind in ("chain", "one row") and not flip else mask
     layout = Layout(prefix, depths, given, device, column_depths)
-    return float((backend(q, k, v, layout, SIZE ** -0.5, window)[0].double().cpu() - expected).abs().max())
+    return float((backend(q, k, v, layout, SIZE**-0.5, window)[0].double().cpu() - expected).abs().max())
 
 
 # float16 runs the same code as bfloat16, so that one kind of tree is enough.
@@ -127,10 +135,10 @@ def test_a_recorded_launch_equals_an_eager_one(name, device):
     q = torch.randn(1, 8, 60, SIZE, device=device, dtype=torch.bfloat16)
     k, v = torch.randn(2, 1, 2, 1000, SIZE, device=device, dtype=torch.bfloat16).unbind(0)
     layout, out = Layout(900, tree.depths, tree.mask, device), torch.empty_like(q)
-    replay = recorded(lambda: out.copy_(backend(q, k, v, layout, SIZE ** -0.5, None)))
+    replay = recorded(lambda: out.copy_(backend(q, k, v, layout, SIZE**-0.5, None)))
     q.normal_()
     replay()
-    torch.testing.assert_close(out, backend(q, k, v, layout, SIZE ** -0.5, None), atol=1e-3, rtol=0)
+    torch.testing.assert_close(out, backend(q, k, v, layout, SIZE**-0.5, None), atol=1e-3, rtol=0)
 
 
 def regions_on(device: torch.device, launches: str) -> Regions:
@@ -140,14 +148,14 @@ def regions_on(device: torch.device, launches: str) -> Regions:
 
 def assert_recorded(regions: Regions, family: str = "") -> None:
     """Fails if nothing was recorded: after a refused capture everything runs eagerly, with the same results."""
-    if "moe" not in family:     # experts may read on the host which rows are theirs
+    if "moe" not in family:  # experts may read on the host which rows are theirs
         assert regions.fixed and regions.recorded, "decoding was not recorded; a warning above has the reason"
 
 
 def target_on(device: torch.device, family: str, dtype: torch.dtype = torch.float32) -> Target:
     """Returns a toy target, with fused modules if that is possible."""
     model = copy.deepcopy(toy_model(family)).to(device)
-    with torch.device(device):      # a cast of a whole model would cast its rotary frequencies too
+    with torch.device(device):  # a cast of a whole model would cast its rotary frequencies too
         cast = type(model)._from_config(model.config, dtype=dtype).eval()
     cast.load_state_dict(model.state_dict())
     small = fused(cast)
@@ -156,8 +164,12 @@ def target_on(device: torch.device, family: str, dtype: torch.dtype = torch.floa
 
 def toy_on(device: torch.device, family: str, method: str, launches: str) -> Session:
     regions = regions_on(device, launches)
-    parts = Parts(target_on(device, family), {HEAD.name: copy.deepcopy(toy_network()).to(device)}, regions=regions,
-                  costs=LiveCosts(TOY_COSTS, frozen=True))
+    parts = Parts(
+        target_on(device, family),
+        {HEAD.name: copy.deepcopy(toy_network()).to(device)},
+        regions=regions,
+        costs=LiveCosts(TOY_COSTS, frozen=True),
+    )
     return Session(Engine(Lane(parts.target, build(method, parts), parts.clock, regions), 60, 17), None)
 
 
@@ -172,13 +184,13 @@ def test_a_recorded_pass_equals_an_eager_one_at_other_lengths_and_trees(family, 
     for seed, (length, n) in enumerate([(40, 32), (200, 20), (7, 32)]):
         cache.length = length
         tree = random_tree(n, seed)
-        eager, = target.run([Segment(tree, cache)], wants)
+        (eager,) = target.run([Segment(tree, cache)], wants)
         logits = eager.logits.float().clone()
         with torch.inference_mode():
             fixed.load(tree)
             report, positions = fixed.forward()
         assert positions[:n].tolist() == (length + 1 + tree.depths).tolist()
-        off = (report.logits[:n].float() - logits).abs().amax(-1) / logits.abs().max()      # [n]
+        off = (report.logits[:n].float() - logits).abs().amax(-1) / logits.abs().max()  # [n]
         # In bfloat16, rounding may send a row to another expert, so that only the median counts.
         worst, within = (off.max(), 1e-4) if dtype == torch.float32 else (off.median(), 4e-2)
         assert worst < within, f"prefix {length}: {worst:.2g} off"
@@ -219,7 +231,7 @@ def test_a_step_waits_for_the_device_no_more_often_than_its_method_needs(method,
     with session.open(text[:4000], 2000, eos=()) as request:
         while request.step().read:
             pass
-        for _ in range(warm):       # until everything is recorded
+        for _ in range(warm):  # until everything is recorded
             request.step()
         for _ in range(counted):
             with warnings.catch_warnings(record=True) as said, watched(device, "warn"):
@@ -237,7 +249,7 @@ def test_a_recorded_pass_never_waits(device):
     target.run([Segment(ProposalTree.chain(torch.tensor(toy_prompt(200))), cache, "none")], Wants())
     regions, rule = regions_on(device, "recorded"), Greedy()
     fixed = StaticPass(target, cache, 32, Wants(), regions)
-    for mode in ("default", "error"):       # recorded, then replayed
+    for mode in ("default", "error"):  # recorded, then replayed
         with watched(device, mode), torch.inference_mode():
             fixed.load(random_tree(32, 1))
             report, positions = fixed.forward()
@@ -259,8 +271,10 @@ def test_the_embedded_pair_equals_plain_decoding(method, dtype, device):
         assert row["first_divergence"] is None or row["margin"] < TIE, row
 
 
-@pytest.mark.parametrize(("method", "launches"), [
-    ("graft", "single"), ("graft", "recorded"), ("eagle3", "recorded"), ("graft-x", "recorded")])
+@pytest.mark.parametrize(
+    ("method", "launches"),
+    [("graft", "single"), ("graft", "recorded"), ("eagle3", "recorded"), ("graft-x", "recorded")],
+)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_toys_equal_plain_decoding(family, method, launches, device):
     session = toy_on(device, family, method, launches)

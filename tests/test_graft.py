@@ -43,7 +43,7 @@ def test_a_closed_gate_saves_forwards_and_leaves_its_budget(gate, forwards, draf
     for tree in trees(ours, steps=2):
         assert len(tree) == drafted + 1
         assert tree.stage == (UNPRUNED if gate is None else gate)
-    assert len(calls) == 2 * (forwards - 1)     # the observation runs the first forward of a step
+    assert len(calls) == 2 * (forwards - 1)  # the observation runs the first forward of a step
 
 
 def confidences(levels: int = 9) -> list[float]:
@@ -71,7 +71,7 @@ def test_a_gate_compares_a_probability_and_is_closed_at_its_threshold():
     assert [Gates({1: tau})(level).expand for tau in (0.0, 0.1, 0.3, 0.49, 0.51, 0.6, 0.9)] == [True] * 4 + [False] * 3
     sure = Level(1, torch.tensor([0.0, -inf]), last=False, budget=60)
     assert Gates({1: 0.999})(sure).expand and not Gates({1: 1.0})(sure).expand
-    assert Gates({0: 2.0, 5: 2.0})(level) == Verdict()      # other levels' gates
+    assert Gates({0: 2.0, 5: 2.0})(level) == Verdict()  # other levels' gates
 
 
 @pytest.mark.parametrize("levels, gate, kept", [(1, 0, 8), (2, 1, 24), (2, 5, 40), (3, 5, 40), (5, 5, 40)])
@@ -112,7 +112,7 @@ def test_chains_of_five_hang_on_the_four_best_leaves():
     leaves = sorted(set(range(40)) - set(drafted.parents.tolist()), key=lambda node: -scores[node])
     assert same(tree.select(list(range(40))), drafted) and len(leaves) > 8
     for n, leaf in enumerate(leaves[:4], 8):
-        assert tree.parents[5 * n:5 * n + 5].tolist() == [leaf, *range(5 * n, 5 * n + 4)]
+        assert tree.parents[5 * n : 5 * n + 5].tolist() == [leaf, *range(5 * n, 5 * n + 4)]
     assert len(tree) == 60
     assert offers.asked == [(int(drafted.tokens[leaf]), 5) for leaf in leaves[:4]]
 
@@ -184,6 +184,6 @@ def test_stage_budgets_scale_with_the_tree():
 
 def test_a_fixed_split_drafts_all_levels():
     for tree in trees(drafter(Split(40)), steps=2):
-        assert len(tree) == 40 and tree.stage == 8      # all levels are drafted, then nodes are given away
+        assert len(tree) == 40 and tree.stage == 8  # all levels are drafted, then nodes are given away
     dense = trees(drafter(Dense()), steps=1)[0]
     assert same(trees(drafter(Split(40)), steps=1)[0], dense.top(40))

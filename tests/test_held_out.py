@@ -9,9 +9,12 @@ from toys.completing import toy
 
 from benchmarks.completion import Row, held_out, report, run, summary
 
-TEXT = ('"""About\nthis: it is long."""\nimport helpers_of_mine\nfrom other import (one_thing,\n    other_thing)\n'
-        "# a comment, long enough\nshort = 1\n" + "\n" * 8
-        + "def compute(argument):\n    value_of = one_thing(argument)\n    return elsewhere(value_of)\n")
+TEXT = (
+    '"""About\nthis: it is long."""\nimport helpers_of_mine\nfrom other import (one_thing,\n    other_thing)\n'
+    "# a comment, long enough\nshort = 1\n"
+    + "\n" * 8
+    + "def compute(argument):\n    value_of = one_thing(argument)\n    return elsewhere(value_of)\n"
+)
 ROW = Row("a.py", 3, "file", "graft-x", "greedy", "x = 1", "x = 2", False, 0.8, 1, 0, 100, 0, 5, 2, 3, 1.0, 1.0)
 
 
@@ -32,7 +35,7 @@ def test_quality_is_of_greedy_answers_and_speed_of_two_replays_of_a_line():
         timed = replace(ROW, line=line, asks=int(line == 3), mode="replay", new_tokens=11, steps=4, accepted=6)
         rows += [timed, replace(timed, method="ar", decode_seconds=seconds)]
     rows += [replace(row, context="repository", exact=True) for row in rows if row.mode == "greedy"]
-    rows.append(replace(ROW, line=5, similarity=0.0))      # not yet completed with the repository
+    rows.append(replace(ROW, line=5, similarity=0.0))  # not yet completed with the repository
     everything, other, asking, *_ = summary(rows)
     assert (other["prompt"], other["n"], other["exact"], other["timed"]) == ("repository", 2, "1.000", 0)
     assert (everything["n"], everything["exact"], everything["edit similarity"]) == (2, "0.500", "0.900")

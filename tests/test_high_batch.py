@@ -50,17 +50,21 @@ def levels(*best: float) -> Level:
 
 def matrix_of(session) -> list[AdjacencyMemory]:
     """Returns the matrix's memory of each lane."""
-    return [memory for lane in session.engine.lanes for memory in lane.proposer.memories
-            if isinstance(memory, AdjacencyMemory)]
+    return [
+        memory
+        for lane in session.engine.lanes
+        for memory in lane.proposer.memories
+        if isinstance(memory, AdjacencyMemory)
+    ]
 
 
 def test_stored_gates_decide_like_gates_but_after_every_level():
     gates = StoredGates(Gates({0: 0.5, 1: 0.4, 5: 0.3}))
-    assert gates(levels(0.1, 0.1).before) == Verdict()       # another level follows in any case
+    assert gates(levels(0.1, 0.1).before) == Verdict()  # another level follows in any case
     assert gates(levels(0.9, 0.8, 0.7)) == Verdict()
-    assert gates(levels(0.9, 0.39, 0.1)) == Verdict(23, stage=1)     # the first closed one
+    assert gates(levels(0.9, 0.39, 0.1)) == Verdict(23, stage=1)  # the first closed one
     assert gates(levels(0.5, 0.5, 0.5)) == Verdict(7, stage=0)
-    assert gates(levels(0.9, 0.8, 0.29)) == Verdict(39, stage=2)      # the last level of a shallow draft
+    assert gates(levels(0.9, 0.8, 0.29)) == Verdict(39, stage=2)  # the last level of a shallow draft
     assert StoredGates(Gates({0: 0.0, 1: 0.0, 5: 0.0}))(levels(0.1, 0.1)) == Verdict()
 
 
@@ -72,16 +76,19 @@ def test_all_levels_are_drafted_and_the_best_nodes_of_all_are_kept():
     tree = trees(ours, steps=1)[0]
     assert len(calls) == 8 and tree.stage == 0 and len(tree) == 8
     assert sorted(tree.scores.tolist()) == sorted(whole.scores.tolist(), reverse=True)[:8][::-1]
-    open_, dense = (trees(build(name, toy_parts(thresholds={0: 0, 1: 0, 5: 0})), steps=3) for name in (
-        "graft-hb", "eagle3"))
+    open_, dense = (
+        trees(build(name, toy_parts(thresholds={0: 0, 1: 0, 5: 0})), steps=3) for name in ("graft-hb", "eagle3")
+    )
     assert all(same(a, b) for a, b in zip(open_, dense, strict=True)) and {one.stage for one in open_} == {UNPRUNED}
 
 
 @pytest.mark.parametrize(("gate", "kept"), [(0, 2), (1, 3), (5, 5)])
 def test_the_serving_tree_of_eight_keeps_two_three_or_five_nodes(gate, kept):
     """Five levels of four candidates, as SGLang drafts by default: the last level has the deepest gate."""
-    parts = toy_parts(thresholds={gate: 2.0}, snapshot=torch.randint(
-        0, 96, (97, 8), generator=torch.Generator().manual_seed(1), dtype=torch.int32))
+    parts = toy_parts(
+        thresholds={gate: 2.0},
+        snapshot=torch.randint(0, 96, (97, 8), generator=torch.Generator().manual_seed(1), dtype=torch.int32),
+    )
     for tree in trees(build("graft-hb+levels=5+top_k=4", parts), steps=4, budget=8):
         drafted = int(((tree.origin & (DRAFT | ROOT)) > 0).sum())
         assert (drafted, len(tree), tree.stage) == (kept, 8, min(gate, 4))
@@ -96,6 +103,7 @@ def test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one():
     def seen(tokens, path, top):
         tree = ProposalTree.build(tokens, [-1, 0, 0], [0.0, -1.0, -2.0], [ROOT, DRAFT, DRAFT])
         return Observation(tree, torch.tensor(path), 0, torch.tensor(top)[:, None])
+
     for order in ((0, 1), (1, 0)):
         told = [(first, seen([1, 2, 3], [0, 1], [11, 12, 13])), (second, seen([4, 3, 2], [0, 1], [14, 15, 16]))]
         for memory, one in (told[index] for index in order):
@@ -104,7 +112,7 @@ def test_writes_of_a_pass_put_every_rejected_node_before_every_kept_one():
         assert [first.matrix.rows[token, 0].item() for token in (1, 2, 3, 4)] == [11, 12, 15, 14]
     second.observe(seen([1, 5, 6], [0], [20, 21, 22]))
     first.observe(seen([1, 5, 6], [0], [17, 18, 19]))
-    first.observe(seen([5, 7, 6], [0], [23, 24, 25]))       # a second pass, whose rejected nodes come last
+    first.observe(seen([5, 7, 6], [0], [23, 24, 25]))  # a second pass, whose rejected nodes come last
     assert [second.matrix.rows[token, 0].item() for token in (1, 5, 6)] == [20, 23, 25]
 
 
@@ -119,7 +127,7 @@ def test_running_requests_share_one_matrix_and_a_lone_one_starts_from_the_snapsh
     rows = one.matrix.rows.clone()
     assert one.matrix is other.matrix and one.matrix.touched() > 8
     running[0].close()
-    late = session.open(toy_prompt(9, 8), 4)     # in the first lane, while the second goes on
+    late = session.open(toy_prompt(9, 8), 4)  # in the first lane, while the second goes on
     assert torch.equal(other.matrix.rows, rows)
     late.close(), running[1].close()
     session.open(toy_prompt(9, 8), 4)
@@ -150,14 +158,14 @@ def test_ids_do_not_depend_on_requests_that_come_go_and_are_cancelled(method, se
             one = Scheduled(GenerationRequest(ASKED[index][0], 14, ASKED[index][1]))
             said[one] = index, []
             scheduler.add(one)
-        if scheduler.running and cancelled < len(said) // 3:        # every third
+        if scheduler.running and cancelled < len(said) // 3:  # every third
             cancelled += 1
             scheduler.cancel(chance.choice(scheduler.running))
         for one, step, _ in scheduler.step():
             said[one][1].extend(step.tokens if step is not None else ())
     for one, (index, tokens) in said.items():
         whole = one.request is not None and one.request.finish_reason == "length"
-        assert tokens == (wanted[index] if whole else wanted[index][:len(tokens)])
+        assert tokens == (wanted[index] if whole else wanted[index][: len(tokens)])
         ended += whole
     assert ended == len(said) - cancelled == 6
 
@@ -179,6 +187,7 @@ def counted(monkeypatch) -> dict[Part, list[int]]:
     def count(self, rows, part):
         calls[part].append(len(rows))
         return forward(self, rows, part)
+
     monkeypatch.setattr(HeadPasses, "forward", count)
     return calls
 
@@ -219,6 +228,7 @@ def test_passes_run_in_the_order_in_which_most_requests_meet(monkeypatch):
         def forward(self, rows, wants):
             order.append(("verification", len(rows)))
             return rows
+
     target, passes = Verifies(), HeadPasses(toy_network())
     monkeypatch.setattr(passes, "forward", lambda rows, part: order.append((part, len(rows))) or rows)
 
@@ -226,6 +236,7 @@ def test_passes_run_in_the_order_in_which_most_requests_meet(monkeypatch):
         for part in parts:
             passes.run("rows", part)
         SHARED.get()(target, ["rows"], 0)
+
     together([run, partial(run, Part.LEVEL), partial(run, Part.OUTPUT, Part.LEVEL)])
     assert order == [(Part.OUTPUT, 1), (Part.LEVEL, 2), ("verification", 3)]
 
@@ -237,6 +248,7 @@ def test_a_draft_pass_is_shared_within_blocks_that_switch_modes():
         def forward(self, rows, wants):
             assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
             return [len(rows)] * len(rows)
+
     runner, states = Counts(), []
 
     def run(block):
@@ -245,6 +257,7 @@ def test_a_draft_pass_is_shared_within_blocks_that_switch_modes():
             found = SHARED.get()(runner, ["a row"], 0)
             states.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()) == inside)
         return found, torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+
     blocks = [torch.inference_mode(), nullcontext(), torch.no_grad(), torch.inference_mode()]
     assert together([partial(run, block) for block in blocks]) == [([4], False, True)] * 4 and all(states)
     assert not torch.is_inference_mode_enabled() and torch.is_grad_enabled()
@@ -256,12 +269,13 @@ def test_a_level_is_cheaper_for_requests_that_share_it(monkeypatch):
     assert prices.level() == pytest.approx(0.11) and prices.level(4) == pytest.approx(0.10 + 0.005 * 14)
     assert prices.feed(3) == pytest.approx(0.12) and prices.feed(3, 4) == pytest.approx(0.1 + 0.01 * 11)
     assert Prices(costs, 0, 16).level() == Prices(costs, 0, 16).feed(3) == 0.0
-    monkeypatch.setattr(AcceptanceEstimates, "worth", 9.0)      # so that it drafts
+    monkeypatch.setattr(AcceptanceEstimates, "worth", 9.0)  # so that it drafts
     session = repeatable("graft-x")
     requests, drafting = [beside(session, ids, 24, law) for ids, law in ASKED[:2]], []
     extended = PricedPass.extended
-    monkeypatch.setattr(PricedPass, "extended", lambda self, offers: (extended(self, offers),
-                                                                      drafting.append(self.drafting))[0])
+    monkeypatch.setattr(
+        PricedPass, "extended", lambda self, offers: (extended(self, offers), drafting.append(self.drafting))[0]
+    )
     while all(request.finish_reason is None for request in requests):
         advance(requests)
     assert len({lane.proposer.levels.cache.passes for lane in session.engine.lanes}) == 1

@@ -23,8 +23,11 @@ from longgraft.kernels.packed_weight import BLOCK_TYPES, SPAN, PackedWeight
 
 KINDS = (*BLOCK_TYPES, "int8")
 # First byte and number of the float16 scales of a block.
-SCALES = dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)) | dict.fromkeys(
-    ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0, 1)) | {"Q2_K": (-4, 2), "Q3_K": (-2, 1), "Q6_K": (-2, 1)}
+SCALES = (
+    dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2))
+    | dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0, 1))
+    | {"Q2_K": (-4, 2), "Q3_K": (-2, 1), "Q6_K": (-2, 1)}
+)
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +46,11 @@ def random_weight(kind: str, out: int, blocks: int, kernels: CpuKernels) -> tupl
     raw = generator.integers(0, 256, (out, blocks, size), dtype=np.uint8)
     if kind == "MXFP4":
         raw[..., 0] = generator.integers(118, 123, (out, blocks))
-        raw[0, 0, 0] = 1                    # a subnormal float
+        raw[0, 0, 0] = 1  # a subnormal float
     else:
         first, count = SCALES[kind]
-        scales = raw[..., first % size:][..., :2 * count]
-        scales[:] = np.array([0.01, 0.02], np.float16).view(np.uint8)[:2 * count]
+        scales = raw[..., first % size :][..., : 2 * count]
+        scales[:] = np.array([0.01, 0.02], np.float16).view(np.uint8)[: 2 * count]
         scales[0, 0, :2] = np.array([3e-5], np.float16).view(np.uint8)
     raw = raw.reshape(out, blocks * size)
     slabs = torch.from_numpy(raw).split(kernels.lanes)
@@ -78,7 +81,7 @@ def test_products_equal_those_of_dequantized_blocks(rows, out, blocks, kind, ker
     assert kernels.integer_product(x[:0], packed).shape == (0, out)
     half = kernels.integer_product(x.bfloat16(), packed)
     expected = in_bytes(x.bfloat16().float()) @ floats.double().T
-    torch.testing.assert_close(half.double(), expected, rtol=2 ** -7, atol=1e-2 * float(expected.abs().max()))
+    torch.testing.assert_close(half.double(), expected, rtol=2**-7, atol=1e-2 * float(expected.abs().max()))
 
 
 @EVERY_LEVEL
@@ -101,10 +104,10 @@ def test_sums_of_the_largest_and_least_codes_are_exact(kind, sign, byte, kernels
     inputs, size = gguf.GGML_QUANT_SIZES[type_]
     raw = np.full((kernels.lanes, size), byte, np.uint8)
     if kind == "MXFP4":
-        raw[:, 0] = 128                     # the scale is 1
+        raw[:, 0] = 128  # the scale is 1
     else:
         first, count = SCALES[kind]
-        raw[:, first % size:][:, :2 * count] = np.array([1, 0], np.float16).view(np.uint8)[:2 * count]
+        raw[:, first % size :][:, : 2 * count] = np.array([1, 0], np.float16).view(np.uint8)[: 2 * count]
     packed = kernels.packed_blocks(BLOCK_TYPES[kind], (len(raw), inputs), torch.float32, [torch.from_numpy(raw)])
     expected = sign * 127 * torch.from_numpy(gguf.dequantize(raw, type_)).double().sum(1)
     for rows in (1, 20):
@@ -121,7 +124,7 @@ def test_a_rows_product_has_the_same_bits_beside_any_other_rows(kind, kernels):
     for threads in (1, 3):
         torch.set_num_threads(threads)
         for rows in (1, 2, 11, 12, 13, 25, 64):
-            assert torch.equal(kernels.integer_product(x[131 - rows:], packed), whole[131 - rows:])
+            assert torch.equal(kernels.integer_product(x[131 - rows :], packed), whole[131 - rows :])
     torch.set_num_threads(1)
 
 
@@ -129,7 +132,7 @@ def test_kernels_report_that_memory_is_full(kernels):
     """So many rows do not fit into the address space."""
     packed, x = kernels.packed_integers(rounded(torch.randn(8, 32))), torch.zeros(1, 32)
     with pytest.raises(MemoryError, match=r"^The system has no memory left"):
-        kernels._product(x.data_ptr(), ctypes.byref(packed.described), x.data_ptr(), 2 ** 45, False, 1)
+        kernels._product(x.data_ptr(), ctypes.byref(packed.described), x.data_ptr(), 2**45, False, 1)
 
 
 def test_rounding_takes_the_nearest_of_255_steps():
@@ -143,7 +146,7 @@ def test_rounding_takes_the_nearest_of_255_steps():
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])      # those that gguf can write
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])  # those that gguf can write
 def test_blocks_of_a_file_equal_its_dequantized_weights(tmp_path, kind, tied, kernels):
     """transformers changes the order of rows of queries and keys: the blocks follow it."""
     write_gguf(tmp_path / "toy.gguf", tied, kind=kind)
@@ -169,25 +172,29 @@ def test_no_float_copy_of_a_file_in_blocks_is_made(tmp_path, kernels):
     session = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld")
     assert not list((tmp_path / "cache").rglob("*.safetensors"))
     floats = {name for name, parameter in session.target.model.named_parameters() if parameter.ndim == 2}
-    assert {name.split(".", 3)[3] for name in floats} == {"mlp.down_proj.weight"}      # its rows are not whole blocks
+    assert {name.split(".", 3)[3] for name in floats} == {"mlp.down_proj.weight"}  # its rows are not whole blocks
 
 
 def test_an_operation_that_needs_floats_is_refused_in_one_sentence(tmp_path, kernels):
     write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
     head = longgraft.load(tmp_path / "toy.gguf", None, tell=False, method="pld").target.head
     for asks in (lambda: head.weight.T, lambda: torch.ones(2, 2) @ head.weight, lambda: head.weight.float()):
-        with pytest.raises(NeedsFloats, match=r"^The weights are blocks of integers, and .* needs them as floats\. "
-                                              r"Load the model with --weights float\.$"):
+        with pytest.raises(
+            NeedsFloats,
+            match=r"^The weights are blocks of integers, and .* needs them as floats\. "
+            r"Load the model with --weights float\.$",
+        ):
             asks()
 
 
 def test_int8_rounds_any_model(kernels):
     model = toy_model("qwen3")
     ids = toy_prompt(50)
-    sessions = [longgraft.load((model, None), None, tell=False, method=method, weights="int8")
-                for method in ("pld", "ar")]
+    sessions = [
+        longgraft.load((model, None), None, tell=False, method=method, weights="int8") for method in ("pld", "ar")
+    ]
     assert answered(sessions[0], ids, 40).token_ids == answered(sessions[1], ids, 40).token_ids
-    assert not list(block_weights(model))       # the given model is unchanged
+    assert not list(block_weights(model))  # the given model is unchanged
     rounded_model = sessions[0].target.model
     assert sessions[0].target.weights == "int8" and rounded_model.model.norm.weight is model.model.norm.weight
 
@@ -215,7 +222,7 @@ def test_a_damaged_file_is_not_decoded_in_its_blocks(tmp_path, kernels):
     write_gguf(file, kind="Q8_0")
     tensor = next(one for one in gguf.GGUFReader(file).tensors if one.name == "blk.1.ffn_up.weight")
     raw = bytearray(file.read_bytes())
-    raw[tensor.data_offset:tensor.data_offset + 2] = np.array([np.nan], np.float16).tobytes()    # a block's scale
+    raw[tensor.data_offset : tensor.data_offset + 2] = np.array([np.nan], np.float16).tobytes()  # a block's scale
     file.write_bytes(raw)
     with pytest.raises(ValueError, match=r"blk\.1\.ffn_up\.weight holds NaN or infinite numbers\. Download"):
         longgraft.load(file, None, tell=False, weights="gguf")

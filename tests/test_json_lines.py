@@ -18,7 +18,7 @@ from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.regenerate import texts_of
 
 MARK = "\ufeff"
-SEPARATED = "one\u2028two\u2029three\x85four"       # JSON and editors allow these characters within a line
+SEPARATED = "one\u2028two\u2029three\x85four"  # JSON and editors allow these characters within a line
 ROWS = "".join(json.dumps({"prompt": text}, ensure_ascii=False) + "\n" for text in (SEPARATED, "next"))
 
 
@@ -30,8 +30,11 @@ def file_of(folder, text, name="rows.jsonl"):
 
 @pytest.mark.parametrize("text", [ROWS, MARK + ROWS, ROWS.replace("\n", "\r\n"), ROWS.rstrip("\n")])
 def test_rows_end_at_line_feeds_only_in_texts_files_and_compressed_files(text, tmp_path):
-    found = [json_lines(text, "x"), read_json_lines(file_of(tmp_path, text)),
-             read_json_lines(file_of(tmp_path, text, "rows.jsonl.gz"))]
+    found = [
+        json_lines(text, "x"),
+        read_json_lines(file_of(tmp_path, text)),
+        read_json_lines(file_of(tmp_path, text, "rows.jsonl.gz")),
+    ]
     for lines in found:
         assert [line.value["prompt"] for line in lines] == [SEPARATED, "next"]
 
@@ -44,7 +47,9 @@ def test_a_carriage_return_between_two_values_does_not_end_a_row(tmp_path):
 def test_blank_lines_count_and_a_mark_within_joined_files_is_no_text(tmp_path):
     path = file_of(tmp_path, f"{MARK}1\n \n{MARK}2\n")
     assert [(line.number, line.place, line.value) for line in read_json_lines(path)] == [
-        (1, f"{path}, line 1", 1), (3, f"{path}, line 3", 2)]
+        (1, f"{path}, line 1", 1),
+        (3, f"{path}, line 3", 2),
+    ]
 
 
 def test_an_empty_file_with_a_mark_has_no_rows(tmp_path):
@@ -60,12 +65,18 @@ def test_json_text_may_begin_with_a_mark():
     assert parse_json(f"{MARK}[1]", "x") == parse_json(f"{MARK}[1]".encode(), "x") == [1]
 
 
-@pytest.mark.parametrize("options", [{"prompts": "rows.jsonl"}, {"prompt_file": ("text.txt",)},
-                                     {"messages": "chat.json"}, {"prompt_ids": "ids.json"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"prompts": "rows.jsonl"}, {"prompt_file": ("text.txt",)}, {"messages": "chat.json"}, {"prompt_ids": "ids.json"}],
+)
 def test_prompts_of_files_with_a_mark_are_those_of_files_without_one(options, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    contents = {"rows.jsonl": ROWS, "text.txt": SEPARATED, "ids.json": "[1, 2]",
-                "chat.json": '[{"role": "user", "content": "Hi"}]'}
+    contents = {
+        "rows.jsonl": ROWS,
+        "text.txt": SEPARATED,
+        "ids.json": "[1, 2]",
+        "chat.json": '[{"role": "user", "content": "Hi"}]',
+    }
     found = []
     for mark in (MARK, ""):
         for name, content in contents.items():
@@ -83,10 +94,12 @@ def test_prompts_with_line_separators_are_one_row_each(tmp_path):
     assert [(one.prompt, one.name) for one in asked] == [(SEPARATED, "1"), ("next", "2")]
 
 
-@pytest.mark.parametrize("name, content", [
-    ("a.jsonl", '{"text": "x"}\n'), ("a.jsonl.gz", '{"text": "x"}\n'), ("a.json", '[{"text": "x"}]'), ("a.txt", "x")])
+@pytest.mark.parametrize(
+    "name, content",
+    [("a.jsonl", '{"text": "x"}\n'), ("a.jsonl.gz", '{"text": "x"}\n'), ("a.json", '[{"text": "x"}]'), ("a.txt", "x")],
+)
 def test_training_text_does_not_begin_with_a_mark(name, content, tmp_path):
-    document, = read_documents([file_of(tmp_path, MARK + content, name)])
+    (document,) = read_documents([file_of(tmp_path, MARK + content, name)])
     assert document.text == "x"
 
 

@@ -23,11 +23,24 @@ FLOORS = [
     ["ray_cluster", "loading", "comparison", "transformers_generate"],
     ["zoo", "eval", "completion"],
     ["serve", "__init__"],
-    ["cli", "benchmarks", "__main__"]]
-CORE_FLOORS = 9     # the library itself: it never imports the zoo, measurements, the server or commands
+    ["cli", "benchmarks", "__main__"],
+]
+CORE_FLOORS = 9  # the library itself: it never imports the zoo, measurements, the server or commands
 # Modules that answer requests import nothing that measures.
-NOT_OF_EVAL = ("serve", "completion", "cli.app", "cli.root", "cli.commands", "cli.complete", "cli.corpus",
-               "cli.generate", "cli.models", "cli.prefill", "cli.prompts", "cli.serve")
+NOT_OF_EVAL = (
+    "serve",
+    "completion",
+    "cli.app",
+    "cli.root",
+    "cli.commands",
+    "cli.complete",
+    "cli.corpus",
+    "cli.generate",
+    "cli.models",
+    "cli.prefill",
+    "cli.prompts",
+    "cli.serve",
+)
 
 
 def room(module: str) -> str:
@@ -65,7 +78,8 @@ def test_files_import_only_from_lower_floors():
                 continue
             seen += 1
             assert place(imported) <= place(module), (
-                f"{module} (floor {floor(module)}) imports {imported} (floor {floor(imported)})")
+                f"{module} (floor {floor(module)}) imports {imported} (floor {floor(imported)})"
+            )
     assert seen > 100
 
 
@@ -79,9 +93,13 @@ def test_the_core_names_no_module_of_the_zoo():
 def test_every_method_of_the_zoo_is_registered_by_an_entry_point():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     registered = set(project["entry-points"]["longgraft.methods"].values())
-    made = {f"{module}:{node.targets[0].id}" for module, path in modules() if room(module) == "zoo"
-            for node in ast.parse(path.read_text()).body
-            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Method(")}
+    made = {
+        f"{module}:{node.targets[0].id}"
+        for module, path in modules()
+        if room(module) == "zoo"
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("Method(")
+    }
     assert made == registered and len(made) > 20
 
 
@@ -93,8 +111,12 @@ def test_tests_import_from_toys_and_not_from_one_another():
 def ours_in(path: Path, known: set[str]):
     """Yields our modules that a file imports, even within functions, except those for type checkers only."""
     tree = ast.parse(path.read_text())
-    unseen = {id(node) for test in ast.walk(tree) if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
-              for node in ast.walk(test)}
+    unseen = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and "TYPE_CHECKING" in ast.dump(test.test)
+        for node in ast.walk(test)
+    }
     for node in ast.walk(tree):
         if id(node) in unseen:
             continue
@@ -122,8 +144,11 @@ def test_no_imports_go_in_a_circle():
 
 def test_every_folder_of_the_package_is_installed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    found = {module if path.name == "__init__.py" else module.rsplit(".", 1)[0] for module, path in modules()
-             if not module.startswith("benchmarks")}
+    found = {
+        module if path.name == "__init__.py" else module.rsplit(".", 1)[0]
+        for module, path in modules()
+        if not module.startswith("benchmarks")
+    }
     assert found == set(project["packages"])
 
 

@@ -44,16 +44,17 @@ def paths(root: int, chains: Iterable[Iterable[int]]) -> set[tuple[int, ...]]:
 
 def official(pools: list[dict], history: list[int], root: int, row: list[int], capacity: int = 64) -> list[list[int]]:
     """Returns the chains of a tree by the official rule, written plainly."""
+
     def after(context: list[int]) -> list[int]:
         keys = [tuple(context[-n:]) for n in (3, 2, 1)]
         return next((pools[len(key) - 1][key] for key in keys if key in pools[len(key) - 1]), [])
 
-    chains = [after([*history, root])[:capacity - 1]]
+    chains = [after([*history, root])[: capacity - 1]]
     for rank, guess in enumerate(row):
         room = capacity - 1 - sum(map(len, chains))
         if guess != root and room > 0:
             chain = [guess, *after([*history, root, guess])]
-            chains.append(chain[:min(room, 4 if rank <= 8 else 3 if rank <= 32 else 1)])
+            chains.append(chain[: min(room, 4 if rank <= 8 else 3 if rank <= 32 else 1)])
     return chains
 
 
@@ -69,7 +70,7 @@ def pooled(prompt: list[int], rounds: Iterable[list[int]] = ()) -> list[dict]:
         first = max(0, len(history) - 40) if new else 0
         for n, pool in enumerate(pools, 1):
             for end in range(first + n, len(history)):
-                key, found = tuple(history[end - n:end]), history[end:end + 20]
+                key, found = tuple(history[end - n : end]), history[end : end + 20]
                 if len(found) >= len(pool.get(key, [])):
                     pool[key] = found
     return pools
@@ -86,10 +87,10 @@ def test_continuations_are_those_of_the_official_pools(golden, case):
             theirs = {tuple(map(int, key.split())): found for key, found in pool.items() if len(key.split()) == n}
             assert theirs == followed[n - 1]
             for key, found in theirs.items():
-                ends = np.array([end for end in range(n, len(history)) if tuple(history[end - n:end]) == key])
+                ends = np.array([end for end in range(n, len(history)) if tuple(history[end - n : end]) == key])
                 known = rounds.pooled(ends, n, 20, 0)
-                best, = longest(np.zeros(len(ends), int), known, 1)
-                assert history[ends[best]:ends[best] + known[best]] == found, key
+                (best,) = longest(np.zeros(len(ends), int), known, 1)
+                assert history[ends[best] : ends[best] + known[best]] == found, key
                 compared += 1
     assert compared > 40
 
@@ -133,7 +134,7 @@ def test_trees_for_random_histories_follow_the_official_rule():
 def test_matches_are_counted_for_continuations_and_not_for_guesses():
     tree = after_prompt([1, 2, 3, 4, 1, 2, 5, 6], [2, 3, 9]).propose(Ask(1, 20, 8))
     nodes = {tuple(path): match for path, match in zip(_paths(tree), tree.match.tolist(), strict=True)}
-    assert nodes[1, 2] == 1 and nodes[1, 2, 3] == 1     # after the earliest 1, as no later one has 20 tokens after it
+    assert nodes[1, 2] == 1 and nodes[1, 2, 3] == 1  # after the earliest 1, as no later one has 20 tokens after it
     assert nodes[1, 3] == 0 and nodes[1, 3, 4] == 1 and nodes[1, 9] == 0
 
 

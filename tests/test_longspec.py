@@ -66,9 +66,12 @@ def taught(run: Run, tokens: list[int], gap: int) -> torch.Tensor:
     run.target.model.get_decoder()(ids, use_cache=True, **{run.target.cache_name: cache})
     last = cache.layers[-1]
     shared = SharedParts(run.target)
-    states = run.network(shared.embed(ids, last.keys), shared.angles(torch.arange(len(tokens))[None], 16),
-                         lambda q, k, v: attend_in_window(q, k, v, WINDOW),
-                         lambda q: attend_with_gaps(q, last.keys, last.values, [gap]))
+    states = run.network(
+        shared.embed(ids, last.keys),
+        shared.angles(torch.arange(len(tokens))[None], 16),
+        lambda q, k, v: attend_in_window(q, k, v, WINDOW),
+        lambda q: attend_with_gaps(q, last.keys, last.values, [gap]),
+    )
     return run.target.logits(states[0, -1]).log_softmax(-1)
 
 
@@ -94,13 +97,18 @@ def test_a_level_has_the_best_of_all_children_of_the_level_before():
     run = Run(60)
     tree = run.propose()
     assert [int((tree.depths == depth).sum()) for depth in range(6)] == [1, 4, 16, 16, 16, 16]
-    assert tree.stage == run.propose(5).stage == UNPRUNED       # figures count it among drafts
+    assert tree.stage == run.propose(5).stage == UNPRUNED  # figures count it among drafts
     first = taught(run, [*run.text, run.root], 1).topk(4)
     assert tree.tokens[1:5].tolist() == first.indices.tolist()
-    every = torch.cat([first.values[n] + taught(run, [*run.text, run.root, token], 2)
-                       for n, token in enumerate(first.indices.tolist())])
-    torch.testing.assert_close(tree.scores[5:21].sort(descending=True).values, every.topk(16).values,
-                               atol=1e-3, rtol=1e-4)
+    every = torch.cat(
+        [
+            first.values[n] + taught(run, [*run.text, run.root, token], 2)
+            for n, token in enumerate(first.indices.tolist())
+        ]
+    )
+    torch.testing.assert_close(
+        tree.scores[5:21].sort(descending=True).values, every.topk(16).values, atol=1e-3, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("budget", [1, 2, 5, 30])
@@ -108,7 +116,7 @@ def test_a_smaller_budget_takes_the_best_nodes(budget):
     run = Run(60)
     whole, cut = run.propose(), run.propose(budget)
     assert len(cut) == budget
-    best = whole.scores[1:].sort(descending=True).values[:budget - 1]
+    best = whole.scores[1:].sort(descending=True).values[: budget - 1]
     torch.testing.assert_close(cut.scores[1:].sort(descending=True).values, best)
 
 
@@ -118,7 +126,7 @@ def test_rows_after_the_committed_ones_are_not_read():
     before = run.propose()
     cache = run.verifier.cache
     for layer in cache.layers:
-        layer.keys[:, :, cache.length:] = layer.values[:, :, cache.length:] = float("nan")
+        layer.keys[:, :, cache.length :] = layer.values[:, :, cache.length :] = float("nan")
     after = run.propose()
     assert torch.equal(before.tokens, after.tokens) and torch.equal(before.scores, after.scores)
 
@@ -180,13 +188,16 @@ def test_an_official_drafter_is_loaded_without_its_unused_tensors(tmp_path):
     assert set(found.state_dict()) == set(network.state_dict())
 
 
-@pytest.mark.parametrize("change, says", [
-    (lambda t: t.pop("mlp.up_proj.weight"), "do not fit a LongSpec drafter: missing mlp.up_proj.weight"),
-    (lambda t: t.update(extra=torch.ones(2)), "unknown extra"),
-    (lambda t: t.pop("self_attn.q_proj.weight"), "this is not a LongSpec drafter"),
-    (lambda t: t.update({"self_attn.q_proj.weight": torch.ones(64, 40)}), "It belongs to another target"),
-    (lambda t: t["norm.weight"].fill_(float("nan")), "NaN or infinite weights in norm.weight"),
-])
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda t: t.pop("mlp.up_proj.weight"), "do not fit a LongSpec drafter: missing mlp.up_proj.weight"),
+        (lambda t: t.update(extra=torch.ones(2)), "unknown extra"),
+        (lambda t: t.pop("self_attn.q_proj.weight"), "this is not a LongSpec drafter"),
+        (lambda t: t.update({"self_attn.q_proj.weight": torch.ones(64, 40)}), "It belongs to another target"),
+        (lambda t: t["norm.weight"].fill_(float("nan")), "NaN or infinite weights in norm.weight"),
+    ],
+)
 def test_files_that_do_not_fit_are_refused_by_name(tmp_path, change, says):
     target = toy_target("qwen3")
     save_longspec(toy_longspec(target, 0), tmp_path)
@@ -211,13 +222,26 @@ def changed(folder, **sizes) -> None:
     (folder / "config.json").write_text(json.dumps({key: size for key, size in config.items() if size is not None}))
 
 
-@pytest.mark.parametrize("official, sizes, said", [
-    *((False, {key: size}, f"{key} '?{size}") for key, size in [
-        ("hidden_size", 64), ("head_dim", 32), ("num_attention_heads", 2), ("num_key_value_heads", 1),
-        ("intermediate_size", 96), ("hidden_act", "gelu")]),
-    (True, {"head_dim": 16}, "head_dim 16"), (True, {"hidden_size": 64}, "hidden_size 64"),
-    (True, {"head_dim": None, "num_attention_heads": 2}, "num_attention_heads 2"),
-    (True, {"num_key_value_heads": 1, "intermediate_size": 7}, None)])
+@pytest.mark.parametrize(
+    "official, sizes, said",
+    [
+        *(
+            (False, {key: size}, f"{key} '?{size}")
+            for key, size in [
+                ("hidden_size", 64),
+                ("head_dim", 32),
+                ("num_attention_heads", 2),
+                ("num_key_value_heads", 1),
+                ("intermediate_size", 96),
+                ("hidden_act", "gelu"),
+            ]
+        ),
+        (True, {"head_dim": 16}, "head_dim 16"),
+        (True, {"hidden_size": 64}, "hidden_size 64"),
+        (True, {"head_dim": None, "num_attention_heads": 2}, "num_attention_heads 2"),
+        (True, {"num_key_value_heads": 1, "intermediate_size": 7}, None),
+    ],
+)
 def test_a_config_that_contradicts_the_tensors_or_the_target_is_refused_by_name(tmp_path, official, sizes, said):
     """An official config is the target's: it gives the size of heads or their number, and its entries for parts that
     only the drafter has are ignored."""
@@ -246,7 +270,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_cross_entropy(tmp_path):
     target = toy_target("qwen3")
     trainer = LongSpecTrainer(RECIPE, target, LongSpecTrainer.fresh(RECIPE, target, counting()), counting(), tmp_path)
     torch.manual_seed(0)
-    states, wanted = torch.randn(1500, 32, requires_grad=True), torch.randn(1500, 32)      # two blocks
+    states, wanted = torch.randn(1500, 32, requires_grad=True), torch.randn(1500, 32)  # two blocks
     loss, agreement = trainer._nats(states, wanted)
     loss.backward()
     plain = states.detach().clone().requires_grad_()

@@ -13,7 +13,7 @@ from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import ProposalTree
 from longgraft.zoo.lookahead import Lookahead, Trajectories
 
-SIZES = [(5, 7, 7), (3, 2, 4), (4, 5, 1)]        # n-gram, width, guesses
+SIZES = [(5, 7, 7), (3, 2, 4), (4, 5, 1)]  # n-gram, width, guesses
 
 
 def next_of(context: list[int]) -> int:
@@ -52,8 +52,9 @@ class Official:
 
     def step(self, text: list[int], root: int) -> None:
         first = [root, *self.rows[0]]
-        contexts = [[*text, *first[:column + 1], *(row[column] for row in self.rows[1:])]
-                    for column in range(len(first))]
+        contexts = [
+            [*text, *first[: column + 1], *(row[column] for row in self.rows[1:])] for column in range(len(first))
+        ]
         new = [next_of(context) for context in contexts]
         if len(self.rows) < self.ngram - 1:
             self.rows = [row[1:] for row in self.rows] + [new[1:]]
@@ -87,7 +88,7 @@ def test_window_and_n_grams_are_those_of_the_official_loop(size):
 
 def test_lookahead_without_a_window_has_only_the_n_grams_of_the_text():
     memory = Trajectories(3, 0, 2, from_prompt=True)
-    memory.observe(prompt_chunk([1, 2, 3, 1, 4, 5, 1, 2, 3, 9, 1, 6]))      # then 0
+    memory.observe(prompt_chunk([1, 2, 3, 1, 4, 5, 1, 2, 3, 9, 1, 6]))  # then 0
     tree = Lookahead(memory).propose(Ask(1, 20, 13))
     assert tree.tokens.tolist() == [1, 6, 0, 2, 3] and tree.parents.tolist() == [-1, 0, 1, 0, 3]
     assert len(Lookahead(memory).propose(Ask(8, 20, 13))) == 1
@@ -98,7 +99,7 @@ def test_a_column_that_was_not_verified_stays_and_gives_no_n_gram():
     for _ in range(6):
         loop.step()
     before, learnt, text = loop.memory.rows, dict(loop.memory._pool), loop.text
-    loop.step(budget=9)     # two or three of five columns
+    loop.step(budget=9)  # two or three of five columns
     after = loop.memory.rows
     assert after[-1][3:] == before[-1][3:] and after[:2] == (before[1][1:], before[2])
     changed = {key for key, grams in loop.memory._pool.items() if grams != learnt.get(key)}

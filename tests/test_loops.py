@@ -57,4 +57,4 @@ def test_repeated_stretches_of_eight_tokens_count_and_shorter_ones_do_not():
 def test_a_phrase_counts_up_to_the_very_end():
     phrase = fresh(8)
     spread = [token for gap in (3, 4, 5, 6) for token in phrase + fresh(gap)] + phrase
-    assert loops(fresh(21) + spread) and not loops(fresh(22) + spread)      # 40 of 79 and of 80 tokens
+    assert loops(fresh(21) + spread) and not loops(fresh(22) + spread)  # 40 of 79 and of 80 tokens

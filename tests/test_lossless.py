@@ -30,12 +30,22 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=1.0, seed=5)
 WARPED = Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11)
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED, "warped": WARPED}
 FOUR = ("llama", "qwen3", "mistral-window", "qwen3-moe")
-PREDICTING = [name for name in EVERY
-        if any(type(memory).observe_prediction is not Memory.observe_prediction
-               for memory in build(name, toy_parts()).memories)]
-RIGHT_HELPS = [name for name in PREDICTING if name != "graft-x+text=false" and (
-    name.startswith(("graft-x", "pld", "adapld", "samd", "suffix"))
-    or name in ("retrieval", "graft", "logitspec", "lookahead", "rest", "mtp", "tokenswift"))]
+PREDICTING = [
+    name
+    for name in EVERY
+    if any(
+        type(memory).observe_prediction is not Memory.observe_prediction for memory in build(name, toy_parts()).memories
+    )
+]
+RIGHT_HELPS = [
+    name
+    for name in PREDICTING
+    if name != "graft-x+text=false"
+    and (
+        name.startswith(("graft-x", "pld", "adapld", "samd", "suffix"))
+        or name in ("retrieval", "graft", "logitspec", "lookahead", "rest", "mtp", "tokenswift")
+    )
+]
 COSTS = {"usual": (1.0, 1.6), "free-rows": (1.0, 1.0), "dear-rows": (1.0, 40.0)}
 
 
@@ -49,13 +59,15 @@ def promised(method: str, sampling: str) -> Sampling:
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize(("method", "budget", "family", "sampling", "chunk", "prompt"),
-                         covering(LOSSLESS, (None, 1, 2, 8, 60), FOUR, SAMPLINGS, (17, 1, 7, None),
-                                  ("read", "recalled")), ids=named)
+@pytest.mark.parametrize(
+    ("method", "budget", "family", "sampling", "chunk", "prompt"),
+    covering(LOSSLESS, (None, 1, 2, 8, 60), FOUR, SAMPLINGS, (17, 1, 7, None), ("read", "recalled")),
+    ids=named,
+)
 def test_every_method_decodes_exactly_the_targets_tokens(method, budget, family, sampling, chunk, prompt):
     """This holds for any budget and chunks, and if the prompt's beginning was read for another request."""
     sampling = promised(method, sampling)
-    ours = toy_session(method, family, budget, chunk, prefixes=Prefixes(2 ** 30, 16))
+    ours = toy_session(method, family, budget, chunk, prefixes=Prefixes(2**30, 16))
     if prompt == "recalled":
         answered(ours, toy_prompt(60)[:50], 1)
     found = answered(ours, toy_prompt(60), 16, sampling)
@@ -72,8 +84,9 @@ def test_the_first_token_is_drawn_at_the_prompts_end():
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("method", "family", "sampling", "costs"), covering(CHOOSING, FOUR, SAMPLINGS, COSTS),
-                         ids=named)
+@pytest.mark.parametrize(
+    ("method", "family", "sampling", "costs"), covering(CHOOSING, FOUR, SAMPLINGS, COSTS), ids=named
+)
 def test_budgets_that_a_method_chooses_do_not_change_the_answer(method, family, sampling, costs):
     (one, sixty), sampling = COSTS[costs], promised(method, sampling)
     spent = LiveCosts(replace(TOY_COSTS, passes={0: {1: one, 60: sixty}}), frozen=True)
@@ -89,13 +102,16 @@ def predicted(right: list[int], kind: str) -> list[int]:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("method", "prediction", "family", "sampling"),
-                         covering(EVERY, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS), ids=named)
+@pytest.mark.parametrize(
+    ("method", "prediction", "family", "sampling"),
+    covering(EVERY, ("right", "half-right", "noise"), FOUR[:3], SAMPLINGS),
+    ids=named,
+)
 def test_a_prediction_does_not_change_the_answer(method, prediction, family, sampling):
     """A half-right prediction is one of several texts, for a prompt whose beginning was read before."""
     lossy = method in LOSSY
     sampling = SAMPLINGS[sampling] if lossy else promised(method, sampling)
-    ours, right = toy_session(method, family, prefixes=Prefixes(2 ** 30, 16)), plain(family, 60, 24, sampling)[:16]
+    ours, right = toy_session(method, family, prefixes=Prefixes(2**30, 16)), plain(family, 60, 24, sampling)[:16]
     texts = predicted(right, prediction)
     if prediction == "half-right":
         answered(ours, toy_prompt(60)[:50], 1)
@@ -108,9 +124,10 @@ def test_a_prediction_does_not_change_the_answer(method, prediction, family, sam
 @pytest.mark.parametrize("method", RIGHT_HELPS)
 def test_a_right_prediction_needs_fewer_steps(method):
     right = plain("llama", 1, 40, GREEDY)
-    steps = {kind: answered(toy_session(method), toy_prompt(1), 40,
-                            prediction=kind and predicted(right, kind)).stats.steps
-             for kind in (None, "right", "half-right")}
+    steps = {
+        kind: answered(toy_session(method), toy_prompt(1), 40, prediction=kind and predicted(right, kind)).stats.steps
+        for kind in (None, "right", "half-right")
+    }
     assert steps["right"] < steps[None] and steps["half-right"] < steps[None]
 
 
@@ -146,9 +163,9 @@ def test_every_method_gives_exactly_as_many_tokens_as_requested(method):
 def test_an_end_token_is_the_last_even_inside_an_accepted_path(method):
     """Every fourth token of the answer is an end token once, with another start for each method."""
     ours, expected = toy_session(method), plain("llama", 60, 24, GREEDY)
-    ends = sorted(set(expected), key=expected.index)[LOSSLESS.index(method) % 4::4]
+    ends = sorted(set(expected), key=expected.index)[LOSSLESS.index(method) % 4 :: 4]
     for end in ends:
-        assert decoded_ids(ours, eos=(end,)) == expected[:expected.index(end) + 1]
+        assert decoded_ids(ours, eos=(end,)) == expected[: expected.index(end) + 1]
     assert len(ends) >= 2
 
 
@@ -158,7 +175,7 @@ def session_with_answer() -> Session:
     rows = torch.full((VOCAB + 1, 8), -1, dtype=torch.int32)
     for token in set(text):
         after = dict.fromkeys(b for a, b in pairwise(text) if a == token)
-        rows[token, :len(after)] = torch.tensor(list(after), dtype=torch.int32)
+        rows[token, : len(after)] = torch.tensor(list(after), dtype=torch.int32)
     return toy_session("retrieval", snapshot=rows)
 
 
@@ -168,7 +185,7 @@ def test_an_answer_ends_at_an_end_token_inside_an_accepted_path():
     inside = 0
     for end in set(expected):
         at = expected.index(end)
-        assert decoded_ids(ours, 1, eos=(end,)) == expected[:at + 1]
+        assert decoded_ids(ours, 1, eos=(end,)) == expected[: at + 1]
         inside += at + 1 not in accumulate(lengths)
     assert inside >= 5
 
@@ -210,7 +227,7 @@ def test_a_warm_snapshot_changes_speed_and_not_the_answer():
     snapshot = torch.randint(0, VOCAB, (VOCAB + 1, 8), generator=generator, dtype=torch.int32)
     ours = toy_session("graft", snapshot=snapshot)
     assert decoded_ids(ours) == plain("llama", 60, 24, GREEDY)
-    assert decoded_ids(ours) == plain("llama", 60, 24, GREEDY)     # again, because nothing of a request is left
+    assert decoded_ids(ours) == plain("llama", 60, 24, GREEDY)  # again, because nothing of a request is left
 
 
 def test_lossy_methods_are_neither_the_default_nor_compared():

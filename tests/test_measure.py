@@ -68,7 +68,7 @@ def test_every_method_decodes_as_it_does_alone(mode):
             assert found == untimed(alone(name, sampling, 9)), name
         else:
             first[name] = found
-    for name in reversed(first):      # a decoding must not affect later ones
+    for name in reversed(first):  # a decoding must not affect later ones
         assert untimed(state.decode(Variant.parse(name), sampling, 9)) == first[name], name
 
 
@@ -91,8 +91,10 @@ def test_heads_do_not_share_their_caches():
     other = toy_parts(seed=7)
     state = prefilled(["eagle3", "eagle3@other"], other=other)
     lone = PromptMeasurement(engines(other), [Variant.parse("eagle3")], PROMPT, NEW + 90)
-    found = [s.decode(Variant.parse(name), SAMPLINGS["replay"], NEW)[1].accepted_per_step
-             for s, name in ((state, "eagle3"), (state, "eagle3@other"), (lone, "eagle3"))]
+    found = [
+        s.decode(Variant.parse(name), SAMPLINGS["replay"], NEW)[1].accepted_per_step
+        for s, name in ((state, "eagle3"), (state, "eagle3@other"), (lone, "eagle3"))
+    ]
     assert found[0] != found[1] == found[2]
 
 
@@ -107,7 +109,7 @@ def test_a_lasting_memory_learns_over_the_run_as_it_does_in_a_session():
         for _ in range(2):
             _, stats = state.decode(variant, SAMPLINGS["replay"], NEW, run="replay")
             assert stats.accepted_per_step == expected.accepted_per_step
-        state.decode(variant, SAMPLINGS["sampled"], NEW)    # a check beside the run teaches it nothing
+        state.decode(variant, SAMPLINGS["sampled"], NEW)  # a check beside the run teaches it nothing
         if n == 2:
             cold = state.decode(variant, SAMPLINGS["replay"], NEW, run="x")[1]
             assert sum(cold.accepted_per_step) < sum(stats.accepted_per_step)
@@ -147,9 +149,10 @@ def test_time_to_the_first_token_includes_only_the_method_s_own_memories(monkeyp
     monkeypatch.setattr(Eagle3Cache, "observe", slowly)
     monkeypatch.setattr(Clock, "now", lambda self, wait=True: late[0])
     state = prefilled([PLAIN, "pld", "eagle3"])
-    seconds = {name: state.decode(Variant.parse(name), Sampling(), 4)[1].prefill_seconds
-               for name in (PLAIN, "pld", "eagle3")}
-    assert seconds == {PLAIN: 0.0, "pld": 0.0, "eagle3": 200.0}     # a chunk, and the last token
+    seconds = {
+        name: state.decode(Variant.parse(name), Sampling(), 4)[1].prefill_seconds for name in (PLAIN, "pld", "eagle3")
+    }
+    assert seconds == {PLAIN: 0.0, "pld": 0.0, "eagle3": 200.0}  # a chunk, and the last token
     assert state.prefill_seconds == 100.0
 
 
@@ -168,24 +171,32 @@ def test_the_other_baselines_decode_as_plain_decoding_does_and_end_where_it_ends
     assert "prepare_inputs_for_generation" not in vars(state.target.model)
     end = ours[NEW // 2]
     assert state.decode(other, Sampling(), NEW, [end])[0] == state.decode(plain, Sampling(), NEW, [end])[0]
-    assert state.decode(plain, Sampling(), NEW)[0] == ours      # its cache was a copy
+    assert state.decode(plain, Sampling(), NEW)[0] == ours  # its cache was a copy
 
 
 @pytest.mark.slow
 def test_settings_of_a_variant_reach_its_trees():
     """Compares each variant with a session that has the same parts."""
     warm = Calibration({0: 0.9, 1: 0.0, 5: 0.0}, 24, torch.randint(VOCAB, (VOCAB + 1, 8), dtype=torch.int32))
-    settings = {"graft+budget=20": {}, "graft+depth=2": {}, "graft+width=1": {},
-                "eagle3+levels=2+top_k=3": {}, "graft+warm=w": {"snapshot": warm.snapshot},
-                "graft+thresholds=w": {"thresholds": warm.thresholds, "split": 24},
-                "graft+thresholds=none": {"thresholds": DEFAULT_THRESHOLDS, "split": 40}}
+    settings = {
+        "graft+budget=20": {},
+        "graft+depth=2": {},
+        "graft+width=1": {},
+        "eagle3+levels=2+top_k=3": {},
+        "graft+warm=w": {"snapshot": warm.snapshot},
+        "graft+thresholds=w": {"thresholds": warm.thresholds, "split": 24},
+        "graft+thresholds=none": {"thresholds": DEFAULT_THRESHOLDS, "split": 40},
+    }
     state = prefilled(["graft", *settings], {"w": warm}, own={"thresholds": {0: 0.5}, "split": 50})
     for name, changes in settings.items():
         tokens, stats = state.decode(Variant.parse(name), Sampling(), NEW)
         expected, theirs = alone(name, Sampling(), **({"thresholds": {0: 0.5}, "split": 50} | changes))
         assert tokens == expected
         assert (stats.accepted_per_step, stats.stages, stats.accepted_by_origin) == (
-            theirs.accepted_per_step, theirs.stages, theirs.accepted_by_origin), name
+            theirs.accepted_per_step,
+            theirs.stages,
+            theirs.accepted_by_origin,
+        ), name
     assert Variant.parse("graft+budget=20").budget(60) == 20
 
 
@@ -218,6 +229,8 @@ def test_recording_is_in_no_method_s_time(monkeypatch):
 def test_a_matrix_that_requests_share_begins_empty_with_each_prompt():
     variant, made = Variant.parse("graft-hb"), engines(toy_parts())
     PromptMeasurement(made, [variant], toy_prompt(90, seed=7), NEW).decode(variant, Sampling(), NEW)
-    after, fresh = (untimed(PromptMeasurement(one, [variant], PROMPT[:20], NEW).decode(variant, Sampling(), NEW))
-                    for one in (made, engines(toy_parts())))
+    after, fresh = (
+        untimed(PromptMeasurement(one, [variant], PROMPT[:20], NEW).decode(variant, Sampling(), NEW))
+        for one in (made, engines(toy_parts()))
+    )
     assert after == fresh

@@ -45,7 +45,7 @@ def test_a_drafter_is_fed_a_prompt_at_once_and_the_answer_on_demand():
     assert lazy.cache.length == 30
     for at in range(30, 40):
         for memory in (eager, lazy):
-            memory.observe(observation(tokens[at:at + 1], hidden[at:at + 1], int(tokens[at + 1]), prompt=False))
+            memory.observe(observation(tokens[at : at + 1], hidden[at : at + 1], int(tokens[at + 1]), prompt=False))
         eager.newest()
     assert (eager.cache.length, lazy.cache.length) == (40, 30)
     torch.testing.assert_close(lazy.newest(), eager.newest(), atol=1e-5, rtol=1e-5)
@@ -73,14 +73,14 @@ def test_prompt_rows_of_a_drafter_do_not_depend_on_chunk_size(chunk):
 def test_marks_include_observations_that_wait_to_be_fed():
     torch.manual_seed(1)
     tokens, hidden = torch.randint(1, 96, (8,)), torch.randn(7, 96)
-    pairs = [observation(tokens[n:n + 1], hidden[n:n + 1], int(tokens[n + 1]), prompt=False) for n in range(7)]
+    pairs = [observation(tokens[n : n + 1], hidden[n : n + 1], int(tokens[n + 1]), prompt=False) for n in range(7)]
     memory, other = Eagle3Cache(toy_network()), Eagle3Cache(toy_network())
     for one in (memory, other):
         one.reset(100)
         for pair in pairs[:3]:
             one.observe(pair)
     mark = memory.mark()
-    assert memory.cache.length == 0         # all three wait to be fed
+    assert memory.cache.length == 0  # all three wait to be fed
     for pair in pairs[3:]:
         memory.observe(pair)
     assert memory.newest() is not None and memory.cache.length == 7
@@ -128,11 +128,17 @@ def test_a_cache_keeps_its_prefix_when_it_grows_and_counts_skipped_tokens_in_its
     before = cache.state()
     cache.reserve(2000)
     assert cache.capacity >= 2000 and cache.length == 40
-    assert all(torch.equal(a, b) for ours, theirs in zip(before.rows, cache.state().rows, strict=True)
-               for a, b in zip(ours, theirs, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for ours, theirs in zip(before.rows, cache.state().rows, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
     grown = verifier.read(torch.tensor([7, 8]), Wants(), None).next_token
-    fresh = Verifier(target, target.cache(64), Greedy(), Clock()).read(
-        torch.cat([prompt, torch.tensor([7, 8])]), Wants(), None).next_token
+    fresh = (
+        Verifier(target, target.cache(64), Greedy(), Clock())
+        .read(torch.cat([prompt, torch.tensor([7, 8])]), Wants(), None)
+        .next_token
+    )
     assert grown == fresh
     cache.skipped = 5
     assert cache.position == cache.length + 5
@@ -151,7 +157,7 @@ def test_a_cache_that_skipped_tokens_rotates_later_ones_by_their_true_positions(
 
 def test_a_cache_whose_layers_share_keys_grows_and_restores_its_position():
     cache = KVCache(3, 8)
-    for layer in (0, 2):        # the middle layer shares another's keys
+    for layer in (0, 2):  # the middle layer shares another's keys
         cache.update(torch.full((1, 1, 4, 2), float(layer)), torch.zeros(1, 1, 4, 2), layer)
     cache.keep(torch.arange(4))
     cache.skipped = 5

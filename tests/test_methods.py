@@ -26,13 +26,13 @@ from longgraft.methods.find import CORE, Method, as_method, build, find, install
 from longgraft.methods.needs import HEAD, Missing, Need, Sources
 from longgraft.methods.registry.graft import GraftChoices
 
-SOURCE = '''
+SOURCE = """
 from longgraft.methods.find import Method
 from longgraft.methods.registry.pld import PromptLookup
 
 TWO = Method("two", "copies two tokens", "-", lambda parts: PromptLookup(parts.history(), length=2), budget=3)
 WRONG = 7
-'''
+"""
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def file(tmp_path):
 def test_a_method_of_a_file_is_found_and_decodes(file):
     method = find(f"{file}:TWO")
     assert (method.name, method.budget, method.promise) == ("two", 3, "exact")
-    assert find(f"{file}:TWO") is method        # the file is run once
+    assert find(f"{file}:TWO") is method  # the file is run once
     found = answered(toy_session(method), toy_prompt(60), 24)
     assert found.token_ids == plain("llama", 60, 24, Sampling())
     assert max(found.stats.accepted_per_step) <= 2
@@ -57,10 +57,18 @@ def test_an_object_that_proposes_is_a_method():
     assert "method PlainDecoding, budget" in session.about[-1]
 
 
-@pytest.mark.parametrize("reference, message", [
-    ("nope", "`longgraft methods` lists"), ("{file}:NOPE", "has no attribute 'NOPE'"), ("{file}:WRONG", "is a int"),
-    ("nowhere.py:X", "cannot be loaded"), ("no.such.module:X", "No module named"), (".foo:bar", "cannot be loaded"),
-    (":x", "cannot be loaded")])
+@pytest.mark.parametrize(
+    "reference, message",
+    [
+        ("nope", "`longgraft methods` lists"),
+        ("{file}:NOPE", "has no attribute 'NOPE'"),
+        ("{file}:WRONG", "is a int"),
+        ("nowhere.py:X", "cannot be loaded"),
+        ("no.such.module:X", "No module named"),
+        (".foo:bar", "cannot be loaded"),
+        (":x", "cannot be loaded"),
+    ],
+)
 def test_an_invalid_method_reference_is_named(file, reference, message):
     with pytest.raises(ValueError, match=message):
         find(reference.format(file=file))
@@ -75,13 +83,15 @@ def test_an_installed_package_registers_methods(file, tmp_path, monkeypatch):
     installed.cache_clear()
     try:
         assert find("two").budget == 3 and list(known())[-1] == "two"
-        for entry, said in (("two = mine:WRONG", "registered by an installed package as 'mine:WRONG'"),
-                            ("two = mine:TWO\nalso = mine:TWO", "'two', which exists already")):
+        for entry, said in (
+            ("two = mine:WRONG", "registered by an installed package as 'mine:WRONG'"),
+            ("two = mine:TWO\nalso = mine:TWO", "'two', which exists already"),
+        ):
             (info / "entry_points.txt").write_text(f"[longgraft.methods]\n{entry}\n")
             installed.cache_clear()
             with pytest.raises(ValueError, match=said):
                 find("two")
-            assert find(PLAIN) and find("triforce")     # those of this package need no other one
+            assert find(PLAIN) and find("triforce")  # those of this package need no other one
     finally:
         installed.cache_clear()
 
@@ -107,7 +117,7 @@ def test_the_zoo_of_an_installed_package_is_found_by_its_entry_points(anew, tmp_
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("longgraft.methods.find.PROJECT", tmp_path / "pyproject.toml")
     assert set(zoo()) == {"ddd"} and "ddd" not in installed()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')      # a stray file of someone else
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')  # a stray file of someone else
     zoo.cache_clear()
     assert set(zoo()) == {"ddd"}
 
@@ -125,7 +135,7 @@ def test_a_missing_need_is_reported_and_a_default_falls_back():
     assert method.name == HEADLESS and given == {}
     assert notes == (f"no such thing is known; decoding with method {HEADLESS} instead of loose",)
     assert load_needs(loose, Sources(toy_target(), drafter=None))[0].name == HEADLESS
-    with pytest.raises(ValueError, match="needs a thing"):      # a drafter that was named has no fallback
+    with pytest.raises(ValueError, match="needs a thing"):  # a drafter that was named has no fallback
         load_needs(loose, Sources(toy_target(), drafter="some/head"))
 
 
@@ -139,8 +149,10 @@ def test_a_choice_of_a_method_has_no_fallback(method):
         assert load_needs(find(method), Sources(toy_target(), drafter=None))[0].name == "graft-x"
 
 
-@pytest.mark.parametrize("method, wrong", [
-    ("graft+retrieved=20", "never pruned"), ("graft+pruning=none+retrieval=none", "frees slots for retrieval")])
+@pytest.mark.parametrize(
+    "method, wrong",
+    [("graft+retrieved=20", "never pruned"), ("graft+pruning=none+retrieval=none", "frees slots for retrieval")],
+)
 def test_choices_that_contradict_one_another_are_refused(method, wrong):
     with pytest.raises(ValueError, match=wrong):
         find(method)
@@ -157,31 +169,40 @@ def test_a_session_on_a_cpu_has_few_nodes_unless_it_is_told_how_many():
 
     def nodes(method: str, budget: int | str | None) -> int:
         return longgraft.load(model, None, tell=False, method=method, budget=budget).engine.budget
+
     assert [nodes("retrieval", budget) for budget in (None, "paper", 30)] == [16, find("retrieval").budget, 30]
-    assert [nodes(PLAIN, budget) for budget in (None, "paper", 30)] == [1, 1, 1]      # it proposes nothing
+    assert [nodes(PLAIN, budget) for budget in (None, "paper", 30)] == [1, 1, 1]  # it proposes nothing
 
 
 def test_the_size_of_the_prefix_cache_is_given_in_gib():
     model = (toy_model("qwen3"), None)
-    for size, most in ((1.0, 2 ** 30), (0.5, 2 ** 29)):
+    for size, most in ((1.0, 2**30), (0.5, 2**29)):
         assert longgraft.load(model, None, tell=False, method=PLAIN, prefixes=size).engine.prefixes.most == most
     assert longgraft.load(model, None, tell=False, method=PLAIN).engine.prefixes is None
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("ar+budget=8", "ar does not read budget. It reads no settings."),
-    ("pld+levels=3", "pld does not read levels. It reads budget.")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ar+budget=8", "ar does not read budget. It reads no settings."),
+        ("pld+levels=3", "pld does not read levels. It reads budget."),
+    ],
+)
 def test_a_setting_that_a_method_does_not_read_is_refused(name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         chosen_method(Settings(method=name))
 
 
-@pytest.mark.parametrize(("method", "option", "said"), [
-    ("pld", "draft_levels", "--draft-levels was given, and method pld does not read it."),
-    ("graft-x", "retrieved_depth", "--retrieved-depth was given, and method graft-x does not read it."),
-    ("graft-x+source=retrieval", "retrieved_width", "method graft-x+source=retrieval does not read it."),
-    ("graft-x+source=pld", "draft_top_k", "method graft-x+source=pld does not read it."),
-    (Method("mine", "-", "-", METHODS[PLAIN].build), "draft_window", "method mine does not read it.")])
+@pytest.mark.parametrize(
+    ("method", "option", "said"),
+    [
+        ("pld", "draft_levels", "--draft-levels was given, and method pld does not read it."),
+        ("graft-x", "retrieved_depth", "--retrieved-depth was given, and method graft-x does not read it."),
+        ("graft-x+source=retrieval", "retrieved_width", "method graft-x+source=retrieval does not read it."),
+        ("graft-x+source=pld", "draft_top_k", "method graft-x+source=pld does not read it."),
+        (Method("mine", "-", "-", METHODS[PLAIN].build), "draft_window", "method mine does not read it."),
+    ],
+)
 def test_an_option_that_the_method_does_not_read_is_refused(method, option, said):
     with pytest.raises(ValueError, match=re.escape(said)) as refused:
         longgraft.load(method=method, tell=False, **{option: 3})
@@ -192,7 +213,7 @@ def test_an_option_that_the_method_does_not_read_is_refused(method, option, said
 def test_a_bound_in_a_name_that_the_other_method_does_not_read_is_refused():
     with pytest.raises(ValueError, match=r"graft-x is over 'pld', which does not read levels\. Leave \+levels=2 out"):
         find("graft-x+source=pld+levels=2")
-    assert find("graft-x+source=pld", {"--draft-levels": 2}).source == "pld"        # a sweep's other methods read it
+    assert find("graft-x+source=pld", {"--draft-levels": 2}).source == "pld"  # a sweep's other methods read it
 
 
 def test_settings_in_a_methods_name_replace_the_sessions():
@@ -200,8 +221,7 @@ def test_settings_in_a_methods_name_replace_the_sessions():
     session = longgraft.load(model, None, tell=False, method="graft-x-text+budget=8", budget=30)
     assert (session.engine.budget, session.method) == (8, "graft-x-text")
     named = Settings(method="graft+levels=3+width=2+budget=paper")
-    assert chosen_method(named)[1] == Settings(
-        method="graft", draft_levels=3, retrieved_width=2, budget="paper")
+    assert chosen_method(named)[1] == Settings(method="graft", draft_levels=3, retrieved_width=2, budget="paper")
     with pytest.raises(ValueError, match="warm names a calibration of a sweep"):
         longgraft.load(model, None, tell=False, method="graft+warm=none")
 
@@ -212,7 +232,7 @@ def test_a_choice_with_a_flag_is_the_sessions_unless_the_name_sets_it():
 
     assert choices("graft", draft_levels=3, retrieved_width=2) == GraftChoices(levels=3, width=2)
     assert choices("graft+levels=9", draft_levels=3).levels == 9
-    assert choices("longspec+levels=2", draft_levels=3).levels == 2     # its own, which has no flag
+    assert choices("longspec+levels=2", draft_levels=3).levels == 2  # its own, which has no flag
     assert find("graft", {"--draft-top-k": 4}).flags["--draft-top-k"] == 4
 
 
@@ -254,18 +274,25 @@ def test_a_method_lists_its_choices_and_refuses_all_others(method):
         one.check(one.default)
         # The printed form of a choice can be typed.
         assert find(f"{method.name}+{one.name}={one.text(one.default)}").choices == method.choices
-        with pytest.raises(ValueError, match=f"{one.name}|Method ';' is unknown"):     # a choice may name a method
+        with pytest.raises(ValueError, match=f"{one.name}|Method ';' is unknown"):  # a choice may name a method
             find(f"{method.name}+{one.name}=;")
     with pytest.raises(ValueError, match="no choice"):
         method.choosing({"no_such_choice": "1"})
 
 
-@pytest.mark.parametrize("name, settings, printed", [
-    ("svip", {"chain": "true"}, "svip+chain=true"), ("adapld", {"successors": "false"}, "adapld+successors=false"),
-    ("adapld", {"likeness": "none"}, "adapld+likeness=none"), ("pld+", {"layer": "3"}, "pld++layer=3"),
-    ("magicdec", {"keep": "recent"}, "magicdec+keep=recent"), ("ddd", {"threshold": "-1e-07"}, "ddd+threshold=-1e-07"),
-    ("echo", {"depths": "2,4", "taus": "0.1,0.2"}, "echo+depths=2/4+taus=0.1/0.2"),
-    ("specpv-exact", {"waiting": "20"}, "specpv-exact+waiting=20")])
+@pytest.mark.parametrize(
+    "name, settings, printed",
+    [
+        ("svip", {"chain": "true"}, "svip+chain=true"),
+        ("adapld", {"successors": "false"}, "adapld+successors=false"),
+        ("adapld", {"likeness": "none"}, "adapld+likeness=none"),
+        ("pld+", {"layer": "3"}, "pld++layer=3"),
+        ("magicdec", {"keep": "recent"}, "magicdec+keep=recent"),
+        ("ddd", {"threshold": "-1e-07"}, "ddd+threshold=-1e-07"),
+        ("echo", {"depths": "2,4", "taus": "0.1,0.2"}, "echo+depths=2/4+taus=0.1/0.2"),
+        ("specpv-exact", {"waiting": "20"}, "specpv-exact+waiting=20"),
+    ],
+)
 def test_the_printed_form_of_a_changed_method_can_be_typed(name, settings, printed):
     method = METHODS[name].choosing(settings)
     assert str(method) == printed and method.choices != METHODS[name].choices
@@ -273,8 +300,11 @@ def test_the_printed_form_of_a_changed_method_can_be_typed(name, settings, print
     assert str(replace(METHODS[name], choices=method.choices)) == printed
 
 
-@pytest.mark.parametrize("need", {need.name: need for method in METHODS.values() for need in method.needs}.values(),
-                         ids=lambda need: need.name)
+@pytest.mark.parametrize(
+    "need",
+    {need.name: need for method in METHODS.values() for need in method.needs}.values(),
+    ids=lambda need: need.name,
+)
 def test_a_need_has_a_toy_and_says_how_it_is_given(need):
     """Loads the need for a target without any known part."""
     assert need.name in TOYS and need.clause
@@ -282,9 +312,16 @@ def test_a_need_has_a_toy_and_says_how_it_is_given(need):
         need.load(Sources(toy_target()))
 
 
-@pytest.mark.parametrize("name, parts", {
-    "pld+": ("pld+", {}), "pld++budget=11": ("pld+", {"budget": "11"}), "pld+budget=11": ("pld", {"budget": "11"}),
-    "a.py:X++k=1+l=b": ("a.py:X+", {"k": "1", "l": "b"}), "+budget=2": ("", {"budget": "2"})}.items())
+@pytest.mark.parametrize(
+    "name, parts",
+    {
+        "pld+": ("pld+", {}),
+        "pld++budget=11": ("pld+", {"budget": "11"}),
+        "pld+budget=11": ("pld", {"budget": "11"}),
+        "a.py:X++k=1+l=b": ("a.py:X+", {"k": "1", "l": "b"}),
+        "+budget=2": ("", {"budget": "2"}),
+    }.items(),
+)
 def test_a_method_name_may_end_in_a_plus(name, parts):
     assert split(name) == parts and joined(*parts) == name
 
@@ -292,10 +329,20 @@ def test_a_method_name_may_end_in_a_plus(name, parts):
 def test_no_code_outside_the_registry_asks_for_a_method_by_name():
     """Checkpoint layouts, API fields and parts of a prompt may have the name of a method; benchmarks and the trainer
     may name the methods that they measure and train."""
-    allowed = ("longgraft.methods.registry", "longgraft.zoo", "longgraft.config.method_roles",
-               "longgraft.yarn_drafters", "longgraft.cli.train", "benchmarks")
-    fields = {("longgraft.serve.prompts", "suffix"), ("longgraft.serve.prompts", "echo"),
-              ("longgraft.serve.formats.request_fields", "echo"), ("longgraft.completion.prompt.fim", "suffix")}
+    allowed = (
+        "longgraft.methods.registry",
+        "longgraft.zoo",
+        "longgraft.config.method_roles",
+        "longgraft.yarn_drafters",
+        "longgraft.cli.train",
+        "benchmarks",
+    )
+    fields = {
+        ("longgraft.serve.prompts", "suffix"),
+        ("longgraft.serve.prompts", "echo"),
+        ("longgraft.serve.formats.request_fields", "echo"),
+        ("longgraft.completion.prompt.fim", "suffix"),
+    }
     for module, path in modules():
         if not module.startswith(allowed):
             for node in ast.walk(ast.parse(path.read_text())):

@@ -19,11 +19,13 @@ PROMPT = "def total(xs):\n    return sum(xs)\n\n" * 8
 
 def counted(*bodies: dict[str, Any], session: Session | None = None) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Returns ({sample and labels: value}, completions) of a server that first answers `bodies`, then /metrics."""
+
     async def ask(http):
         answers = [(await http.post("/v1/completions", json=body)).json() for body in bodies]
         response = await http.get("/metrics")
         assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
         return response.text, answers
+
     text, answers = asking(ask, session)
     found = {}
     for family in families(text):
@@ -43,8 +45,11 @@ def test_counts_equal_those_of_the_answers():
     assert found["spec_decode_num_accepted_tokens_total"] == accepted > 0
     assert accepted < found["spec_decode_num_draft_tokens_total"]
     assert 0 < found["spec_decode_num_drafts_total"] <= sum(one["steps"] for one in costs)
-    depths = [found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}"] for n in range(20)
-              if f"spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}" in found]
+    depths = [
+        found[f"spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}"]
+        for n in range(20)
+        if f"spec_decode_num_accepted_tokens_per_pos_total{{position={n}}}" in found
+    ]
     assert sum(depths) == accepted and depths == sorted(depths, reverse=True)
     assert found["request_success_total{finished_reason=length}"] == 2
     assert found["time_to_first_token_seconds_count"] == found["e2e_request_latency_seconds_count"] == 2
@@ -66,7 +71,7 @@ def test_tokens_that_an_end_cuts_off_a_step_are_not_counted():
 
 def test_cache_hits_are_tokens_that_were_not_read_again():
     session = text_session()
-    session.engine.prefixes = Prefixes(2 ** 24)
+    session.engine.prefixes = Prefixes(2**24)
     found, answers = counted(*[{"prompt": PROMPT, "max_tokens": 2}] * 2, session=session)
     assert found["prefix_cache_queries_total"] == 2 * len(PROMPT)
     assert found["prefix_cache_hits_total"] == answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
@@ -75,7 +80,7 @@ def test_cache_hits_are_tokens_that_were_not_read_again():
 
 def test_failed_requests_are_counted_and_refused_ones_are_not():
     found, (refused,) = counted({"prompt": PROMPT, "max_tokens": 4, "temperature": 9e99, "top_p": 2.0})
-    assert "error" in refused and found["request_failures_total"] == 0      # it never became a request
+    assert "error" in refused and found["request_failures_total"] == 0  # it never became a request
     session = text_session()
     session.engine.proposer.propose = lambda ask: 1 / 0
     found, (failed,) = counted({"prompt": PROMPT, "max_tokens": 4}, session=session)
@@ -87,8 +92,11 @@ def test_a_gateway_reads_the_names_and_gauges_that_it_knows():
     gate = Gate()
 
     def gauges(url) -> dict[str, float]:
-        found = [family for family in families(httpx.get(f"{url}/metrics", timeout=PATIENCE).text)
-                 if not family.name.startswith("process_")]
+        found = [
+            family
+            for family in families(httpx.get(f"{url}/metrics", timeout=PATIENCE).text)
+            if not family.name.startswith("process_")
+        ]
         assert all(family.name.startswith("vllm:") for family in found)
         return {family.name: family.samples[0].value for family in found if family.type == "gauge"}
 

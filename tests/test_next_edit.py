@@ -34,9 +34,10 @@ print(area(3))
 NOW = BEFORE.replace("def greet():", "def greet(name):")
 REWRITTEN = NOW.replace('"Hello!"', 'f"Hello, {name}!"')
 DIFF = "".join(difflib.unified_diff(BEFORE.splitlines(True), NOW.splitlines(True), "a/main.py", "b/main.py", n=1))
-BLOCK = "".join(f"<|file_sep|>{path}/main.py\n{text}" for path, text in (
-    ("original", BEFORE), ("current", NOW), ("updated", "")))
-CHANGE = '''<|file_sep|>main.py.diff
+BLOCK = "".join(
+    f"<|file_sep|>{path}/main.py\n{text}" for path, text in (("original", BEFORE), ("current", NOW), ("updated", ""))
+)
+CHANGE = """<|file_sep|>main.py.diff
 original:
 
 def greet():
@@ -45,7 +46,7 @@ updated:
 
 def greet(name):
     print("Hello!")
-'''
+"""
 EDIT = Edit("main.py", 5, 5, '    print(f"Hello, {name}!")\n')
 
 
@@ -90,7 +91,7 @@ def test_a_rewrite_that_a_limit_cuts_off_is_no_edit(repo):
     limit = len(session.tokenizer(NOW)["input_ids"]) + 3
     found = suggested(repo, "x\n" * limit, session, max_new_tokens=3)
     assert (found.edit, found.text, found.ended) == (None, "", "length")
-    assert len(found.generation.token_ids) == limit      # those of the rewritten lines come on top of --max-new-tokens
+    assert len(found.generation.token_ids) == limit  # those of the rewritten lines come on top of --max-new-tokens
 
 
 @pytest.mark.parametrize(("stop", "edit"), [((), EDIT), (("</s>",), EDIT), (("\n\n",), None), (('name}!"',), None)])
@@ -120,11 +121,25 @@ LINES = tuple("abcdefgh")
 FOLLOWING = ("i", "j", "k")
 
 
-@pytest.mark.parametrize(("answer", "edit"), [
-    ("abcXefgh", (4, 4, "X")), ("abcXYdefgh", (4, 3, "XY")), ("abcefgh", (4, 4, "")), ("abcdefghX", (9, 8, "X")),
-    ("Xbcdefgh", (1, 1, "X")), ("abcdefgh", None), ("abcdefghij", None), ("abcXefghijk", (4, 4, "X")), ("", None),
-    ("abcdefg", (8, 8, "")), ("abcdXfYh", (5, 7, "XfY")), ("abcdefgXij", (8, 8, "X")), ("abcdefijk", (7, 8, "")),
-    ("abcdefgXi", (8, 8, "Xi"))])
+@pytest.mark.parametrize(
+    ("answer", "edit"),
+    [
+        ("abcXefgh", (4, 4, "X")),
+        ("abcXYdefgh", (4, 3, "XY")),
+        ("abcefgh", (4, 4, "")),
+        ("abcdefghX", (9, 8, "X")),
+        ("Xbcdefgh", (1, 1, "X")),
+        ("abcdefgh", None),
+        ("abcdefghij", None),
+        ("abcXefghijk", (4, 4, "X")),
+        ("", None),
+        ("abcdefg", (8, 8, "")),
+        ("abcdXfYh", (5, 7, "XfY")),
+        ("abcdefgXij", (8, 8, "X")),
+        ("abcdefijk", (7, 8, "")),
+        ("abcdefgXi", (8, 8, "Xi")),
+    ],
+)
 @pytest.mark.parametrize("end", ["", "\n", "\n\n"])
 def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer, edit, end):
     found = Window("a.py", 1, LINES, FOLLOWING).edit("\n".join(answer) + end)
@@ -132,18 +147,37 @@ def test_an_edit_leaves_out_what_repeats_the_window_or_the_lines_after_it(answer
     assert found == wanted
 
 
-@pytest.mark.parametrize(("text", "answer", "after"), [
-    ("d\nx\n\n", "d\nx\n\np\n", "d\nx\n\np\n"), ("d\nx\n\n", "d\nx\n\n\np", "d\nx\n\n\np\n"),
-    ("d\n\n\n\n", "d\n\np", "d\n\np\n\n\n"), ("\n", "\nx", "\nx\n"), ("", "x", "x\n"), ("d\n", "d\n\np\n", "d\n\np\n"),
-    ("d\nx\n\n", "d\ny\n", "d\ny\n\n")])
+@pytest.mark.parametrize(
+    ("text", "answer", "after"),
+    [
+        ("d\nx\n\n", "d\nx\n\np\n", "d\nx\n\np\n"),
+        ("d\nx\n\n", "d\nx\n\n\np", "d\nx\n\n\np\n"),
+        ("d\n\n\n\n", "d\n\np", "d\n\np\n\n\n"),
+        ("\n", "\nx", "\nx\n"),
+        ("", "x", "x\n"),
+        ("d\n", "d\n\np\n", "d\n\np\n"),
+        ("d\nx\n\n", "d\ny\n", "d\ny\n\n"),
+    ],
+)
 def test_lines_after_blank_ones_at_the_files_end_do_not_repeat_these(text, answer, after):
     assert Window.around(Cursor("a.py", "", text)).edit(answer).applied(text) == after
 
 
-@pytest.mark.parametrize(("begun", "whole"), [
-    ("abcXef", "abcXefgh"), ("abcXe", None), ("abc", None), ("abcef", "abcefgh"), ("abcXdefg", "abcXdefgh"),
-    ("abcdefghi", "abcdefgh"), ("abcdefghX", None), ("abcXYZ", None),
-    ("abcXefgY", "abcXefgh"), ("abcXefXY", "abcXefgh")])
+@pytest.mark.parametrize(
+    ("begun", "whole"),
+    [
+        ("abcXef", "abcXefgh"),
+        ("abcXe", None),
+        ("abc", None),
+        ("abcef", "abcefgh"),
+        ("abcXdefg", "abcXdefgh"),
+        ("abcdefghi", "abcdefgh"),
+        ("abcdefghX", None),
+        ("abcXYZ", None),
+        ("abcXefgY", "abcXefgh"),
+        ("abcXefXY", "abcXefgh"),
+    ],
+)
 def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, whole):
     ending = RewriteEnding("block", Window("a.py", 1, LINES, FOLLOWING))
     text = "".join(f"{line}\n" for line in begun)
@@ -152,9 +186,16 @@ def test_an_edit_is_complete_when_the_answer_comes_back_to_the_window(begun, who
     assert ending.of(text + "par") in (None, len(text))
 
 
-@pytest.mark.parametrize(("lines", "begun"), [
-    ("a x y x y d", "a Z x y"), ("x y b x y c", "x y Z x y"), ("a  b  c d", "Z  b "), ("a  c d", "Z  c"),
-    ("f ( x ) } tail", "g ( q ) }")])
+@pytest.mark.parametrize(
+    ("lines", "begun"),
+    [
+        ("a x y x y d", "a Z x y"),
+        ("x y b x y c", "x y Z x y"),
+        ("a  b  c d", "Z  b "),
+        ("a  c d", "Z  c"),
+        ("f ( x ) } tail", "g ( q ) }"),
+    ],
+)
 def test_lines_that_an_insertion_may_have_too_do_not_complete_an_edit(lines, begun):
     window = Window("a.py", 1, tuple(lines.split(" ")), ("", "next"))
     assert window.rejoined("\n".join(begun.split(" ")) + "\n") is None
@@ -199,7 +240,7 @@ def test_changes_of_a_git_repository_are_found_from_a_root_within_it(repo):
     (repo / "inner").mkdir()
     (repo / "main.py").rename(repo / "inner/main.py")
     diff = DIFF.replace("main.py", "inner/main.py")
-    long = DIFF.replace("main.py", "x" * 300)       # no file can have this name
+    long = DIFF.replace("main.py", "x" * 300)  # no file can have this name
     for changes in (diff, DIFF, long + diff):
         found = suggested(repo / "inner", REWRITTEN, changes=changes)
         assert toy(True)[1].decode(found.prompt.ids).endswith(CHANGE + BLOCK)
@@ -230,27 +271,43 @@ def test_the_window_before_is_that_of_the_last_change_within_it():
         assert before_last_change(path, first, lines, changes_of(DIFF)) == tuple(lines)
 
 
-@pytest.mark.parametrize(("prompt", "window"), [
-    (BLOCK, NOW), (CHANGE + BLOCK, NOW), (BLOCK.removesuffix("\n"), NOW),
-    ("<|file_sep|>current/a.py:6:7\nx = 1\ny<|cursor|>\n<|file_sep|>updated/a.py:6:7\nx = 1\n", "y\n"),
-    ("<|file_sep|>current/a\r\nx = 1\r\n<|file_sep|>updated/a\r\n", "x = 1\r\n"),
-    ("<|file_sep|>current/a\nx = '<|file_sep|>'\n<|file_sep|>updated/a\n", "x = '<|file_sep|>'\n"),
-    (BLOCK + "x\n<|file_sep|>other\n", None), (CHANGE, None), (NOW, None), ("", None),
-    (BLOCK.replace("updated/main", "updated/other"), None),
-    (BLOCK.replace("current/", "later/"), None), ("<|file_sep|>current/a\nx\n", None),
-    ("<|file_sep|>current/a\n<|file_sep|>updated/a\n", None)])
+@pytest.mark.parametrize(
+    ("prompt", "window"),
+    [
+        (BLOCK, NOW),
+        (CHANGE + BLOCK, NOW),
+        (BLOCK.removesuffix("\n"), NOW),
+        ("<|file_sep|>current/a.py:6:7\nx = 1\ny<|cursor|>\n<|file_sep|>updated/a.py:6:7\nx = 1\n", "y\n"),
+        ("<|file_sep|>current/a\r\nx = 1\r\n<|file_sep|>updated/a\r\n", "x = 1\r\n"),
+        ("<|file_sep|>current/a\nx = '<|file_sep|>'\n<|file_sep|>updated/a\n", "x = '<|file_sep|>'\n"),
+        (BLOCK + "x\n<|file_sep|>other\n", None),
+        (CHANGE, None),
+        (NOW, None),
+        ("", None),
+        (BLOCK.replace("updated/main", "updated/other"), None),
+        (BLOCK.replace("current/", "later/"), None),
+        ("<|file_sep|>current/a\nx\n", None),
+        ("<|file_sep|>current/a\n<|file_sep|>updated/a\n", None),
+    ],
+)
 def test_the_window_is_found_in_the_prompt_of_an_editor(prompt, window):
     assert current_window(prompt) == window
 
 
-ZED = {"model": "sweep-next-edit-1.5b", "prompt": CHANGE + BLOCK, "max_tokens": 64,
-       "stop": ["<|file_sep|>", "</s>"]}       # the fields that Zed sends, all of them
+ZED = {
+    "model": "sweep-next-edit-1.5b",
+    "prompt": CHANGE + BLOCK,
+    "max_tokens": 64,
+    "stop": ["<|file_sep|>", "</s>"],
+}  # the fields that Zed sends, all of them
 
 
 def posted(session, path: str, body: dict) -> dict:
     """Sends a request to a new server, and returns its answer."""
+
     async def ask(http):
         return (await http.post(path, json=body)).raise_for_status().json()
+
     return asking(ask, session)
 
 
@@ -272,7 +329,8 @@ def test_zed_gets_the_models_answer_and_the_fields_that_it_reads(monkeypatch):
     found = posted(session, "/v1/completions", ZED)
     assert found["choices"][0]["text"] == session.generate(ZED["prompt"], 64, stop=ZED["stop"]).text
     assert {"id": str, "object": str, "created": int, "model": str}.items() <= {
-        name: type(value) for name, value in found.items()}.items()
+        name: type(value) for name, value in found.items()
+    }.items()
     assert {"prompt_tokens", "completion_tokens", "total_tokens"} <= set(found["usage"])
     assert session.tokenizer.decode(requests[0].predictions[0]) == NOW
 
@@ -294,8 +352,22 @@ def saved(tmp_path_factory):
 
 
 def ask(repo, saved, *more):
-    return ["complete", "--repo", repo, "--file", "main.py", "--line", 4, "--model", saved, "--method", "pld",
-            "--layout", "next-edit", *more]
+    return [
+        "complete",
+        "--repo",
+        repo,
+        "--file",
+        "main.py",
+        "--line",
+        4,
+        "--model",
+        saved,
+        "--method",
+        "pld",
+        "--layout",
+        "next-edit",
+        *more,
+    ]
 
 
 def test_the_command_prints_a_diff(repo, saved, capsys, monkeypatch):
@@ -304,16 +376,22 @@ def test_the_command_prints_a_diff(repo, saved, capsys, monkeypatch):
     monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(REWRITTEN))
     code, out, err = run(capsys, monkeypatch, *asked, "--explain")
     assert code == 0 and "recent changes and the lines around the cursor" in err and "no edit" not in err
-    assert out == "".join(difflib.unified_diff(NOW.splitlines(True), REWRITTEN.splitlines(True), "a/main.py",
-                                               "b/main.py"))
+    assert out == "".join(
+        difflib.unified_diff(NOW.splitlines(True), REWRITTEN.splitlines(True), "a/main.py", "b/main.py")
+    )
     found = json.loads(run(capsys, monkeypatch, *asked, "--json")[1])
     assert found["edit"] == vars(EDIT) and found["layout"] == "next-edit"
     assert run(capsys, monkeypatch, *asked, "--stream")[1] == out
 
 
-@pytest.mark.parametrize(("ended", "why"), [
-    ("eos", "the model would change nothing"), ("length", "the rewritten lines reached their limit of tokens"),
-    ("stop", "a stop string cut the rewritten lines off, or the model")])
+@pytest.mark.parametrize(
+    ("ended", "why"),
+    [
+        ("eos", "the model would change nothing"),
+        ("length", "the rewritten lines reached their limit of tokens"),
+        ("stop", "a stop string cut the rewritten lines off, or the model"),
+    ],
+)
 def test_the_command_says_why_there_is_no_edit(repo, saved, capsys, monkeypatch, ended, why):
     monkeypatch.setattr("longgraft.completion.completer._CompletionText.step_through", answering(NOW, ended))
     code, out, err = run(capsys, monkeypatch, *ask(repo, saved))
@@ -335,6 +413,7 @@ def answering(says: str, ended: str = "eos"):
         with request:
             self.text = says
             return Generation(says, [], request.stats, ended)
+
     return step_through
 
 
@@ -344,15 +423,23 @@ def test_sweeps_models_load_from_files_of_their_form_and_suggest_edits(repo, nam
     entry = CATALOGUE[name]
     assert entry.hub.startswith("sweepai/") and not entry.wheels and entry.licence == "Apache-2.0"
     file = tmp_path / "cache" / "models" / f"{name}.gguf"
-    write_gguf(file, tied=True, kind="Q8_0", special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|file_sep|>"),
-               tokenizer__ggml__pre="qwen2", tokenizer__ggml__eot_token_id=None, tokenizer__ggml__bos_token_id=None)
-    monkeypatch.setitem(CATALOGUE, name, replace(entry, sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
-                                                 size=file.stat().st_size))
+    write_gguf(
+        file,
+        tied=True,
+        kind="Q8_0",
+        special=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|file_sep|>"),
+        tokenizer__ggml__pre="qwen2",
+        tokenizer__ggml__eot_token_id=None,
+        tokenizer__ggml__bos_token_id=None,
+    )
+    monkeypatch.setitem(
+        CATALOGUE, name, replace(entry, sha256=hashlib.sha256(file.read_bytes()).hexdigest(), size=file.stat().st_size)
+    )
     session = longgraft.load(name, None, tell=False, method="pld")
     found = suggested(repo, REWRITTEN, session)
     separator = session.tokenizer.convert_tokens_to_ids("<|file_sep|>")
     assert found.edit == EDIT and found.prompt.ids.count(separator) == 3 and separator in found.prompt.ends
-    assert session.tokenizer.decode(found.prompt.ids) == BLOCK      # its 512 positions have no room for more
+    assert session.tokenizer.decode(found.prompt.ids) == BLOCK  # its 512 positions have no room for more
 
 
 def test_a_model_without_the_separator_is_refused(repo):
@@ -365,9 +452,14 @@ def test_a_prompt_without_room_for_the_window_is_refused(repo):
         suggested(repo, "x", tokens=64)
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--changes", "main.py"], "have no hunk"), (["--changes", "diff"], "only --layout next-edit reads changes"),
-    (["--changes", "-", "--text", "-"], "both read standard input")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--changes", "main.py"], "have no hunk"),
+        (["--changes", "diff"], "only --layout next-edit reads changes"),
+        (["--changes", "-", "--text", "-"], "both read standard input"),
+    ],
+)
 def test_a_mistake_is_reported_before_a_model_is_loaded(repo, capsys, monkeypatch, words, said):
     monkeypatch.chdir(repo)
     (repo / "diff").write_text(DIFF)

@@ -38,8 +38,9 @@ def read(made: Eagle3Drafter, tokens: list[int], following: int, features: torch
     """Observes the prompt in two chunks."""
     for start, end, after in ((0, 7, tokens[7]), (7, len(tokens), following)):
         chain = ProposalTree.chain(torch.tensor(tokens[start:end]))
-        made.memory.observe(Observation(chain, torch.arange(end - start), after, hidden=by_layer(features[start:end]),
-                                        prompt=True))
+        made.memory.observe(
+            Observation(chain, torch.arange(end - start), after, hidden=by_layer(features[start:end]), prompt=True)
+        )
 
 
 def by_layer(features: torch.Tensor) -> dict[int, torch.Tensor]:
@@ -53,20 +54,24 @@ def test_first_draft_trees_are_the_official_ones(golden, prompt, setting):
     features = np.load(golden / f"eagle3_aligned/features_p{prompt}.npz")["features"]
     made, (root, *_) = drafter(golden, setting), saved["draft_tokens"].tolist()
     read(made, saved["prompt_ids"].tolist(), root, torch.from_numpy(features))
-    torch.testing.assert_close(made.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]),
-                               atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        made.memory.newest()[0, 0], torch.from_numpy(saved["drafter_last_hidden"]), atol=1e-4, rtol=1e-4
+    )
     tree = made.propose(Ask(root, SETTINGS[setting][0], 0))
     assert shape_of(tree) == golden_shape(saved["draft_tokens"], saved["tree_position_ids"], saved["parent_index"])
     ours, theirs = tree.scores[1:].sort().values, torch.from_numpy(saved["cand_scores"]).sort().values
-    torch.testing.assert_close(ours, theirs[-len(ours):], atol=3e-4, rtol=1e-4)
+    torch.testing.assert_close(ours, theirs[-len(ours) :], atol=3e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("prompt", [0, 1])
 def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, prompt, setting):
     """The target's tokens are those that the official code generated; a node's feature is that of its position."""
-    case = next(case for case in json.loads((golden / "eagle3_aligned/generate.json").read_text())
-                if (case["prompt"], case["setting"]) == (prompt, setting))
+    case = next(
+        case
+        for case in json.loads((golden / "eagle3_aligned/generate.json").read_text())
+        if (case["prompt"], case["setting"]) == (prompt, setting)
+    )
     features = torch.from_numpy(np.load(golden / f"eagle3_aligned/output_features_p{prompt}.npz")["features"])
     length, said, made = case["prompt_len"], case["output_ids"], drafter(golden, setting)
     assert case["robust_to_noise"] and len(case["rounds"]) >= 8
@@ -74,11 +79,12 @@ def test_every_round_s_tree_and_accepted_length_are_the_official_ones(golden, pr
     for official in case["rounds"]:
         tree = made.propose(Ask(said[length], SETTINGS[setting][0], length))
         assert Counter(zip(tree.tokens.tolist(), tree.depths.tolist(), strict=True)) == Counter(
-            zip(official["draft_tokens"], official["tree_position_ids"], strict=True))
-        following = [*said, official["next_token"]]     # beyond the last round's tokens there is one more
+            zip(official["draft_tokens"], official["tree_position_ids"], strict=True)
+        )
+        following = [*said, official["next_token"]]  # beyond the last round's tokens there is one more
         draws = [following[min(length + depth + 1, len(said))] for depth in tree.depths.tolist()]
         path, after = walk(tree, draws.__getitem__)
         assert tree.tokens[path].tolist() == official["accepted_tokens"] and after == official["next_token"]
-        made.memory.observe(Observation(tree, path, after, hidden=by_layer(features[length:length + len(path)])))
+        made.memory.observe(Observation(tree, path, after, hidden=by_layer(features[length : length + len(path)])))
         length += len(path)
     assert length == len(said)

@@ -21,7 +21,7 @@ from longgraft.trees.templates import envelope
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 CPU = torch.device("cpu")
-WORD = 32       # columns in a word of a mask
+WORD = 32  # columns in a word of a mask
 NAN = float("nan")
 
 
@@ -60,12 +60,19 @@ def scattered(dice: random.Random, tree: ProposalTree, rows: int) -> PaddedTree:
 
     def spread(column, dead):
         out = torch.full((rows,), dead, dtype=column.dtype)
-        out[places] = column[:len(tree)]
+        out[places] = column[: len(tree)]
         return out
 
     parents = torch.tensor([-1] + [places[parent] for parent in tree.parents[1:].tolist()])
-    return replace(whole, tokens=spread(tree.tokens, 0), parents=spread(parents, 0), depths=spread(tree.depths, 0),
-                   scores=spread(tree.scores, dice.choice([0.0, NAN, -0.1])), origin=spread(tree.origin, 0), live=live)
+    return replace(
+        whole,
+        tokens=spread(tree.tokens, 0),
+        parents=spread(parents, 0),
+        depths=spread(tree.depths, 0),
+        scores=spread(tree.scores, dice.choice([0.0, NAN, -0.1])),
+        origin=spread(tree.origin, 0),
+        live=live,
+    )
 
 
 def rows_for(dice: random.Random, tree: ProposalTree) -> int:
@@ -120,7 +127,8 @@ def test_rows_see_their_ancestors_and_dead_rows_only_themselves():
         for row, those in zip(seen.tolist(), packed.tolist(), strict=True):
             bits = sum(bit << column for column, bit in enumerate(row))
             assert [word % (1 << WORD) for word in those] == [
-                bits >> WORD * w & (1 << WORD) - 1 for w in range(len(those))]
+                bits >> WORD * w & (1 << WORD) - 1 for w in range(len(those))
+            ]
 
 
 def test_top_shallower_and_first_choose_the_nodes_of_the_host_tree():
@@ -149,15 +157,23 @@ def test_merged_padded_trees_equal_merged_host_trees():
         for place in (at, torch.tensor([at])):
             found = padded.merge(more, place, budget)
             assert found.rows == rows and compact(found) and same(host(found), wanted)
-        kinds |= {("full", len(wanted) == budget), ("grown", len(wanted) > len(tree)), ("at the root", at == 0),
-                  ("shared", not torch.equal(wanted.origin[:len(tree)], tree.origin))}
+        kinds |= {
+            ("full", len(wanted) == budget),
+            ("grown", len(wanted) > len(tree)),
+            ("at the root", at == 0),
+            ("shared", not torch.equal(wanted.origin[: len(tree)], tree.origin)),
+        }
     assert len(kinds) == 8
 
 
 def drawn(dice: random.Random, tree: ProposalTree) -> list[int]:
     """Returns one drawn token per node, mostly one of its children's."""
-    return [dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
-            if dice.random() < 0.9 else dice.randrange(9) for node in range(len(tree))]
+    return [
+        dice.choice([token for (parent, token) in tree.children if parent == node] or [0])
+        if dice.random() < 0.9
+        else dice.randrange(9)
+        for node in range(len(tree))
+    ]
 
 
 def test_walks_of_padded_trees_equal_those_of_host_trees():
@@ -171,8 +187,8 @@ def test_walks_of_padded_trees_equal_those_of_host_trees():
         path, length, token = padded.walk(everywhere)
         wanted, last = walk(tree, draws.__getitem__)
         assert (length.shape, token.shape, path.shape) == ((1,), (1,), (padded.rows,))
-        assert (int(length), int(token)) == (len(wanted), last) and (path[len(wanted):] == -1).all()
-        assert torch.equal(path[:len(wanted)], places[wanted])
+        assert (int(length), int(token)) == (len(wanted), last) and (path[len(wanted) :] == -1).all()
+        assert torch.equal(path[: len(wanted)], places[wanted])
         lengths.add(len(wanted))
     assert len(lengths) > 9
 
@@ -182,12 +198,12 @@ def test_update_order_equals_that_of_the_host_tree():
         padded = scattered(dice, tree, rows_for(dice, tree))
         places, (path, token) = padded.live.nonzero().flatten(), walk(tree, drawn(dice, tree).__getitem__)
         rows = torch.full((padded.rows,), -1)
-        rows[:len(path)] = places[path]
+        rows[: len(path)] = places[path]
         order = padded.update_order(rows)
         assert sorted(order.tolist()) == list(range(padded.rows))
         wanted = _worst_first(SimpleNamespace(tree=tree, path=path, next_token=token))
         assert torch.equal(order[padded.live[order]], places[wanted])
-        assert padded.live[order[-len(path):]].all()
+        assert padded.live[order[-len(path) :]].all()
 
 
 def test_filled_templates_equal_those_of_the_host():
@@ -215,17 +231,34 @@ def inputs(seed: int, device: torch.device = CPU) -> list:
     dice = random.Random(seed)
     tree = grown(dice, 50)
     parents = envelope(24).parents
-    given = [[dice.choice([-1, 0, 1, 2]) for _ in parents], [dice.randrange(4) for _ in range(64)],
-             [dice.randrange(len(tree))]]
-    return [PaddedTree.pack(tree, 64).to(device), *(torch.tensor(x, device=device) for x in given),
-            Pattern.of(parents, device)]
+    given = [
+        [dice.choice([-1, 0, 1, 2]) for _ in parents],
+        [dice.randrange(4) for _ in range(64)],
+        [dice.randrange(len(tree))],
+    ]
+    return [
+        PaddedTree.pack(tree, 64).to(device),
+        *(torch.tensor(x, device=device) for x in given),
+        Pattern.of(parents, device),
+    ]
 
 
 class Blind(TorchDispatchMode):
     """Refuses operations that read a value, copy Python numbers, or have a shape that depends on values."""
 
-    REFUSED = ("_local_scalar_dense", "nonzero", "equal.default", "lift_fresh", "masked_select", "unique", "is_nonzero",
-               "repeat_interleave.Tensor", "bincount", "_to_copy.device", "pin_memory")
+    REFUSED = (
+        "_local_scalar_dense",
+        "nonzero",
+        "equal.default",
+        "lift_fresh",
+        "masked_select",
+        "unique",
+        "is_nonzero",
+        "repeat_interleave.Tensor",
+        "bincount",
+        "_to_copy.device",
+        "pin_memory",
+    )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         assert not any(name in str(func) for name in self.REFUSED), f"{func} in a recorded region"

@@ -56,7 +56,7 @@ class PartlyRight:
             return len(tokens) - 1
 
         here = 0
-        for right in plain_ids()[at + 1:at + 2 + at % 4]:
+        for right in plain_ids()[at + 1 : at + 2 + at % 4]:
             for wrong in range(1, 5):
                 add(right + wrong, here)
             here = add(right, here)
@@ -144,8 +144,10 @@ def test_a_run_by_keyboard_shows_the_origin_of_each_token(opened):
     # A character is a token here.
     by = [WORDS[bits] for step in steps for bits in step.origins]
     assert [origin for origin, piece in shown for _ in piece] == by and set(by) == set(WORDS.values())
-    counts = opened.js("Object.fromEntries([...document.querySelectorAll('#legend button')].map("
-                       "b => [b.dataset.origin, Number(b.lastChild.textContent)]))")
+    counts = opened.js(
+        "Object.fromEntries([...document.querySelectorAll('#legend button')].map("
+        "b => [b.dataset.origin, Number(b.lastChild.textContent)]))"
+    )
     assert counts == {word: by.count(word) for word in WORDS.values()}
     passes, kept = len(steps) - 1, sum(len(step.tokens) - 1 for step in steps)
     assert (text(opened, "steps"), text(opened, "new"), text(opened, "finish")) == (str(passes), str(NEW), "length")
@@ -163,19 +165,24 @@ def test_the_tree_of_a_step_is_drawn_whole_and_also_listed(opened):
         opened.press(key)
         step = steps[number - 1]
         assert text(opened, "which") == f"step {number} of {len(steps)}"
-        boxes = opened.js("[...document.querySelectorAll('#tree g')].map(g => [g.classList[0], "
-                          "g.classList.contains('on'), g.querySelector('title').textContent, "
-                          "...['x', 'y', 'width', 'height'].map(a => g.querySelector('rect')[a].baseVal.value)])")
+        boxes = opened.js(
+            "[...document.querySelectorAll('#tree g')].map(g => [g.classList[0], "
+            "g.classList.contains('on'), g.querySelector('title').textContent, "
+            "...['x', 'y', 'width', 'height'].map(a => g.querySelector('rect')[a].baseVal.value)])"
+        )
         bonus = number < len(steps) or len(step.tokens) == len(step.path)
         assert len(boxes) == len(step.tree) + bonus and sum(box[1] for box in boxes) == len(step.tokens) + 1
         assert sorted(box[0] for box in boxes) == sorted(
-            [WORDS[bits] for bits in step.tree.origin.tolist()] + ["target"] * bonus)
-        assert sum("not kept" in box[2] for box in boxes) == len(step.tree) - len(step.tokens[:len(step.path) - 1]) - 1
-        assert len({box[4] for box in boxes if box[1]}) == 1        # the kept path is one row
-        assert len({box[4] for box in boxes}) < len(boxes) / 2      # and ends of branches share rows
+            [WORDS[bits] for bits in step.tree.origin.tolist()] + ["target"] * bonus
+        )
+        assert sum("not kept" in box[2] for box in boxes) == len(step.tree) - len(step.tokens[: len(step.path) - 1]) - 1
+        assert len({box[4] for box in boxes if box[1]}) == 1  # the kept path is one row
+        assert len({box[4] for box in boxes}) < len(boxes) / 2  # and ends of branches share rows
         for i, (*_, x, y, width, height) in enumerate(boxes):
-            assert all(x + width <= left or left + wide <= x or y + height <= top or top + high <= y
-                       for *_, left, top, wide, high in boxes[:i])
+            assert all(
+                x + width <= left or left + wide <= x or y + height <= top or top + high <= y
+                for *_, left, top, wide, high in boxes[:i]
+            )
         assert opened.js("document.querySelector('#tree').getAttribute('aria-label')").startswith(f"Step {number}: ")
     opened.js("document.querySelector('summary').focus()")
     opened.press("Enter")
@@ -192,8 +199,10 @@ def test_escape_ends_decoding_and_comparison(page):
             page.open(f"{address}/")
             send_raw(page)
             page.type(PROMPT)
-            page.js(f"(document.querySelector('#compare').checked = true, "
-                    f"document.querySelector('#max_tokens').value = {NEW})")
+            page.js(
+                f"(document.querySelector('#compare').checked = true, "
+                f"document.querySelector('#max_tokens').value = {NEW})"
+            )
             page.press("Enter", CONTROL)
             page.until(f"document.querySelector('#status').textContent.includes('{about}')")
             page.press("Escape")
@@ -217,7 +226,7 @@ def test_a_comparison_shows_plain_decoding_and_a_stop_text_is_never_shown(opened
     assert text(opened, "same") == "identical ids \u2713" and text(opened, "speedup").endswith("\u00d7")
     assert float(text(opened, "plain-rate").replace(",", "")) > 0
     assert all(opened.js(f"document.querySelector('#chart .{whose}').getAttribute('d')") for whose in ("ours", "plain"))
-    assert text(opened, "finish") == "stop text" and text(opened, "answer") == whole[:whole.index(whole[34:38])]
+    assert text(opened, "finish") == "stop text" and text(opened, "answer") == whole[: whole.index(whole[34:38])]
 
 
 def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
@@ -231,18 +240,22 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(opened):
     for _ in range(2):
         opened.press("Tab", SHIFT)
     assert focused(opened) == "theme"
-    opened.press("Enter")       # light, in a dark system
+    opened.press("Enter")  # light, in a dark system
     assert not dark()
     opened.open(opened.js("location.href"))
     assert not dark() and text(opened, "theme") == "Theme: light"
 
 
 def test_the_page_shows_the_error_message_of_the_server(opened):
-    for new, prompt, sentence in (("many", "x", "give a large number."),
-                                  ("10", "", "The prompt is empty. Give at least one token."),
-                                  ("10", "x" * 600, "Shorten it.")):
-        opened.js(f"(document.querySelector('#max_tokens').value = '{new}', "
-                  f"document.querySelector('#prompt').value = '{prompt}')")
+    for new, prompt, sentence in (
+        ("many", "x", "give a large number."),
+        ("10", "", "The prompt is empty. Give at least one token."),
+        ("10", "x" * 600, "Shorten it."),
+    ):
+        opened.js(
+            f"(document.querySelector('#max_tokens').value = '{new}', "
+            f"document.querySelector('#prompt').value = '{prompt}')"
+        )
         opened.press("Enter", CONTROL)
         opened.until(f"{IDLE} && !document.querySelector('#trouble').hidden")
         assert text(opened, "trouble").endswith(sentence) and "\n" not in text(opened, "trouble")
@@ -257,8 +270,13 @@ def test_the_page_loads_nothing_from_other_origins_and_cannot(opened, server):
     assert opened.js("fetch('http://localhost:9/').then(() => 'fetched', error => error.name)") == "TypeError"
     opened.until("true")
     assert any("Content Security Policy" in one for one in opened.said)
-    assert opened.js("(document.body.append(Object.assign(document.createElement('script'), "
-                     "{textContent: 'window.foreign = 1'})), window.foreign ?? null)") is None
+    assert (
+        opened.js(
+            "(document.body.append(Object.assign(document.createElement('script'), "
+            "{textContent: 'window.foreign = 1'})), window.foreign ?? null)"
+        )
+        is None
+    )
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(page):
@@ -291,16 +309,38 @@ def test_tab_reaches_every_control_in_page_order_with_a_visible_focus(opened):
         assert line == "solid2px", order
         opened.press("Tab")
         order.append(focused(opened) or opened.js("document.activeElement.localName"))
-    assert order == ["theme", "open", "clear", "prompt", "max_tokens", "temperature", "seed", "stop",
-                     "compare", "chat", "run", "example", "drafted", "retrieved", "both", "target", "copy", "answer",
-                     "step", "canvas", "summary"]
+    assert order == [
+        "theme",
+        "open",
+        "clear",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "seed",
+        "stop",
+        "compare",
+        "chat",
+        "run",
+        "example",
+        "drafted",
+        "retrieved",
+        "both",
+        "target",
+        "copy",
+        "answer",
+        "step",
+        "canvas",
+        "summary",
+    ]
 
 
 def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened):
     for chat, ending in ((False, "return self.items[-1]\n"), (True, "attribute limit to capacity.")):
-        opened.js(f"(document.querySelector('#chat').checked = {str(chat).lower()}, "
-                  "document.querySelector('#example').click())")
-        opened.until(f"{IDLE} && document.querySelector('#trouble').textContent.endsWith('Shorten it.')")    # the toy
+        opened.js(
+            f"(document.querySelector('#chat').checked = {str(chat).lower()}, "
+            "document.querySelector('#example').click())"
+        )
+        opened.until(f"{IDLE} && document.querySelector('#trouble').textContent.endsWith('Shorten it.')")  # the toy
         assert opened.js("document.querySelector('#prompt').value").endswith(ending)
         assert opened.js("document.querySelector('#compare').checked")
         opened.js("document.querySelector('#trouble').textContent = ''")
@@ -308,8 +348,10 @@ def test_example_fills_in_a_program_with_a_request_for_chats_and_sends_it(opened
 
 def test_a_phone_shows_the_answer_before_the_speed_and_scrolls_in_one_direction(opened):
     opened.screen(390, 844)
-    tops = opened.js("['ask', 'answer-card', 'figures', 'tree-card'].map("
-                     "id => document.getElementById(id).getBoundingClientRect().top)")
+    tops = opened.js(
+        "['ask', 'answer-card', 'figures', 'tree-card'].map("
+        "id => document.getElementById(id).getBoundingClientRect().top)"
+    )
     assert tops == sorted(tops)
     assert opened.js("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
@@ -320,7 +362,7 @@ def test_figures_sent_while_decoding_end_at_the_final_statistics():
     events = [(name[7:], json.loads(told[6:])) for name, told in (line.split("\n") for line in lines[:-1])]
     names = list(dict.fromkeys(name for name, _ in events))
     assert names == ["start", "read", "step", "done", "plain", "compared", "end"]
-    of = {name: told for name, told in events}      # the last of each
+    of = {name: told for name, told in events}  # the last of each
     stats, step, plain = of["done"]["stats"], of["step"], of["plain"]
     assert (step["new_tokens"], step["steps"], step["mat"]) == (20, stats["steps"], stats["mat"])
     assert (of["start"]["max_tokens"], of["start"]["prompt_tokens"]) == (20, len(PROMPT)) and stats["steps"] < 19
@@ -345,7 +387,7 @@ def test_texts_of_tokens_join_to_those_of_steps_and_each_letter_belongs_to_its_l
     shown: dict[int, str] = {}
     for i in range(0, len(ids), size):
         new, given = [], ""
-        for token in ids[i:i + size]:
+        for token in ids[i : i + size]:
             new.append(token)
             given += detokenizer.push([token])
             if detokenizer.stopped:
@@ -362,7 +404,7 @@ def test_texts_of_tokens_join_to_those_of_steps_and_each_letter_belongs_to_its_l
         if detokenizer.stopped:
             break
     whole, at = detokenizer.text, 0
-    for letter in whole:        # each belongs to its last byte
+    for letter in whole:  # each belongs to its last byte
         at += len(letter.encode())
         assert letter in shown[at - 1]
     assert "".join(shown[at] for at in sorted(shown)) == whole
@@ -370,10 +412,14 @@ def test_texts_of_tokens_join_to_those_of_steps_and_each_letter_belongs_to_its_l
 
 def test_incomplete_bytes_at_the_end_belong_to_the_last_token():
     shares = Spans(Bytes())
-    assert shares.push(Step(tokens=(104, 0xc3), origins=(ROOT, DRAFT), text="h")) == [
-        {"at": 0, "origin": "target", "text": "h"}, {"at": 1, "origin": "drafted", "text": ""}]
-    assert shares.push(Step(tokens=(0xa9, 0xf0), origins=(DRAFT, RETRIEVED), text="é\ufffd")) == [
-        {"at": 2, "origin": "drafted", "text": "é"}, {"at": 3, "origin": "retrieved", "text": "\ufffd"}]
+    assert shares.push(Step(tokens=(104, 0xC3), origins=(ROOT, DRAFT), text="h")) == [
+        {"at": 0, "origin": "target", "text": "h"},
+        {"at": 1, "origin": "drafted", "text": ""},
+    ]
+    assert shares.push(Step(tokens=(0xA9, 0xF0), origins=(DRAFT, RETRIEVED), text="é\ufffd")) == [
+        {"at": 2, "origin": "drafted", "text": "é"},
+        {"at": 3, "origin": "retrieved", "text": "\ufffd"},
+    ]
 
 
 def test_a_picture_ends_where_the_answer_does():

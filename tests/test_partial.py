@@ -26,11 +26,25 @@ from longgraft.zoo.partial_kv import PartialKVCache
 from longgraft.zoo.selection import Attended, Chunks, Nearest, Quest, Recent
 
 TREE = ProposalTree.build([5, 7, 9, 11], [-1, 0, 0, 1], [0.0] * 4, [ROOT, 2, 2, 2])
-SMALL = [Attended(40, 8), Recent(24), Nearest(24, 4), Nearest(24, 4, 8), Chunks(32), Chunks(32, 12), Quest(1, 2, 1),
-         Quest(1, 2, 1, corners=False)]
-METHODS = ["magicdec+rows=40", "magicdec+rows=40+keep=recent",
-           "triforce+rows=48+window=40", "triforce+rows=48+window=40+every=3+drafts=2", "tokenswift+rows=32",
-           "tokenswift+rows=32+every=none+branches=8", "specpv-exact+sinks=0+retrieved=1+local=1+waiting=6+score=bound"]
+SMALL = [
+    Attended(40, 8),
+    Recent(24),
+    Nearest(24, 4),
+    Nearest(24, 4, 8),
+    Chunks(32),
+    Chunks(32, 12),
+    Quest(1, 2, 1),
+    Quest(1, 2, 1, corners=False),
+]
+METHODS = [
+    "magicdec+rows=40",
+    "magicdec+rows=40+keep=recent",
+    "triforce+rows=48+window=40",
+    "triforce+rows=48+window=40+every=3+drafts=2",
+    "tokenswift+rows=32",
+    "tokenswift+rows=32+every=none+branches=8",
+    "specpv-exact+sinks=0+retrieved=1+local=1+waiting=6+score=bound",
+]
 
 
 def read(select, length: int = 100, family: str = "llama", chunk: int = 16, **more) -> tuple[PartialKVCache, Verifier]:
@@ -64,24 +78,26 @@ def test_rows_of_a_partial_cache_equal_the_chosen_rows_of_the_whole_one(select):
     cache, rows = partial.fresh(), partial.newest_choice.rows
     assert cache.position == 100 and cache.length == partial.newest_choice.length < 100 and not partial.chosen().whole
     for layer, chosen in rows.items():
-        for ours, theirs in ((cache.layers[layer].keys, verifier.cache.layers[layer].keys),
-                             (cache.layers[layer].values, verifier.cache.layers[layer].values)):
+        for ours, theirs in (
+            (cache.layers[layer].keys, verifier.cache.layers[layer].keys),
+            (cache.layers[layer].values, verifier.cache.layers[layer].values),
+        ):
             for head, own in enumerate(chosen.expand(2, -1)):
                 assert (own[1:] > own[:-1]).all()
-                assert torch.equal(ours[0, head, :cache.length], theirs[0, head, own])
+                assert torch.equal(ours[0, head, : cache.length], theirs[0, head, own])
 
 
 @pytest.mark.parametrize("select", SMALL)
 def test_a_partial_cache_adds_committed_rows_and_drops_drafted_ones(select):
     partial, verifier = read(select)
     before = partial.fresh().length
-    logits(verifier, partial.cache)                 # scratch
+    logits(verifier, partial.cache)  # scratch
     seen = verifier.verify(TREE, partial.wants)
     partial.observe(seen)
     cache, kept = partial.fresh(), len(seen.path)
     assert (cache.length, cache.position) == (before + kept, verifier.cache.position)
     for ours, theirs in zip(cache.layers, verifier.cache.layers, strict=True):
-        assert torch.equal(ours.keys[:, :, before:before + kept], theirs.keys[:, :, 100:100 + kept])
+        assert torch.equal(ours.keys[:, :, before : before + kept], theirs.keys[:, :, 100 : 100 + kept])
 
 
 def test_rows_are_chosen_anew_when_enough_was_committed():
@@ -107,15 +123,17 @@ def test_queries_are_those_of_the_kept_nodes():
     seen = verifier.verify(TREE, Wants(queries=8))
     chain = TREE.tokens[seen.path]
     verifier.cache.crop(100)
-    alone, = verifier.target.run([Segment(ProposalTree.chain(chain), verifier.cache)], Wants(queries=8))
+    (alone,) = verifier.target.run([Segment(ProposalTree.chain(chain), verifier.cache)], Wants(queries=8))
     assert seen.queries.keys() == alone.queries.keys() == set(range(4))
     for layer, queries in seen.queries.items():
         torch.testing.assert_close(queries, alone.queries[layer], atol=1e-4, rtol=1e-4)
     assert verifier.read(torch.tensor([1] * 20), Wants(queries=8), following=2).queries[0].shape == (4, 8, 8)
 
 
-KEYS, QUERIES = (torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-                 for seed, shape in enumerate([(2, 203, 8), (4, 5, 8)]))
+KEYS, QUERIES = (
+    torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    for seed, shape in enumerate([(2, 203, 8), (4, 5, 8)])
+)
 
 
 def test_quest_chooses_the_blocks_that_specpv_chooses():
@@ -125,8 +143,8 @@ def test_quest_chooses_the_blocks_that_specpv_chooses():
     for head in range(2):
         scores = np.zeros(count)
         for block in range(count):
-            inside = keys[head, first + 16 * block:first + 16 * (block + 1)]
-            for query in queries[2 * head:2 * head + 2].reshape(-1, 8):
+            inside = keys[head, first + 16 * block : first + 16 * (block + 1)]
+            for query in queries[2 * head : 2 * head + 2].reshape(-1, 8):
                 scores[block] += max(query @ inside.max(0), query @ inside.min(0))
         best = np.sort(np.argsort(-scores)[:3])
         middle = [first + 16 * block + i for block in best for i in range(16)]
@@ -145,10 +163,10 @@ def test_attended_rows_are_those_of_the_summed_attention():
     """Repeats SnapKV: the causal matrix is summed over queries and grouped heads, averaged, the largest taken."""
     rows = Attended(20, 5)(KEYS, QUERIES)
     for head in range(2):
-        scores = QUERIES[2 * head:2 * head + 2] @ KEYS[head].T / 8 ** 0.5
+        scores = QUERIES[2 * head : 2 * head + 2] @ KEYS[head].T / 8**0.5
         hidden = torch.arange(203)[None] > torch.arange(198, 203)[:, None]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1).sum((0, 1))[:198]
-        near = torch.stack([weights[max(0, t - 2):t + 3].sum() for t in range(198)])
+        near = torch.stack([weights[max(0, t - 2) : t + 3].sum() for t in range(198)])
         assert rows[head].tolist() == [*near.topk(15).indices.sort().values.tolist(), *range(198, 203)]
 
 
@@ -158,7 +176,7 @@ def test_chunks_and_keys_are_those_nearest_to_the_last_query():
     assert Nearest(30, 4, 10)(KEYS, QUERIES)[:, -10:].tolist() == [newest, newest]
     assert torch.equal(Chunks(34, 10)(KEYS, QUERIES)[:, :24], Chunks(24)(KEYS[:, :193], QUERIES)[:, :24])
     for head in range(2):
-        products = KEYS[head] @ last[2 * head:2 * head + 2].sum(0)
+        products = KEYS[head] @ last[2 * head : 2 * head + 2].sum(0)
         assert nearest[head].tolist() == [0, 1, 2, 3, *(4 + products[4:].topk(16).indices).sort().values.tolist()]
         means = products[:200].view(25, 8).mean(1)
         best = (1 + means[1:].topk(2).indices).sort().values.tolist()
@@ -169,8 +187,11 @@ SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("method", "family", "sampling"),
-                         covering(METHODS, ("llama", "qwen3", "mistral-window", "qwen3-moe"), SAMPLINGS), ids=named)
+@pytest.mark.parametrize(
+    ("method", "family", "sampling"),
+    covering(METHODS, ("llama", "qwen3", "mistral-window", "qwen3-moe"), SAMPLINGS),
+    ids=named,
+)
 def test_methods_that_draft_from_a_partial_cache_decode_the_ids_of_plain_decoding(method, family, sampling):
     found = answered(toy_session(method, family), toy_prompt(100), 12, SAMPLINGS[sampling])
     assert found.token_ids == plain(family, 100, 24, SAMPLINGS[sampling])[:12]
@@ -216,7 +237,7 @@ class SpecPvRun:
     def __init__(self, family: str = "llama") -> None:
         parts = toy_parts(family)
         self.proposer = build(LOSSY, parts)
-        memory, = self.proposer.memories
+        (memory,) = self.proposer.memories
         memory.reset(256)
         self.full = Verifier(parts.target, parts.target.cache(256), Greedy(), Clock())
         self.verifier = verifies(LOSSY, parts)(self.full)
@@ -246,7 +267,7 @@ def test_a_full_pass_comes_first_and_again_when_enough_tokens_wait(family):
     run = SpecPvRun(family)
     assert run.fulls[0] and 0 in run.fulls
     later = [n for n in run.fulls[1:] if n]
-    assert later and min(later) > 7      # more than six waited, and its own root
+    assert later and min(later) > 7  # more than six waited, and its own root
 
 
 def test_tokens_that_waited_have_their_true_rows_after_a_full_pass(family):

@@ -14,15 +14,15 @@ COPY = RecordedAnswer("copies", "a", "a", (*range(1, 61), 90), tuple(range(1, 61
 
 
 def test_plain_decoding_takes_a_pass_per_token_after_the_first():
-    plain, = replayed(Bench(TABLE), "ar", [COPY])
+    (plain,) = replayed(Bench(TABLE), "ar", [COPY])
     assert plain.steps == len(COPY.answer) - 1 and plain.speedup == pytest.approx(1.0)
     assert plain.seconds == pytest.approx(len(COPY.answer) - 1)
 
 
 @pytest.mark.parametrize("method", ["pld", "suffix", "graft-x-text"])
 def test_a_copy_is_decoded_in_fewer_steps_and_never_faster_than_by_the_oracle(method):
-    found, = replayed(Bench(TABLE), method, [COPY])
-    oracle, = replayed(Bench(TABLE), "oracle", [COPY])
+    (found,) = replayed(Bench(TABLE), method, [COPY])
+    (oracle,) = replayed(Bench(TABLE), "oracle", [COPY])
     assert found.steps < len(COPY.answer) / 3 and 1.0 < found.speedup <= oracle.speedup
     assert found.seconds == pytest.approx(found.steps + (found.rows - found.steps) / 59)
 
@@ -33,8 +33,11 @@ def test_the_longest_path_that_the_answer_follows_is_kept():
 
 
 def test_both_halves_of_the_answers_are_all_of_them_and_rows_are_in_one_half():
-    answers = [RecordedAnswer("suite", f"{row} {turn}", str(row), (1,), tuple(range(9))) for row in range(20)
-               for turn in (1, 2)]
+    answers = [
+        RecordedAnswer("suite", f"{row} {turn}", str(row), (1,), tuple(range(9)))
+        for row in range(20)
+        for turn in (1, 2)
+    ]
     halves = [chosen(answers, "", 99, half)["suite"] for half in ("even", "odd")]
     assert sorted(one.id for half in halves for one in half) == sorted(one.id for one in answers)
     assert not {one.row for one in halves[0]} & {one.row for one in halves[1]}

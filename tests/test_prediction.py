@@ -28,7 +28,7 @@ from longgraft.trees.tree import ProposalTree
 from longgraft.zoo.logitspec import LastTopK, LogitSpec, continuation
 
 COPYING = ["pld", "pld+", "adapld+branches=0", "samd", "suffix", "rest", "graft-x-text", "lookahead"]
-BEFORE = {"pld": 2, "pld+": 1, "adapld+branches=0": 1, "rest": 1}      # tokens that must match before the root
+BEFORE = {"pld": 2, "pld+": 1, "adapld+branches=0": 1, "rest": 1}  # tokens that must match before the root
 
 
 def proposed(method: str, texts: list[list[int]], prompt: list[int], root: int) -> ProposalTree:
@@ -109,10 +109,11 @@ def test_rows_of_a_prediction_are_its_commonest_successors_until_the_target_repl
     memory.observe_prediction(torch.tensor([1, 8, 7, 9]))
     assert memory.matrix.rows[1].tolist() == [6, 5] and memory.matrix.rows[7].tolist() == [2, -1]
     assert memory.matrix.rows[8].tolist() == [7, -1] and memory.matrix.rows[2].tolist() == [-1, -1]
-    memory.observe(Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3,
-                               topk=torch.tensor([[3, 4]]), prompt=True))
+    memory.observe(
+        Observation(ProposalTree.chain(torch.tensor([1])), torch.arange(1), 3, topk=torch.tensor([[3, 4]]), prompt=True)
+    )
     assert memory.matrix.rows[1].tolist() == [3, 4]
-    memory.observe_prediction(torch.tensor([5]))      # no token follows it
+    memory.observe_prediction(torch.tensor([5]))  # no token follows it
     memory.reset(0)
     assert memory.matrix.touched() == 0
 
@@ -143,19 +144,38 @@ def test_accepted_tokens_are_the_longest_common_subsequence(seed):
     assert accepted(prediction, prediction) == (9, 0) and accepted([], answer) == (0, 0)
 
 
-@pytest.mark.parametrize(("prediction", "needed"), [
-    (5, "is a int. Give text or token ids"), ([1, "a"], "is a int"), (["a"], "came without a tokenizer"),
-    ([VOCAB], "has token ids from 96 to 96"), ([[1, 2], [3.5]], "holds 3.5"), ([{"role": "user"}], "holds 'role'"),
-    ([None], "is a NoneType"), (b"text", "is a bytes"), ("a\ud800", "has half a character")])
+@pytest.mark.parametrize(
+    ("prediction", "needed"),
+    [
+        (5, "is a int. Give text or token ids"),
+        ([1, "a"], "is a int"),
+        (["a"], "came without a tokenizer"),
+        ([VOCAB], "has token ids from 96 to 96"),
+        ([[1, 2], [3.5]], "holds 3.5"),
+        ([{"role": "user"}], "holds 'role'"),
+        ([None], "is a NoneType"),
+        (b"text", "is a bytes"),
+        ("a\ud800", "has half a character"),
+    ],
+)
 def test_an_invalid_prediction_is_refused_with_the_reason(prediction, needed):
     with pytest.raises(ValueError, match=r"[Tt]he prediction") as error:
         toy_session("pld").open([1, 2], 4, prediction=prediction)
     assert needed in str(error.value)
 
 
-@pytest.mark.parametrize(("prediction", "texts"), [
-    (None, []), ([], []), ([1, 2], [[1, 2]]), (torch.tensor([[1, 2]]), [[1, 2]]), ([[1, 2], [], (3,)], [[1, 2], [3]]),
-    ([np.int64(4), 2], [[4, 2]]), ([torch.tensor([1]), [2]], [[1], [2]])])
+@pytest.mark.parametrize(
+    ("prediction", "texts"),
+    [
+        (None, []),
+        ([], []),
+        ([1, 2], [[1, 2]]),
+        (torch.tensor([[1, 2]]), [[1, 2]]),
+        ([[1, 2], [], (3,)], [[1, 2], [3]]),
+        ([np.int64(4), 2], [[4, 2]]),
+        ([torch.tensor([1]), [2]], [[1], [2]]),
+    ],
+)
 def test_a_prediction_may_be_one_or_several_texts(prediction, texts):
     assert toy_session("pld").predicted(prediction) == texts
 

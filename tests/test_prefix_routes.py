@@ -21,18 +21,25 @@ def test_blocks_follow_the_prompt_and_not_the_order_of_fields():
     assert common(chat(first), chat(first, second, seed=1)) == 3 and len(blocks_of(chat(first, second))) == 4
     assert common(chat(first, stream=True), chat(first, model="m")) == 3
     assert common(chat(first), chat("z" + first)) == 0
-    assert common(chat(first, tools=["f"]), chat(first)) == 0       # templates write tools at the beginning
+    assert common(chat(first, tools=["f"]), chat(first)) == 0  # templates write tools at the beginning
 
 
 def test_every_api_has_a_prompt():
     text = "t" * 2 * BLOCK
-    for fields in ({"prompt": text}, {"prompt": [5] * BLOCK}, {"input": text}, {"system": text, "messages": []},
-                   {"input_prefix": text, "input_suffix": ""}, {"input_extra": [{"text": text}]}, {"content": text}):
+    for fields in (
+        {"prompt": text},
+        {"prompt": [5] * BLOCK},
+        {"input": text},
+        {"system": text, "messages": []},
+        {"input_prefix": text, "input_suffix": ""},
+        {"input_extra": [{"text": text}]},
+        {"content": text},
+    ):
         assert len(blocks_of(json.dumps(fields).encode())) == 2, fields
 
 
 def test_a_body_that_is_no_object_has_no_blocks():
-    for body in (b"{", b"[1]", b"", b"\xff", b"[" * 10 ** 6):
+    for body in (b"{", b"[1]", b"", b"\xff", b"[" * 10**6):
         assert blocks_of(body) == ()
 
 
@@ -50,17 +57,17 @@ def test_a_prompt_goes_where_most_of_it_went():
     sent(routes, (1, 2, 3), "b")
     assert routes.ranked((1, 2, 3, 4), "ab") == ["b", "a"] and routes.ranked((1, 2, 9), "ab") == ["a", "b"]
     sent(routes, (7,), "a", running=True)
-    assert routes.ranked((1, 2, 9), "ab") == ["b", "a"]     # both have it: the one with less work
+    assert routes.ranked((1, 2, 9), "ab") == ["b", "a"]  # both have it: the one with less work
 
 
 def test_reading_again_is_better_than_waiting_longer():
     routes = PrefixRoutes[str](request=1)
     sent(routes, range(8), "a")
-    sent(routes, range(100, 106), "a", running=True)        # seven blocks of work
+    sent(routes, range(100, 106), "a", running=True)  # seven blocks of work
     assert routes.ranked(range(8), "ab") == ["a", "b"]
     assert routes.ranked((*range(6), 50, 51), "ab") == ["b", "a"]
     for _ in range(2):
-        sent(routes, range(100, 106), "a", running=True)        # known by now: only their answers are work
+        sent(routes, range(100, 106), "a", running=True)  # known by now: only their answers are work
     assert routes.ranked(range(8), "ab") == ["b", "a"]
 
 
@@ -103,11 +110,11 @@ def test_unknown_prompts_spread_over_replicas_that_are_equally_loaded():
 
 
 def test_least_recently_used_blocks_are_forgotten_the_end_of_a_prompt_first():
-    routes = PrefixRoutes[str](blocks_each=2)       # four blocks of two replicas
+    routes = PrefixRoutes[str](blocks_each=2)  # four blocks of two replicas
     sent(routes, (1, 2, 3), "b")
     sent(routes, (7, 8), "a")
     sent(routes, (), "b")
-    assert routes.ranked((1, 2, 3), "ab") == ["b", "a"]     # (1, 2) is still known
+    assert routes.ranked((1, 2, 3), "ab") == ["b", "a"]  # (1, 2) is still known
     sent(routes, (9, 10), "a")
     sent(routes, (), "b")
     assert routes.ranked((1, 2, 3), "ab") == ["a", "b"] and routes.ranked((7, 8), "ab") == ["a", "b"]

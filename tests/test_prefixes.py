@@ -24,11 +24,17 @@ from longgraft.trees.padded import on_host
 CELL = 16
 BEGINS = toy_prompt(90)
 # Edits of a file: near its end, far from it, at a cell's border, none; and another file in between.
-PROMPTS = (BEGINS, BEGINS[:70] + toy_prompt(25, seed=3), toy_prompt(60, seed=4), BEGINS[:32] + toy_prompt(40, seed=5),
-           BEGINS, BEGINS + toy_prompt(20, seed=6))
+PROMPTS = (
+    BEGINS,
+    BEGINS[:70] + toy_prompt(25, seed=3),
+    toy_prompt(60, seed=4),
+    BEGINS[:32] + toy_prompt(40, seed=5),
+    BEGINS,
+    BEGINS + toy_prompt(20, seed=6),
+)
 LONG = BEGINS + toy_prompt(60, seed=6)
-READS = (90, 95 - 69, 60, 72 - 31, 90 - 79, 110 - 79)       # all, or from the last equal token of a kept cell on
-RANKED = (90, 95 - 63, 60, 72 - 31, 90 - 79, 110 - 79)      # the same if cells have ranks: from a cell's last token on
+READS = (90, 95 - 69, 60, 72 - 31, 90 - 79, 110 - 79)  # all, or from the last equal token of a kept cell on
+RANKED = (90, 95 - 63, 60, 72 - 31, 90 - 79, 110 - 79)  # the same if cells have ranks: from a cell's last token on
 
 
 def reads(session, prompt) -> int:
@@ -52,32 +58,35 @@ def alike(kept, bare, prompts, **more) -> list[int]:
 
 # Each kind of method is tested with one family and one chunk size; which of them does not matter.
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("method", "family", "chunk"), [*zip(
-    kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "family", "chunk"),
+    [*zip(kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)],
+    ids=str,
+)
 def test_recalled_prompts_give_the_same_answers_as_read_ones(method, family, chunk):
     """Compares the answers and what was proposed for them."""
-    kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
+    kept = toy_session(method, family, chunk=chunk, prefixes=Prefixes(2**30, CELL))
     assert any(alike(kept, toy_session(method, family, chunk=chunk), PROMPTS[:2]))
 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", CHOOSING)
 def test_an_adaptive_method_chooses_the_same_after_a_recalled_prompt(method):
-    kept = toy_session(method, adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
+    kept = toy_session(method, adaptive=True, prefixes=Prefixes(2**30, CELL))
     assert any(alike(kept, toy_session(method, adaptive=True), (*PROMPTS[:4], LONG, LONG)))
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["graft", "token-recycling", "mtp", "graft-x"])
 def test_lasting_memories_are_the_same_after_read_and_recalled_prompts(method):
-    kept, bare = (toy_session(method, persist=True, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
+    kept, bare = (toy_session(method, persist=True, prefixes=prefixes) for prefixes in (Prefixes(2**30, CELL), None))
     assert sum(alike(kept, bare, (*PROMPTS, BEGINS))) > 300
 
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("method", ["graft", "samd", "logitspec", "tokenswift", "rest"])
 def test_predictions_work_beside_recalled_prompts(method):
-    kept = toy_session(method, prefixes=Prefixes(2 ** 30, CELL))
+    kept = toy_session(method, prefixes=Prefixes(2**30, CELL))
     predictions = [toy_prompt(30, seed=8), BEGINS[20:60]]
     assert alike(kept, toy_session(method), (BEGINS, *PROMPTS), prediction=predictions)[1] == 79
 
@@ -85,7 +94,7 @@ def test_predictions_work_beside_recalled_prompts(method):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["ar", "graft", "sps", "graft-x"])
 def test_evicted_prefixes_are_read_again(method):
-    whole = Prefixes(2 ** 30, CELL)
+    whole = Prefixes(2**30, CELL)
     answered(toy_session(method, prefixes=whole), BEGINS, 2)
     kept = toy_session(method, prefixes=Prefixes(whole.bytes // 2, CELL))
     other = toy_prompt(60, seed=4)
@@ -93,11 +102,13 @@ def test_evicted_prefixes_are_read_again(method):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("method", "persist"), [("ar", False), ("graft", True), ("token-recycling", True),
-                                                 ("graft-x", False), ("sps", True), ("dflash", False)])
+@pytest.mark.parametrize(
+    ("method", "persist"),
+    [("ar", False), ("graft", True), ("token-recycling", True), ("graft-x", False), ("sps", True), ("dflash", False)],
+)
 def test_recorded_steps_use_recalled_rows_and_lasting_memories(method, persist):
     """Recalled rows are written into the recorded buffers; a lasting memory holds rows of all prompts."""
-    kept = toy_session(method, "qwen3", regions=Regions(recorder), persist=persist, prefixes=Prefixes(2 ** 30, CELL))
+    kept = toy_session(method, "qwen3", regions=Regions(recorder), persist=persist, prefixes=Prefixes(2**30, CELL))
     bare = toy_session(method, "qwen3", persist=persist)
     reused = 63 if method in ("graft", "graft-x", "token-recycling") else 69
     assert alike(kept, bare, (BEGINS, PROMPTS[1], PROMPTS[3])) == [0, reused, 31]
@@ -106,14 +117,14 @@ def test_recorded_steps_use_recalled_rows_and_lasting_memories(method, persist):
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(("method", "chunk"), [("ar", 1), ("pld", 17), ("eagle3", 32), ("graft", None), ("graft", 1)])
 def test_only_tokens_that_differ_are_read(method, chunk):
-    session = toy_session(method, chunk=chunk, prefixes=Prefixes(2 ** 30, CELL))
+    session = toy_session(method, chunk=chunk, prefixes=Prefixes(2**30, CELL))
     assert tuple(reads(session, prompt) for prompt in PROMPTS) == (RANKED if method == "graft" else READS)
 
 
 @pytest.mark.parametrize("method", ["eagle3", "sps", "dflash"])
 def test_recalled_rows_of_a_drafter_equal_those_made_of_the_prompt(method):
     """A drafter's row may depend on the next token, which differs where two prompts part."""
-    kept, bare = (toy_session(method, prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
+    kept, bare = (toy_session(method, prefixes=prefixes) for prefixes in (Prefixes(2**30, CELL), None))
     answered(kept, BEGINS, 2)
     rows = []
     for session in (kept, bare):
@@ -135,19 +146,19 @@ def test_ranked_positions_follow_the_cells_of_rows():
     whole = last_occurrences(ids, CELL)
     for start in (1, 15, 16, 40, 63):
         border = -(-start // CELL) * CELL
-        assert last_occurrences(ids[start:], CELL, start)[border - start:].equal(whole[border:])
+        assert last_occurrences(ids[start:], CELL, start)[border - start :].equal(whole[border:])
     assert int(whole.sum()) > int(last_occurrences(ids).sum())
 
 
 def test_a_memory_that_needs_the_end_of_a_prompt_sees_it(monkeypatch):
     tail = 40
     monkeypatch.setattr(PartialMatching, "tail", tail)
-    session = toy_session("graft-x", adaptive=True, prefixes=Prefixes(2 ** 30, CELL))
+    session = toy_session("graft-x", adaptive=True, prefixes=Prefixes(2**30, CELL))
     assert all(reads(session, BEGINS) >= tail for _ in range(2))
 
 
 def test_prefixes_stay_within_their_limit_and_keep_the_beginning_longest():
-    whole = Prefixes(2 ** 30, CELL)
+    whole = Prefixes(2**30, CELL)
     answered(toy_session("graft", prefixes=whole), BEGINS, 2)
     assert len(whole) == 5 and whole.bytes > 0
     small = Prefixes(whole.bytes * 3 // 5, CELL)
@@ -160,12 +171,12 @@ def test_prefixes_stay_within_their_limit_and_keep_the_beginning_longest():
 
 def test_a_cell_without_the_one_before_it_is_not_kept():
     """No lookup could reach it."""
-    prefixes = Prefixes(2 ** 30, CELL)
+    prefixes = Prefixes(2**30, CELL)
     cell = Cell({"target": {"k": torch.zeros(1, 1, CELL, 4)}}, {})
     keys = prefixes.keys(BEGINS)
     assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3)] == [True, False, False]
     for n in (1, 2):
-        prefixes.put(keys[:n], cell, BEGINS[(n - 1) * CELL:n * CELL])
+        prefixes.put(keys[:n], cell, BEGINS[(n - 1) * CELL : n * CELL])
     assert [prefixes.lacks(keys[:n]) for n in (1, 2, 3, 4)] == [False, False, True, False]
     prefixes.clear()
     prefixes.pin(BEGINS[:CELL], cell)
@@ -180,7 +191,7 @@ def numbered(n: int) -> Cell:
 
 
 def test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token():
-    prefixes, keys, other = Prefixes(2 ** 30, CELL), Prefixes(0, CELL).keys(BEGINS), toy_prompt(CELL, seed=4)
+    prefixes, keys, other = Prefixes(2**30, CELL), Prefixes(0, CELL).keys(BEGINS), toy_prompt(CELL, seed=4)
     for seed in (4, 5):
         prefixes.put(prefixes.keys(kept := toy_prompt(CELL, seed=seed)), numbered(CELL), kept)
     room = prefixes.bytes
@@ -195,11 +206,18 @@ def test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token():
         assert all(cell.caches["target"]["k"].flatten().equal(cell.reports["ranks"]) for cell in cells)
         return [place for cell in cells for place in cell.reports["ranks"].tolist()]
 
-    for ids, known in ((BEGINS, 40), (BEGINS[:38] + other, 38), (BEGINS[:32] + other, 38), (BEGINS[:20] + other, CELL),
-                       (BEGINS[:37], 37), (other[1:], 0), (BEGINS[32:], 0)):
+    for ids, known in (
+        (BEGINS, 40),
+        (BEGINS[:38] + other, 38),
+        (BEGINS[:32] + other, 38),
+        (BEGINS[:20] + other, CELL),
+        (BEGINS[:37], 37),
+        (other[1:], 0),
+        (BEGINS[32:], 0),
+    ):
         assert places(ids) == [*range(known)]
     assert places(BEGINS, 35) == [*range(35)] and places(BEGINS, CELL - 1) == []
-    short = Prefixes(2 ** 30, CELL)
+    short = Prefixes(2**30, CELL)
     short.pin(BEGINS[:5], numbered(5))
     assert [cell.tokens for cell in short.known(keys, BEGINS, 90)] == [5]
     prefixes.clear()
@@ -207,9 +225,9 @@ def test_a_pinned_prefix_takes_no_room_and_is_known_to_its_last_token():
 
 
 def test_the_most_recently_used_prefix_is_evicted_last():
-    whole = Prefixes(2 ** 30, CELL)
+    whole = Prefixes(2**30, CELL)
     answered(toy_session("ar", prefixes=whole), BEGINS, 2)
-    one, two, three = (toy_prompt(40, seed) for seed in (7, 8, 9))      # two cells each
+    one, two, three = (toy_prompt(40, seed) for seed in (7, 8, 9))  # two cells each
     session = toy_session("ar", prefixes=Prefixes(whole.bytes * 4 // 5, CELL))
     for prompt in (one, two, one, three):
         answered(session, prompt, 2)
@@ -217,19 +235,19 @@ def test_the_most_recently_used_prefix_is_evicted_last():
 
 
 def test_a_cancelled_prompt_keeps_the_rows_that_were_read():
-    session = toy_session("graft", chunk=32, prefixes=Prefixes(2 ** 30, CELL))
+    session = toy_session("graft", chunk=32, prefixes=Prefixes(2**30, CELL))
     with session.open(BEGINS, 2) as request:
         request.step()
     assert reads(session, BEGINS) == 90 - 31
 
 
 def test_a_request_that_fails_while_recalling_leaves_no_partial_state(monkeypatch):
-    session, bare = (toy_session("graft", prefixes=prefixes) for prefixes in (Prefixes(2 ** 30, CELL), None))
+    session, bare = (toy_session("graft", prefixes=prefixes) for prefixes in (Prefixes(2**30, CELL), None))
     answered(session, BEGINS, 2)
     cells, extend = len(session.engine.prefixes), KVCache.extend
 
     def full(cache, parts):
-        if len(cache.layers) == 1:      # the drafter's cache; the target's has its rows already
+        if len(cache.layers) == 1:  # the drafter's cache; the target's has its rows already
             raise MemoryError("no more")
         extend(cache, parts)
 
@@ -243,7 +261,7 @@ def test_a_request_that_fails_while_recalling_leaves_no_partial_state(monkeypatc
 
 
 def test_the_first_difference_is_that_to_the_prompt_that_is_followed_longest():
-    prefixes = Prefixes(2 ** 30, CELL)
+    prefixes = Prefixes(2**30, CELL)
 
     def first(ids):
         return prefixes.first_difference(prefixes.keys(ids), ids)
@@ -252,10 +270,11 @@ def test_the_first_difference_is_that_to_the_prompt_that_is_followed_longest():
         keys = prefixes.keys(ids)
         for n in range(1, len(keys) + 1):
             if prefixes.lacks(keys[:n]):
-                prefixes.put(keys[:n], numbered(CELL), ids[(n - 1) * CELL:n * CELL])
-    assert first(BEGINS) is None        # nothing is kept
+                prefixes.put(keys[:n], numbered(CELL), ids[(n - 1) * CELL : n * CELL])
+
+    assert first(BEGINS) is None  # nothing is kept
     put(BEGINS)
-    assert [first(BEGINS), first(BEGINS[:CELL + 3]), first([*BEGINS, 1, 2])] == [None] * 3
+    assert [first(BEGINS), first(BEGINS[: CELL + 3]), first([*BEGINS, 1, 2])] == [None] * 3
     for place in (0, 5, CELL - 1, CELL, CELL + 7):
         changed = [*BEGINS]
         changed[place] += 1
@@ -263,8 +282,8 @@ def test_the_first_difference_is_that_to_the_prompt_that_is_followed_longest():
     near = [*BEGINS[:5], BEGINS[5] + 1, *BEGINS[6:]]
     put(near)
     assert first([*near[:9], near[9] + 1, *near[10:]]) == 9
-    prefixes.pin(BEGINS[:CELL + 4], numbered(CELL + 4))
-    continued = [*BEGINS[:CELL + 4], BEGINS[CELL + 4] + 1, *BEGINS[CELL + 5:]]
+    prefixes.pin(BEGINS[: CELL + 4], numbered(CELL + 4))
+    continued = [*BEGINS[: CELL + 4], BEGINS[CELL + 4] + 1, *BEGINS[CELL + 5 :]]
     assert first(continued) is None
     prefixes.clear()
     assert first(near) == 5 and first([BEGINS[0] + 1] * 40) == 0
@@ -281,7 +300,7 @@ def test_evicted_cells_differ_from_nothing():
 
 @torch.no_grad()
 def in_place(module):
-    module.weight[:, 1:] *= 3       # the first column has the numbers that are compared
+    module.weight[:, 1:] *= 3  # the first column has the numbers that are compared
 
 
 def behind_the_counter(module):
@@ -310,7 +329,7 @@ def own_parts(**more):
 @pytest.mark.parametrize("change", CHANGES)
 def test_prompts_are_read_again_after_a_change_of_the_weights(change):
     parts = own_parts()
-    session = repeatable("pld", parts, Prefixes(2 ** 30, CELL))
+    session = repeatable("pld", parts, Prefixes(2**30, CELL))
     before = answered(session, LONG, 12)
     change(parts.target.layers[0].mlp.down_proj)
     after = answered(session, LONG, 12)
@@ -322,7 +341,7 @@ def test_prompts_are_read_again_after_a_change_of_the_weights(change):
 def test_prompts_are_read_again_after_an_adapter_is_switched():
     """PEFT's layers change nothing but an attribute."""
     parts = own_parts()
-    session = repeatable("pld", parts, Prefixes(2 ** 30, CELL))
+    session = repeatable("pld", parts, Prefixes(2**30, CELL))
     parts.target.layers[0].mlp.down_proj._disable_adapters = False
     reused = []
     for disabled in (False, False, True):
@@ -333,7 +352,7 @@ def test_prompts_are_read_again_after_an_adapter_is_switched():
 
 def test_a_change_of_the_drafter_s_weights_drops_its_kept_rows():
     parts = own_parts()
-    session = repeatable("eagle3", parts, Prefixes(2 ** 30, CELL))
+    session = repeatable("eagle3", parts, Prefixes(2**30, CELL))
     answered(session, LONG, 2)
     in_place(session.engine.proposer.memories[0].network.fc)
     assert alike(session, repeatable("eagle3", parts), [LONG]) == [0]
@@ -341,7 +360,7 @@ def test_a_change_of_the_drafter_s_weights_drops_its_kept_rows():
 
 def test_rows_read_with_two_states_of_the_weights_are_not_kept():
     parts = own_parts()
-    session = repeatable("ar", parts, Prefixes(2 ** 30, CELL), chunk=32)
+    session = repeatable("ar", parts, Prefixes(2**30, CELL), chunk=32)
     projection = parts.target.layers[0].mlp.down_proj
     weights = projection.weight.data
     with session.open(LONG, 2) as request:
@@ -354,7 +373,7 @@ def test_rows_read_with_two_states_of_the_weights_are_not_kept():
 
 def test_weights_that_change_before_the_first_step_count():
     parts = own_parts()
-    session = repeatable("ar", parts, Prefixes(2 ** 30, CELL))
+    session = repeatable("ar", parts, Prefixes(2**30, CELL))
     answered(session, LONG, 2)
     request = session.open(LONG, 2)
     in_place(parts.target.layers[0].mlp.down_proj)

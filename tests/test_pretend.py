@@ -16,7 +16,7 @@ import pytest
 
 import longgraft
 
-pytestmark = pytest.mark.slow       # steps on the pretend device are counted once for all tests
+pytestmark = pytest.mark.slow  # steps on the pretend device are counted once for all tests
 COUNTS = Path(__file__).parent / "pretend" / "counts.py"
 TOYS = "toy-float32", "toy-bfloat16", "toy-recorded", "toy-fused"
 REAL = "llama", "llama-fused"
@@ -40,23 +40,35 @@ class Spent(NamedTuple):
 
 # Rounded up to tens, because versions of torch differ in a few operations.
 MOST = {
-    ("toy-float32", "ar"): Spent(1, 0, 2, 170), ("toy-bfloat16", "ar"): Spent(1, 0, 2, 190),
-    ("toy-float32", "eagle3"): Spent(2, 0, 6, 1030), ("toy-bfloat16", "eagle3"): Spent(2, 0, 6, 1210),
-    ("toy-float32", "graft"): Spent(6, 0, 8, 880), ("toy-bfloat16", "graft"): Spent(6, 0, 8, 1000),
-    ("toy-recorded", "ar"): Spent(1, 0, 1, 2, 4, 240), ("toy-recorded", "eagle3"): Spent(1, 0, 2, 20, 15, 1240),
-    ("toy-recorded", "graft"): Spent(4, 0, 2, 30, 15, 1150), ("toy-recorded", "graft-x"): Spent(11, 0, 3, 60, 15, 1220),
+    ("toy-float32", "ar"): Spent(1, 0, 2, 170),
+    ("toy-bfloat16", "ar"): Spent(1, 0, 2, 190),
+    ("toy-float32", "eagle3"): Spent(2, 0, 6, 1030),
+    ("toy-bfloat16", "eagle3"): Spent(2, 0, 6, 1210),
+    ("toy-float32", "graft"): Spent(6, 0, 8, 880),
+    ("toy-bfloat16", "graft"): Spent(6, 0, 8, 1000),
+    ("toy-recorded", "ar"): Spent(1, 0, 1, 2, 4, 240),
+    ("toy-recorded", "eagle3"): Spent(1, 0, 2, 20, 15, 1240),
+    ("toy-recorded", "graft"): Spent(4, 0, 2, 30, 15, 1150),
+    ("toy-recorded", "graft-x"): Spent(11, 0, 3, 60, 15, 1220),
     ("toy-fused", "ar"): Spent(1, 0, 1, 2, 4, 140),
-    ("llama", "ar"): Spent(1, 0, 2, 1310), ("llama-fused", "ar"): Spent(1, 0, 1, 2, 4, 580),
-    ("llama", "eagle3"): Spent(2, 0, 6, 2660), ("llama-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 1570),
-    ("llama", "graft"): Spent(6, 0, 8, 2460), ("llama-fused", "graft"): Spent(4, 0, 2, 30, 15, 1480),
+    ("llama", "ar"): Spent(1, 0, 2, 1310),
+    ("llama-fused", "ar"): Spent(1, 0, 1, 2, 4, 580),
+    ("llama", "eagle3"): Spent(2, 0, 6, 2660),
+    ("llama-fused", "eagle3"): Spent(1, 0, 2, 20, 15, 1570),
+    ("llama", "graft"): Spent(6, 0, 8, 2460),
+    ("llama-fused", "graft"): Spent(4, 0, 2, 30, 15, 1480),
 }
 
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, Any]:
-    ours = {"PYTHONPATH": str(Path(longgraft.__file__).parents[1])}      # the package under test, which may be a copy
-    done = subprocess.run([sys.executable, str(COUNTS), *TOYS, *REAL, "toy-sdpa", "toy-window"], capture_output=True,
-                          text=True, env=os.environ | ours)
+    ours = {"PYTHONPATH": str(Path(longgraft.__file__).parents[1])}  # the package under test, which may be a copy
+    done = subprocess.run(
+        [sys.executable, str(COUNTS), *TOYS, *REAL, "toy-sdpa", "toy-window"],
+        capture_output=True,
+        text=True,
+        env=os.environ | ours,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -85,11 +97,16 @@ def test_a_windowed_chunk_never_holds_the_scores_of_all_heads(counts):
     assert counts["toy-window"]["ar"]["largest"] < heads * rows * columns * float32
 
 
-@pytest.mark.parametrize("case, kernel", [("toy-float32", "_scaled_dot_product_efficient_attention"),
-                                          ("toy-bfloat16", "_scaled_dot_product_flash_attention")])
+@pytest.mark.parametrize(
+    "case, kernel",
+    [
+        ("toy-float32", "_scaled_dot_product_efficient_attention"),
+        ("toy-bfloat16", "_scaled_dot_product_flash_attention"),
+    ],
+)
 def test_plain_decoding_uses_one_named_attention_kernel_per_layer(counts, case, kernel):
     taken = {name: n for name, n in counts[case]["ar"]["operations"].items() if "attention" in name}
-    assert taken == {kernel: 4}     # one per layer
+    assert taken == {kernel: 4}  # one per layer
 
 
 @pytest.mark.parametrize("case", TOYS)
@@ -109,14 +126,31 @@ def test_the_allocator_is_asked_once_per_request(counts, case):
         assert step["statistics"] == {"reset_peak_memory_stats": 1, "max_memory_allocated": 1}
 
 
-@pytest.mark.parametrize("written, kinds", {
-    "to": ["copy"], "to, pinned": ["copy"], "to, not blocking": ["copy"], "to, pinned and not blocking": ["sent"],
-    "to, pinned and not blocking, of another dtype": ["copy"], "tensor": ["copy"],
-    "index by a list": ["copy", "launch"], "index on the device": ["launch"],
-    "assign a number": ["copy", "launch"], "assign on the device": ["launch"], "assign a number to a slice": ["launch"],
-    "index_fill_": ["launch"],
-    "tolist": ["read"], "int": ["read"], "cpu": ["read"], "arange": ["launch"],
-    "views": [], "empty": [], "reshape of a transposed": ["launch"], "linear": ["launch"], "synchronize": ["wait"],
-}.items())
+@pytest.mark.parametrize(
+    "written, kinds",
+    {
+        "to": ["copy"],
+        "to, pinned": ["copy"],
+        "to, not blocking": ["copy"],
+        "to, pinned and not blocking": ["sent"],
+        "to, pinned and not blocking, of another dtype": ["copy"],
+        "tensor": ["copy"],
+        "index by a list": ["copy", "launch"],
+        "index on the device": ["launch"],
+        "assign a number": ["copy", "launch"],
+        "assign on the device": ["launch"],
+        "assign a number to a slice": ["launch"],
+        "index_fill_": ["launch"],
+        "tolist": ["read"],
+        "int": ["read"],
+        "cpu": ["read"],
+        "arange": ["launch"],
+        "views": [],
+        "empty": [],
+        "reshape of a transposed": ["launch"],
+        "linear": ["launch"],
+        "synchronize": ["wait"],
+    }.items(),
+)
 def test_the_pretend_device_counts_what_a_gpu_would_do(counts, written, kinds):
     assert counts["probes"][written] == kinds

@@ -17,9 +17,17 @@ from longgraft.completion.snippets import LINE_END, Cursor
 from longgraft.completion.window import Edit, Window, without_empty
 
 FILES = {
-    "windows": "a\r\nb\r\nc\r\n", "old-mac": "a\rb\rc\r", "unended": "a\nb\nc", "indented": "a\r\nb\r\n    ",
-    "marked": "\ufeffa\nb\nc\n", "empty": "", "blank": "\n\n", "blank-end": "a\nb\nc\n\n\n",
-    "two words": "a\nb\nc\n", "\u00fc": "\u00e9\n\U0001f600\nc \t\n"}
+    "windows": "a\r\nb\r\nc\r\n",
+    "old-mac": "a\rb\rc\r",
+    "unended": "a\nb\nc",
+    "indented": "a\r\nb\r\n    ",
+    "marked": "\ufeffa\nb\nc\n",
+    "empty": "",
+    "blank": "\n\n",
+    "blank-end": "a\nb\nc\n\n\n",
+    "two words": "a\nb\nc\n",
+    "\u00fc": "\u00e9\n\U0001f600\nc \t\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +39,19 @@ def completion(tmp_path_factory):
 
 @pytest.mark.skipif(None in map(shutil.which, ("git", "patch")), reason="git or patch is not installed")
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("rewrite", [
-    lambda lines: [*lines, "new", "newer"], lambda lines: ["new", *lines],
-    lambda lines: without_empty(lines)[:-1] or ["new"],
-    lambda lines: [*lines[:1], "new", *lines[2:]], lambda lines: [*map(str.rstrip, lines), "x"]])
-def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends(name, rewrite, tmp_path,
-                                                                                     completion):
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda lines: [*lines, "new", "newer"],
+        lambda lines: ["new", *lines],
+        lambda lines: without_empty(lines)[:-1] or ["new"],
+        lambda lines: [*lines[:1], "new", *lines[2:]],
+        lambda lines: [*map(str.rstrip, lines), "x"],
+    ],
+)
+def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_ends(
+    name, rewrite, tmp_path, completion
+):
     file = tmp_path / f"{name}.py"
     before = FILES[name].encode()
     file.write_bytes(before)
@@ -54,10 +69,18 @@ def test_the_printed_diff_gives_the_file_the_rewritten_lines_and_keeps_its_line_
         assert after == cursor.bom + edit.applied(cursor.text)
 
 
-@pytest.mark.parametrize(("text", "edit", "wanted"), [
-    ("a\r\nb", (3, 2, "c\n"), (2, 2, "b\r\nc")), ("a\r\nb", (2, 2, "c\n"), (2, 2, "c")),
-    ("a\r\nb", (1, 1, "c\n"), (1, 1, "c\r\n")), ("a\nb\r\nc\n", (2, 2, "x\ny\n"), (2, 2, "x\r\ny\r\n")),
-    ("a\nb", (2, 2, ""), (2, 2, "")), ("", (1, 0, "x\n"), (1, 0, "x\n")), ("a\n", (2, 1, "x\n"), (2, 1, "x\n"))])
+@pytest.mark.parametrize(
+    ("text", "edit", "wanted"),
+    [
+        ("a\r\nb", (3, 2, "c\n"), (2, 2, "b\r\nc")),
+        ("a\r\nb", (2, 2, "c\n"), (2, 2, "c")),
+        ("a\r\nb", (1, 1, "c\n"), (1, 1, "c\r\n")),
+        ("a\nb\r\nc\n", (2, 2, "x\ny\n"), (2, 2, "x\r\ny\r\n")),
+        ("a\nb", (2, 2, ""), (2, 2, "")),
+        ("", (1, 0, "x\n"), (1, 0, "x\n")),
+        ("a\n", (2, 1, "x\n"), (2, 1, "x\n")),
+    ],
+)
 def test_an_edit_has_the_line_ends_of_the_lines_that_it_replaces(text, edit, wanted):
     assert Edit("a.py", *edit).in_file(text) == Edit("a.py", *wanted)
 
@@ -71,8 +94,8 @@ def test_an_applied_edit_gives_the_file_the_rewritten_lines(seed):
         shown_lines = LINE_END.sub("\n", text).split("\n")
         window = Window.around(Cursor("a.py", "", "\n".join(shown_lines)))
         at = draw.randint(0, len(shown_lines))
-        new = [*shown_lines[:at], *draw.choices("abX", k=draw.randint(0, 3)), *shown_lines[at + draw.randint(0, 3):]]
+        new = [*shown_lines[:at], *draw.choices("abX", k=draw.randint(0, 3)), *shown_lines[at + draw.randint(0, 3) :]]
         edit = window.edit("\n".join(new))
         after = text if edit is None else edit.in_file(text).applied(text)
-        wanted = new if without_empty(new) else shown_lines     # an empty answer changes nothing
+        wanted = new if without_empty(new) else shown_lines  # an empty answer changes nothing
         assert without_empty(LINE_END.split(after)) == without_empty(wanted)

@@ -24,10 +24,13 @@ def best_tokens(positions: int, width: int, seed: int) -> tuple[torch.Tensor, to
 def test_nodes_of_a_product_tree_are_the_most_probable_of_all_paths(seed, budget):
     tokens, logs = best_tokens(4, 5, seed)
     tree = products(ROOT, tokens, logs, budget)
-    every = [sum(float(logs[i, rank]) for i, rank in enumerate(path))
-             for depth in range(1, 5) for path in product(range(5), repeat=depth)]
+    every = [
+        sum(float(logs[i, rank]) for i, rank in enumerate(path))
+        for depth in range(1, 5)
+        for path in product(range(5), repeat=depth)
+    ]
     assert len(tree) == budget
-    assert tree.scores[1:].tolist() == pytest.approx(sorted(every, reverse=True)[:budget - 1], abs=1e-5)
+    assert tree.scores[1:].tolist() == pytest.approx(sorted(every, reverse=True)[: budget - 1], abs=1e-5)
 
 
 def test_each_node_has_its_parent_s_score_and_its_own_and_siblings_differ():

@@ -53,7 +53,7 @@ def test_chunks_are_as_long_as_the_session_s_and_all_their_logits_fit():
 
 
 def test_a_known_beginning_is_read_again_and_still_kept():
-    session = toy_session("graft", prefixes=Prefixes(2 ** 30, 16))
+    session = toy_session("graft", prefixes=Prefixes(2**30, 16))
     for _ in range(2):
         found = session.generate(PROMPT, 3, prompt_logprobs=2)
         check(found)

@@ -27,13 +27,24 @@ class Words:
 
 def speed(identity: str, category: str, *turns: str) -> dict:
     """Returns a row with the columns of nvidia/SPEED-Bench."""
-    return {"question_id": identity, "category": category, "sub_category": "", "turns": list(turns), "source": "here",
-            "src_id": identity, "difficulty": "", "multiturn": len(turns) > 1}
+    return {
+        "question_id": identity,
+        "category": category,
+        "sub_category": "",
+        "turns": list(turns),
+        "source": "here",
+        "src_id": identity,
+        "difficulty": "",
+        "multiturn": len(turns) > 1,
+    }
 
 
 QUALITATIVE = (speed("a", "coding", "Write f.", "Test f."), speed("b", "math", "1 + 1?"))
-THROUGHPUT = [speed(f"{tier}-{number}", tier, "word " * 1100)
-              for tier in ("low_entropy", "mixed", "high_entropy") for number in range(4)]
+THROUGHPUT = [
+    speed(f"{tier}-{number}", tier, "word " * 1100)
+    for tier in ("low_entropy", "mixed", "high_entropy")
+    for number in range(4)
+]
 
 
 def as_parquet(path: Path, rows: list[dict] | tuple[dict, ...]) -> Path:
@@ -74,6 +85,7 @@ FORMS = (prepared_by_model_optimizer, prepared_for_one_folder_below, copied_from
 
 # SPEED-Bench --------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_the_qualitative_split_gives_the_same_prompts(tmp_path, form):
     form(tmp_path, "qualitative", QUALITATIVE)
@@ -99,7 +111,7 @@ def test_every_category_and_tier_is_a_suite():
 def test_a_category_without_withheld_prompts_loads_beside_one_with_them(tmp_path):
     rows = (*QUALITATIVE, speed("c", "qa", f"{WITHHELD}\n\nSummarise: {{article}}"))
     prepared_for_one_folder_below(tmp_path, "qualitative", rows)
-    example, = load_suite("speed_bench_math", tmp_path)
+    (example,) = load_suite("speed_bench_math", tmp_path)
     assert example.prompt() == "1 + 1?"
     with pytest.raises(ValueError, match=r"row 3: SPEED-Bench has no text(?s:.*)prepare_data.py --dataset speed"):
         load_suite("speed_bench_qa", tmp_path)
@@ -146,9 +158,20 @@ Format your response as follows: "The correct answer is (insert answer here)".""
 
 def choice(identity: str = "66f3", length: str = "short", **changes) -> dict:
     """Returns a row with the columns of THUDM/LongBench-v2."""
-    return {"_id": identity, "domain": "Single-Document QA", "sub_domain": "Academic", "difficulty": "easy",
-            "length": length, "question": " Why {choice_A}?", "choice_A": "a", "choice_B": "b ", "choice_C": "c",
-            "choice_D": "d", "answer": "B", "context": "\nOne.\nTwo.\n"} | changes
+    return {
+        "_id": identity,
+        "domain": "Single-Document QA",
+        "sub_domain": "Academic",
+        "difficulty": "easy",
+        "length": length,
+        "question": " Why {choice_A}?",
+        "choice_A": "a",
+        "choice_B": "b ",
+        "choice_C": "c",
+        "choice_D": "d",
+        "answer": "B",
+        "context": "\nOne.\nTwo.\n",
+    } | changes
 
 
 def as_data_json(folder: Path, rows: list[dict]) -> None:
@@ -174,7 +197,7 @@ def test_every_form_of_longbench_v2_gives_the_official_prompt(tmp_path, form):
 
 def test_a_row_of_longbench_v2_keeps_its_prompt_in_a_file_of_any_name(tmp_path):
     path = as_jsonl(tmp_path / "some.jsonl", [choice()])
-    example, = load_suite(str(path))
+    (example,) = load_suite(str(path))
     assert example.prompt() == PROMPT and example.suite == "longbench_v2"
 
 
@@ -190,28 +213,55 @@ def test_long_texts_of_longbench_v2_are_cut_at_lines_to_every_bucket(tmp_path):
     as_data_json(tmp_path, [choice(context="word word word word word.\n" * 100)])
     chosen = plan(load_suite("longbench_v2", tmp_path), Words(), (128, 256), 1)
     for length in (128, 256):
-        fitted, = chosen[length]
+        (fitted,) = chosen[length]
         assert length - 5 <= len(fitted.ids) <= length and fitted.cut_tokens > 0
 
 
-@pytest.mark.parametrize(("text", "accuracy"), [
-    ("The correct answer is (B)", 1.0), ("**The correct answer is B**.", 1.0), ("The correct answer is (C)", 0.0),
-    ("Maybe. The correct answer is A. No: The correct answer is (B).", 1.0),        # the one in parentheses
-    ("B", 0.0), ("the correct answer is (B)", 0.0), ("", 0.0)])
+@pytest.mark.parametrize(
+    ("text", "accuracy"),
+    [
+        ("The correct answer is (B)", 1.0),
+        ("**The correct answer is B**.", 1.0),
+        ("The correct answer is (C)", 0.0),
+        ("Maybe. The correct answer is A. No: The correct answer is (B).", 1.0),  # the one in parentheses
+        ("B", 0.0),
+        ("the correct answer is (B)", 0.0),
+        ("", 0.0),
+    ],
+)
 def test_the_score_of_longbench_v2_is_whether_the_stated_choice_is_right(text, accuracy):
     assert score("longbench_v2", text, ("B",)) == score("longbench_v2_medium", text, ("B",)) == ("accuracy", accuracy)
 
 
 # Edits --------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("suite", "row", "replayed"), [
-    ("can_it_edit", {"id": 1, "before": "x = 1\n", "after": "x = 2\n", "instruction_descriptive": "Set x to 2.",
-                     "instruction_lazy": "x is 2", "tests": "assert x == 2"}, {"true": "x = 2\n"}),
-    ("instruct_coder", {"instruction": "Set x to 2.", "input": "x = 1\n", "output": "x = 2\n"}, {"true": "x = 2\n"}),
-    ("blazedit_5k", {"code": "x = 1\n", "change_request": "Set x to 2.", "norm_distance": 0.1}, {})])
+
+@pytest.mark.parametrize(
+    ("suite", "row", "replayed"),
+    [
+        (
+            "can_it_edit",
+            {
+                "id": 1,
+                "before": "x = 1\n",
+                "after": "x = 2\n",
+                "instruction_descriptive": "Set x to 2.",
+                "instruction_lazy": "x is 2",
+                "tests": "assert x == 2",
+            },
+            {"true": "x = 2\n"},
+        ),
+        (
+            "instruct_coder",
+            {"instruction": "Set x to 2.", "input": "x = 1\n", "output": "x = 2\n"},
+            {"true": "x = 2\n"},
+        ),
+        ("blazedit_5k", {"code": "x = 1\n", "change_request": "Set x to 2.", "norm_distance": 0.1}, {}),
+    ],
+)
 def test_rows_of_edit_suites_ask_for_the_whole_file_and_predict_it(tmp_path, suite, row, replayed):
     as_jsonl(tmp_path / f"{suite}.jsonl", [row])
-    example, = load_suite(suite, tmp_path)
+    (example,) = load_suite(suite, tmp_path)
     assert example.prompt().startswith("x = 1\n\n\nEdit this file: Set x to 2.\nAnswer with the whole file")
     assert (example.prediction, example.continuations) == ("x = 1\n", replayed)
 
@@ -224,10 +274,17 @@ def test_a_missing_column_of_an_edit_suite_is_named(tmp_path):
 
 # Broken files -------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "data", "message"), [
-    ("a.parquet", b"PAR", "a.parquet cannot be read as a Parquet table"), ("a.json", b"[]", "a.json has no rows"),
-    ("a.json", b"[1]", "a.json, row 1: one JSON object is needed; found int"),
-    ("a.json", b"[{]", "a.json is not JSON"), ("a.json", b'{"prompt": 3}', "a.json, line 1: column prompt must be")])
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.parquet", b"PAR", "a.parquet cannot be read as a Parquet table"),
+        ("a.json", b"[]", "a.json has no rows"),
+        ("a.json", b"[1]", "a.json, row 1: one JSON object is needed; found int"),
+        ("a.json", b"[{]", "a.json is not JSON"),
+        ("a.json", b'{"prompt": 3}', "a.json, line 1: column prompt must be"),
+    ],
+)
 def test_a_broken_table_or_list_names_its_place(tmp_path, name, data, message):
     (tmp_path / name).write_bytes(data)
     with pytest.raises(ValueError, match=message):

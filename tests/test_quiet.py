@@ -31,8 +31,10 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-@pytest.mark.parametrize(("busy", "own", "steal", "others"), [
-    (1.0, 1.0, 0.0, 0.0), (1.5, 1.0, 0.0, 0.5), (1.0, 1.0, 0.25, 0.25), (0.9, 1.0, 0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("busy", "own", "steal", "others"),
+    [(1.0, 1.0, 0.0, 0.0), (1.5, 1.0, 0.0, 0.5), (1.0, 1.0, 0.25, 0.25), (0.9, 1.0, 0.0, 0.0)],
+)
 def test_load_of_others_is_the_busy_and_stolen_time_without_our_own(machine, busy, own, steal, others):
     machine.busy, machine.own, machine.steal = busy, own, steal
     load = OtherLoad()
@@ -66,11 +68,17 @@ def test_busy_machine_is_refused_with_its_load(machine):
 
 def test_wait_ends_when_the_machine_is_quiet_and_when_patience_ends(machine, monkeypatch):
     machine.busy = 2.0
-    monkeypatch.setattr(quiet.time, "sleep", lambda seconds: (
-        setattr(machine, "now", machine.now + seconds), machine.now > 19 and setattr(machine, "busy", 1.0)))
+    monkeypatch.setattr(
+        quiet.time,
+        "sleep",
+        lambda seconds: (
+            setattr(machine, "now", machine.now + seconds),
+            machine.now > 19 and setattr(machine, "busy", 1.0),
+        ),
+    )
     wait_for_quiet(seconds=2.0, patience=60.0)
     assert 19 < machine.now < 60
-    machine.now, machine.own = 0.0, -1.0        # never quiet
+    machine.now, machine.own = 0.0, -1.0  # never quiet
     wait_for_quiet(seconds=2.0, patience=60.0)
     assert 60 <= machine.now < 66
 

@@ -43,8 +43,9 @@ def drafted(chances: dict[tuple[int, ...], float], root: int) -> ProposalTree:
         place[path] = len(parents)
         parents.append(place[path[:-1]])
         scores.append(scores[parents[-1]] + math.log(q))
-    return ProposalTree.build([root, *(path[-1] for path in chances)], parents, scores,
-                              [ROOT] + [DRAFT] * len(chances), 1)
+    return ProposalTree.build(
+        [root, *(path[-1] for path in chances)], parents, scores, [ROOT] + [DRAFT] * len(chances), 1
+    )
 
 
 def paths(tree: ProposalTree) -> dict[tuple[int, ...], float]:
@@ -55,7 +56,7 @@ def paths(tree: ProposalTree) -> dict[tuple[int, ...], float]:
     return {found[node]: math.exp(score) for node, score in enumerate(tree.scores.tolist()) if node}
 
 
-TEXT = [1, 2, 3, 4, 5, 1, 2, 3, 9, 8, 1, 2]        # the root is the last 2
+TEXT = [1, 2, 3, 4, 5, 1, 2, 3, 9, 8, 1, 2]  # the root is the last 2
 CHANCES = {(3,): 0.5, (7,): 0.3, (3, 4): 0.4, (3, 6): 0.3, (7, 8): 0.9}
 
 
@@ -109,11 +110,15 @@ def test_weights_follow_the_experts_that_predicted_the_tokens():
     weights.observe(Observation(tree, torch.arange(2), 7))
     share = before[0] * 0.9 / (before[0] * 0.9 + before[1] * 0.1)
     whole = FADE * FIRST + 1
-    assert weights.weights_for(said) == pytest.approx([(FADE * FIRST * before[0] + share) / whole,
-                                              (FADE * FIRST * before[1] + 1 - share) / whole,
-                                              FADE * FIRST * before[2] / whole])
+    assert weights.weights_for(said) == pytest.approx(
+        [
+            (FADE * FIRST * before[0] + share) / whole,
+            (FADE * FIRST * before[1] + 1 - share) / whole,
+            FADE * FIRST * before[2] / whole,
+        ]
+    )
     learnt, another = weights.mark(), ProposalTree.chain(torch.tensor([4]))
-    for seen, token in ((another, 5), (tree, 9)):       # another tree, and a token that none predicted
+    for seen, token in ((another, 5), (tree, 9)):  # another tree, and a token that none predicted
         weights.expect(tree, [said, None])
         weights.observe(Observation(seen, torch.arange(1), token))
         assert weights.mark() == learnt

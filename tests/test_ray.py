@@ -28,8 +28,16 @@ from longgraft.ray_cluster import NodeShare
 def config(tmp_path_factory) -> SweepConfig:
     torch.set_num_threads(1)
     path = own_rows(tmp_path_factory.mktemp("rows") / "own.jsonl")
-    return SweepConfig(suites=(str(path),), lengths=(256,), methods=("pld", "graft"), prompts=4, repeats=2,
-                       max_new_tokens=12, check_tokens=6, budget=16)
+    return SweepConfig(
+        suites=(str(path),),
+        lengths=(256,),
+        methods=("pld", "graft"),
+        prompts=4,
+        repeats=2,
+        max_new_tokens=12,
+        check_tokens=6,
+        budget=16,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +51,14 @@ def cluster():
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 1, "object_store_memory": 2 ** 27, "include_dashboard": False}
+    node = {"num_cpus": 1, "object_store_memory": 2**27, "include_dashboard": False}
     # A lost node is noticed within seconds; with Ray's defaults it takes most of a minute.
-    noticed = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_timeout_ms": 5000,
-               "health_check_failure_threshold": 5}
+    noticed = {
+        "health_check_initial_delay_ms": 1000,
+        "health_check_period_ms": 500,
+        "health_check_timeout_ms": 5000,
+        "health_check_failure_threshold": 5,
+    }
     made = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0, "_system_config": noticed})
     made.add_node(**node)
     made.add_node(**node)
@@ -67,7 +79,8 @@ def rows_despite(crew, config, accident) -> tuple[list[Result], int]:
     def started():
         worker = start()
         about[worker] = worker.handle.__ray_call__.remote(
-            lambda _: (os.getpid(), __import__("ray").get_runtime_context().get_node_id()))
+            lambda _: (os.getpid(), __import__("ray").get_runtime_context().get_node_id())
+        )
         return worker
 
     def watched(busy):
@@ -82,20 +95,25 @@ def rows_despite(crew, config, accident) -> tuple[list[Result], int]:
 
 
 def same(found, alone) -> bool:
-    return (len(found) == len(alone) and {row.key for row in found} == {row.key for row in alone}
-            and "in 0 of them." in lines(alone, found)[1])
+    return (
+        len(found) == len(alone)
+        and {row.key for row in found} == {row.key for row in alone}
+        and "in 0 of them." in lines(alone, found)[1]
+    )
 
 
 @pytest.mark.slow
 def test_a_target_that_no_worker_can_open_is_named_once(cluster, config):
-    with (actors(cluster.address, replace(config, model="no/such/folder"), 1) as crew,
-          pytest.raises(ValueError, match=r"'no/such/folder' could not be loaded.*\n.*\n.*every node")):
+    with (
+        actors(cluster.address, replace(config, model="no/such/folder"), 1) as crew,
+        pytest.raises(ValueError, match=r"'no/such/folder' could not be loaded.*\n.*\n.*every node"),
+    ):
         list(spread(config, jobs_of(config), crew))
 
 
 @pytest.mark.slow
 def test_jobs_of_a_lost_node_are_measured_on_another(cluster, config, alone):
-    cluster.add_node(num_cpus=1, object_store_memory=2 ** 27)       # a spare node
+    cluster.add_node(num_cpus=1, object_store_memory=2**27)  # a spare node
     nodes = {node.node_id: node for node in cluster.worker_nodes}
     with actors(cluster.address, config, 2) as crew:
         assert crew.share == NodeShare(0, 1)
@@ -107,10 +125,34 @@ def test_jobs_of_a_lost_node_are_measured_on_another(cluster, config, alone):
 def test_the_command_runs_on_a_cluster_of_its_own(config, alone, tmp_path, capsys, monkeypatch):
     from longgraft.cli.app import main
 
-    monkeypatch.setattr(sys, "argv", ["longgraft", "sweep", "--suites", config.suites[0], "--buckets", "256",
-                                      "--methods", "pld,graft", "--prompts", "4", "--repeats", "2",
-                                      "--max-new-tokens", "12", "--budget", "16", "--ray", "local", "--workers", "2",
-                                      "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "longgraft",
+            "sweep",
+            "--suites",
+            config.suites[0],
+            "--buckets",
+            "256",
+            "--methods",
+            "pld,graft",
+            "--prompts",
+            "4",
+            "--repeats",
+            "2",
+            "--max-new-tokens",
+            "12",
+            "--budget",
+            "16",
+            "--ray",
+            "local",
+            "--workers",
+            "2",
+            "--out",
+            str(tmp_path),
+        ],
+    )
     with pytest.raises(SystemExit) as end:
         main()
     assert not end.value.code, capsys.readouterr().err
@@ -197,7 +239,9 @@ def test_an_actor_opens_the_target_gives_the_rows_of_a_job_and_is_lost(config):
     assert list(crew.events([worker])) == [(worker, "open", "target")]
     crew.give(worker, "one")
     assert [event for _ in range(2) for event in crew.events([worker])] == [
-        (worker, "row", "row of one"), (worker, "end", None)]
+        (worker, "row", "row of one"),
+        (worker, "end", None),
+    ]
     crew.give(worker, "two")
     ray.row = RuntimeError("The actor died.\nIts node was lost. ")
     assert list(crew.events([worker])) == [(worker, "dead", "Its node was lost.")]
@@ -208,25 +252,40 @@ def test_an_actor_opens_the_target_gives_the_rows_of_a_job_and_is_lost(config):
 HEAD, SMALL, GPUS = {"CPU": 16.0}, {"CPU": 4.0}, {"CPU": 32.0, "GPU": 4.0}
 
 
-@pytest.mark.parametrize("nodes, workers, device, share, count", [
-    ([SMALL, SMALL], None, None, NodeShare(0, 4), 2), ([SMALL, SMALL], 3, None, NodeShare(0, 2), 3),
-    ([HEAD, SMALL], None, None, NodeShare(0, 8), 2), ([{"CPU": 0.0}, SMALL], None, None, NodeShare(0, 4), 1),
-    ([HEAD, GPUS, GPUS], None, None, NodeShare(1, 8), 8), ([HEAD, GPUS], 2, "cuda", NodeShare(1, 8), 2),
-    ([HEAD, GPUS], None, "cpu", NodeShare(0, 16), 2)])
+@pytest.mark.parametrize(
+    "nodes, workers, device, share, count",
+    [
+        ([SMALL, SMALL], None, None, NodeShare(0, 4), 2),
+        ([SMALL, SMALL], 3, None, NodeShare(0, 2), 3),
+        ([HEAD, SMALL], None, None, NodeShare(0, 8), 2),
+        ([{"CPU": 0.0}, SMALL], None, None, NodeShare(0, 4), 1),
+        ([HEAD, GPUS, GPUS], None, None, NodeShare(1, 8), 8),
+        ([HEAD, GPUS], 2, "cuda", NodeShare(1, 8), 2),
+        ([HEAD, GPUS], None, "cpu", NodeShare(0, 16), 2),
+    ],
+)
 def test_workers_share_a_cluster_fairly(nodes, workers, device, share, count):
     assert NodeShare.fair(nodes, workers, device) == (share, count) and share.fits(nodes) >= count
 
 
-@pytest.mark.parametrize("nodes, workers, device, message", [
-    ([GPUS], 5, None, "5 workers were asked for .* room for 4"), ([SMALL], 5, None, "room for 4"),
-    ([SMALL], 1, "cuda", "no node of the Ray cluster has a GPU"), ([], None, None, "room for 0")])
+@pytest.mark.parametrize(
+    "nodes, workers, device, message",
+    [
+        ([GPUS], 5, None, "5 workers were asked for .* room for 4"),
+        ([SMALL], 5, None, "room for 4"),
+        ([SMALL], 1, "cuda", "no node of the Ray cluster has a GPU"),
+        ([], None, None, "room for 0"),
+    ],
+)
 def test_a_cluster_that_is_too_small_is_refused_with_the_number_of_workers_that_fit(nodes, workers, device, message):
     with pytest.raises(ValueError, match=message):
         NodeShare.fair(nodes, workers, device)
 
 
-@pytest.mark.parametrize("address, message", [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"),
-                                           ("127.0.0.1:x", "cannot be reached")])
+@pytest.mark.parametrize(
+    "address, message",
+    [("ray://127.0.0.1:10001", "Ray Client"), ("nonsense", "ray start --head"), ("127.0.0.1:x", "cannot be reached")],
+)
 def test_an_unusable_ray_address_is_refused_with_the_reason(config, address, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         sweep(config, tmp_path / "never", ray=address)

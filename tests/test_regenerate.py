@@ -25,8 +25,10 @@ from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, PromptS
 from longgraft.yarn_drafters.training.turns import PromptTurn, SampledTurn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-TEMPLATE = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 SAMPLING = ChatSampling(batch=4, most=12, follow_up=0.5)
 
 
@@ -84,12 +86,16 @@ def test_greedy_rows_of_a_batch_equal_the_answers_of_transformers(sample, layers
     """Includes rows that end early and leave their place in the cache to others."""
     config = AutoConfig.from_pretrained(folder)
     config.use_sliding_window, config.sliding_window, config.layer_types = True, 6, layers
-    config.initializer_range, config.tie_word_embeddings = 0.3, False       # answers depend on the whole context
+    config.initializer_range, config.tie_word_embeddings = 0.3, False  # answers depend on the whole context
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     model.set_attn_implementation("sdpa")
-    alone = [model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False,
-                            eos_token_id=299)[0, len(prompt):].tolist() for prompt in PROMPTS]
+    alone = [
+        model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=299)[
+            0, len(prompt) :
+        ].tolist()
+        for prompt in PROMPTS
+    ]
     ends = {alone[1][3], alone[3][8]}
     cuts = [next((i for i, token in enumerate(tokens) if token in ends), None) for tokens in alone]
     assert len(set(cuts)) > 2 and all(len(set(tokens)) > 3 for tokens in alone)
@@ -130,8 +136,10 @@ def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_o
 
 def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
     texts = [Document(f"What is {i}?") for i in range(9)]
-    orders = [[chat.requests[0] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
-              for seed in (0, 1)]
+    orders = [
+        [chat.requests[0] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
+        for seed in (0, 1)
+    ]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(text.text for text in texts)
     assert orders[0] != orders[1] and orders[0] != [text.text for text in texts]
 
@@ -145,7 +153,7 @@ def test_kinds_of_sources_alternate_and_given_chats_run_out():
 def test_a_resumed_run_drops_requests_that_it_has_answered(session, tmp_path):
     out = tmp_path / "chats.jsonl"
     texts = [Document(f"What is {i}?") for i in range(12)]
-    sampling = replace(SAMPLING, tokens=10 ** 6)
+    sampling = replace(SAMPLING, tokens=10**6)
     kept = worker(session, sampling).run(requests_of(PromptSources(texts), sampling), out)["kept"]
     answered = rows_of(out)
     chats = (replace(chat, index=chat.index + 100) for chat in requests_of(PromptSources(texts), sampling))
@@ -157,8 +165,11 @@ def test_a_resumed_run_drops_requests_that_it_has_answered(session, tmp_path):
 def test_long_prompts_are_read_in_several_passes(session, monkeypatch):
     monkeypatch.setattr(batched_sampling, "PROMPT_TOKENS", 14)
     read, begin = [], batched_sampling._Sampler.begin
-    monkeypatch.setattr(batched_sampling._Sampler, "begin", lambda self, turns: (
-        read.append([len(turn.prompt) for turn in turns]) or begin(self, turns)))
+    monkeypatch.setattr(
+        batched_sampling._Sampler,
+        "begin",
+        lambda self, turns: read.append([len(turn.prompt) for turn in turns]) or begin(self, turns),
+    )
     sampled(in_padded_batch, session, [PromptTurn(prompt, (0,), 0.0, 3) for prompt in PROMPTS], [299])
     assert read == [[4, 7], [1, 3]]
 
@@ -187,10 +198,15 @@ def test_an_interrupted_run_samples_the_chats_that_are_missing(session, tmp_path
     assert sorted(broken.read_bytes().splitlines()) == sorted(whole.read_bytes().splitlines())
 
 
-@pytest.mark.parametrize("name, sampling, said", [
-    ("other", SAMPLING, "model 'own', now 'other'"), ("own", replace(SAMPLING, seed=3), "seed 0, now 3"),
-    ("own", replace(SAMPLING, longest=500), "excerpt 6000, now 500"),
-    ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]")])
+@pytest.mark.parametrize(
+    "name, sampling, said",
+    [
+        ("other", SAMPLING, "model 'own', now 'other'"),
+        ("own", replace(SAMPLING, seed=3), "seed 0, now 3"),
+        ("own", replace(SAMPLING, longest=500), "excerpt 6000, now 500"),
+        ("own", replace(SAMPLING, temperatures=(1.0,)), r"temperatures \[0.0, 0.7, 1.0\], now \[1.0\]"),
+    ],
+)
 def test_a_file_of_other_settings_is_not_gone_on_with(session, tmp_path, monkeypatch, name, sampling, said):
     sources, out = PromptSources([Document(f"What is {i}?") for i in range(2)]), tmp_path / "c.jsonl"
 
@@ -206,12 +222,14 @@ def test_a_file_of_other_settings_is_not_gone_on_with(session, tmp_path, monkeyp
     assert sampled_by("own", replace(SAMPLING, tokens=2 * SAMPLING.tokens, batch=1)) == first
 
 
-def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]],
-              asked: list[PromptTurn] | None = None) -> None:
+def answering(
+    monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]], asked: list[PromptTurn] | None = None
+) -> None:
     """Answers a prompt that contains one of these texts with its answer, every other one with "Fine.".
 
     asked: receives the turns
     """
+
     def sampled(session, more, batch):
         while turns := list(more(batch)):
             for turn in turns:
@@ -225,27 +243,32 @@ def answering(monkeypatch, tokenizer, answers: dict[str, tuple[str, bool]],
 
 
 def test_loops_repeats_and_excluded_requests_are_dropped_and_counted(session, tmp_path, monkeypatch):
-    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    sampling = ChatSampling(tokens=10**6, batch=1, follow_up=0.0)
     known = "who was the first person that walked on the moon"
     given = [Document(text) for text in ("One?", "Two?", " one? ", f"Tell me, {known}?", "Three?")]
     made = worker(session, sampling, [f"Yes: {known}, and when?"])
     answering(monkeypatch, made.tokenizer, {"Two?": ("again " * 60, False), "Three?": (" ", True)})
     counts = made.run(requests_of(PromptSources(given), sampling), tmp_path / "c.jsonl")
     assert {k: v for k, v in counts.items() if k != "tokens"} == {
-        "kept": 1, "loops": 1, "repeated": 1, "excluded": 1, "empty": 1}
-    row, = rows_of(tmp_path / "c.jsonl")
+        "kept": 1,
+        "loops": 1,
+        "repeated": 1,
+        "excluded": 1,
+        "empty": 1,
+    }
+    (row,) = rows_of(tmp_path / "c.jsonl")
     assert row["messages"][1] == {"role": "assistant", "content": "Fine."} and row["source"] == "given"
 
 
 def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, session, tmp_path, monkeypatch):
-    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    sampling = ChatSampling(tokens=10**6, batch=1, follow_up=0.0)
     own = with_tokenizer(session, AutoTokenizer.from_pretrained(folder))
     made, out = worker(own, sampling), tmp_path / "c.jsonl"
     made.tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]"]})
     answering(monkeypatch, made.tokenizer, {"Two?": ("I think[/THINK]Two.<|endoftext|>", True)})
     made.tokenizer.chat_template = TEMPLATE.replace("<assistant>{% endif", "<assistant>[THINK]{% endif")
     made.run(requests_of(PromptSources([Document("Two?")]), sampling), out)
-    row, = rows_of(out)
+    (row,) = rows_of(out)
     assert row["messages"][1]["content"] == "I think[/THINK]Two."
     ids, learnt = split_coded(encode_corpus([out], made.tokenizer, tmp_path / "c.npz").tokens)
     assert made.tokenizer.decode(ids) == "<user>Two?<|endoftext|><assistant>[THINK]I think[/THINK]Two.<|endoftext|>"
@@ -253,13 +276,13 @@ def test_the_marks_of_a_thought_are_kept_where_they_are_special_tokens(folder, s
 
 
 def test_a_chat_goes_on_after_a_whole_answer_only(session, tmp_path, monkeypatch):
-    sampling = ChatSampling(tokens=10 ** 6, batch=1)
+    sampling = ChatSampling(tokens=10**6, batch=1)
     turns = [{"role": role, "content": text} for role, text in (("user", "One?"), ("assistant", "-"), ("user", "Two?"))]
     for ended, roles in ((True, ["user", "assistant"] * 2), (False, ["user", "assistant"])):
         made, out = worker(session, sampling), tmp_path / f"{ended}.jsonl"
         answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think so.", ended)})
         made.run(requests_of(PromptSources([Document("", turns=turns)]), sampling), out)
-        row, = rows_of(out)
+        (row,) = rows_of(out)
         assert [message["role"] for message in row["messages"]] == roles and row["ended"] == ended
 
 
@@ -281,13 +304,13 @@ def test_a_continuation_keeps_the_space_before_it(session, tmp_path, monkeypatch
     made, out = worker(with_tokenizer(session, tokenizer)), tmp_path / "texts.jsonl"
     answering(monkeypatch, tokenizer, {"": ("two", False)})
     made.run(islice(requests_of(PromptSources(continued=[Document(" ".join(["one"] * 90))]), SAMPLING), 1), out)
-    row, = rows_of(out)
+    (row,) = rows_of(out)
     assert set(row["text"].split()) == {"one", "two"} and row["text"].endswith("one two")
 
 
 def test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for(session, tmp_path, monkeypatch):
     positions = session.target.max_positions
-    sampling = ChatSampling(tokens=10 ** 6, batch=1, most=16)
+    sampling = ChatSampling(tokens=10**6, batch=1, most=16)
     long = Document("word " * positions)
     second = Document("", "chat", turns=[{"role": "user", "content": text} for text in ("One?", long.text)])
     nearly = Document("a" * (positions - 20))
@@ -301,7 +324,7 @@ def test_a_chat_ends_before_a_turn_that_the_model_has_no_positions_for(session, 
 
 
 def test_an_answer_that_was_cut_off_is_learnt_without_an_end(session, tmp_path, monkeypatch):
-    sampling = ChatSampling(tokens=10 ** 6, batch=1, follow_up=0.0)
+    sampling = ChatSampling(tokens=10**6, batch=1, follow_up=0.0)
     made, out = worker(session, sampling), tmp_path / "c.jsonl"
     answering(monkeypatch, made.tokenizer, {"<assistant>": ("I think", False)})
     made.run(islice(requests_of(PromptSources(magpie=True), sampling), 1), out)
@@ -318,8 +341,22 @@ def test_an_answer_that_was_cut_off_is_learnt_without_an_end(session, tmp_path, 
 def test_the_command_writes_chats_that_training_reads(folder, tmp_path, capsys, monkeypatch):
     out = tmp_path / "chats.jsonl"
     (tmp_path / "p.jsonl").write_text("".join(json.dumps({"text": f"What is {i}?"}) + "\n" for i in range(6)))
-    options = ["train", "regenerate", "--model", str(folder), "--prompts", str(tmp_path / "p.jsonl"), "--batch", "4",
-               "--max-new-tokens", "12", "--dtype", "float32", "--out", str(out)]
+    options = [
+        "train",
+        "regenerate",
+        "--model",
+        str(folder),
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "--batch",
+        "4",
+        "--max-new-tokens",
+        "12",
+        "--dtype",
+        "float32",
+        "--out",
+        str(out),
+    ]
     code, printed, _ = run(capsys, monkeypatch, *options)
     assert code == 0 and "answer tokens" in printed
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -354,8 +391,24 @@ def test_a_model_without_a_chat_template_continues_texts_only(folder, tmp_path, 
     (plain / "chat_template.jinja").unlink()
     (tmp_path / "d.txt").write_text("".join(f"What is {i} plus two?\n" for i in range(40)))
     out = tmp_path / "texts.jsonl"
-    options = ["train", "regenerate", "--model", str(plain), "--continue", str(tmp_path / "d.txt"), "--batch", "2",
-               "--max-new-tokens", "12", "--tokens", "40", "--temperatures", "1", "--out", str(out)]
+    options = [
+        "train",
+        "regenerate",
+        "--model",
+        str(plain),
+        "--continue",
+        str(tmp_path / "d.txt"),
+        "--batch",
+        "2",
+        "--max-new-tokens",
+        "12",
+        "--tokens",
+        "40",
+        "--temperatures",
+        "1",
+        "--out",
+        str(out),
+    ]
     assert run(capsys, monkeypatch, *options)[0] == 0 and sum(row["tokens"] for row in rows_of(out)) >= 40
     with pytest.raises(ValueError, match="no chat template"):
         regenerate(load(plain, None, tell=False), tmp_path / "o.jsonl", SAMPLING, PromptSources(magpie=True))

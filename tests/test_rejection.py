@@ -47,11 +47,11 @@ def counted(rule: Sampled, vocab: int, drafted: int, settle) -> tuple[Counter, l
     often each text came, and how many drafted tokens the first step of each accepted."""
     length = 3
     target, small = (warped(rule, tables(vocab, length, seed)) for seed in (1, 2))
-    noise = Sampled(seed=rule.seed).apart(DRAFTED)      # draws from logits that are warped already
+    noise = Sampled(seed=rule.seed).apart(DRAFTED)  # draws from logits that are warped already
     start = torch.arange(MANY) * length
     said, full = [torch.full((MANY,), -1) for _ in range(length)], torch.zeros(MANY, dtype=torch.int64)
     first: list[int] = []
-    for begin in range(length):         # a step for the texts that have `begin` tokens
+    for begin in range(length):  # a step for the texts that have `begin` tokens
         past, n = said[:begin], min(drafted, length - 1 - begin) + 1
         drawn, laws, p = list[torch.Tensor](), [torch.zeros(MANY, vocab)], list[torch.Tensor]()
         for ahead in range(n):
@@ -116,8 +116,11 @@ def test_drafted_tokens_are_accepted_as_often_as_the_distributions_overlap():
 
 def test_streams_of_noise_differ_from_one_another_and_between_seeds():
     rule, positions = Sampled(seed=11), torch.arange(1000)
-    noises = [made.keys(positions) for seed in (11, 12) for made in
-              (Sampled(seed=seed), *(Sampled(seed=seed).apart(stream) for stream in (1, 2, 3)))]
+    noises = [
+        made.keys(positions)
+        for seed in (11, 12)
+        for made in (Sampled(seed=seed), *(Sampled(seed=seed).apart(stream) for stream in (1, 2, 3)))
+    ]
     assert all(int((a == b).sum()) == 0 for a, b in itertools.combinations(noises, 2))
     assert torch.equal(rule.apart(2).keys(positions), Sampled(seed=11).apart(2).keys(positions))
 
@@ -129,8 +132,9 @@ def test_equal_distributions_accept_every_draft_and_only_possible_tokens():
     for at in range(200):
         drawn = rule.apart(DRAFTED).draw(logits[:3], at + torch.arange(3))
         tree = ProposalTree.chain(torch.cat([torch.tensor([0]), drawn]))
-        tree = ProposalTree(tree.tokens, tree.parents, tree.scores, tree.origin,
-                            law=torch.cat([torch.zeros(1, 12), p[:3]]))
+        tree = ProposalTree(
+            tree.tokens, tree.parents, tree.scores, tree.origin, law=torch.cat([torch.zeros(1, 12), p[:3]])
+        )
         path, token = Rejection(rule)(tree, logits, at + torch.arange(4))
         assert path.tolist() == [0, 1, 2, 3] and p[3, token] > 0
 
@@ -138,8 +142,14 @@ def test_equal_distributions_accept_every_draft_and_only_possible_tokens():
 def tiny(seed: int, layers: int) -> Target:
     """Returns a target with 12 tokens."""
     torch.manual_seed(seed)
-    config = transformers.LlamaConfig(vocab_size=12, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
-                                      num_attention_heads=2, max_position_embeddings=64)
+    config = transformers.LlamaConfig(
+        vocab_size=12,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         model.lm_head.weight.mul_(20.0)

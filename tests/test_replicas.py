@@ -92,6 +92,7 @@ def asked(handle: Handle, method: str = "POST", path: str = "/v1/completions", h
             if play is not None:
                 asyncio.get_running_loop().call_later(0.05, play, app.state.longgraft.worker)
             return await http.request(method, path, json={"prompt": "x" * 600} if method == "POST" else None)
+
     return asyncio.run(ask())
 
 
@@ -102,6 +103,7 @@ def metric(text: str, name: str) -> float:
 
 def events_of_a_step(*chunks: str) -> str:
     """Returns the events of an answer whose only text is sent as these chunks."""
+
     class Served:
         requested = SimpleNamespace(ids=(1, 2))
         end = "end"
@@ -122,6 +124,7 @@ def events_of_a_step(*chunks: str) -> str:
 
     async def play() -> list[str]:
         return [event async for event in events_of(Served(), Form(), 0.0, OPENAI_EVENTS)]
+
     return "".join(asyncio.run(play()))
 
 
@@ -138,7 +141,7 @@ def test_an_answer_comes_from_the_replica_as_it_is():
     handle = Handle(Answer(Head(404, JSON.headers), b"{", b"}"))
     response = asked(handle, path="/v1/completions?a=1", headers={"traceparent": "t"})
     assert response.status_code == 404 and response.content == b"{}"
-    call, = handle.calls
+    (call,) = handle.calls
     assert (call.method, call.path, call.query) == ("POST", "/v1/completions", b"a=1") and len(call.blocks) == 1
     assert json.loads(call.body) == {"prompt": "x" * 600} and (b"traceparent", b"t") in call.headers
 
@@ -159,8 +162,9 @@ def test_a_request_that_had_not_begun_goes_to_another_replica(first):
     assert handle.calls[1].avoid == (("one",) if isinstance(first[0], Unfit) else ())
 
 
-@pytest.mark.parametrize("path, ending", [
-    ("/v1/completions", "data: [DONE]\n\n"), ("/v1/responses", "\n\n"), ("/v1/messages", "\n\n")])
+@pytest.mark.parametrize(
+    "path, ending", [("/v1/completions", "data: [DONE]\n\n"), ("/v1/responses", "\n\n"), ("/v1/messages", "\n\n")]
+)
 def test_an_answer_that_had_begun_ends_with_an_error_that_says_so(path, ending):
     handle = Handle(Answer(STREAM, b"data: 1\n\n", DIED), Answer(STREAM, b"data: 2\n\n"))
     response = asked(handle, path=path)
@@ -179,14 +183,24 @@ def test_a_request_that_no_replica_survives_is_given_up():
 
 def test_a_refusal_after_comments_is_an_event():
     refused = Head(429, JSON.headers)
-    response = asked(Handle(Answer(STREAM, b": waits\n\n", DIED),
-                            Answer(refused, b'{"error": {"message": "16 requests wait already."}}')))
+    response = asked(
+        Handle(
+            Answer(STREAM, b": waits\n\n", DIED),
+            Answer(refused, b'{"error": {"message": "16 requests wait already."}}'),
+        )
+    )
     assert "16 requests wait already" in response.text and response.text.count("data: {") == 1
 
 
-@pytest.mark.parametrize(("error", "message"), [
-    (BackPressureError(1, 1), "requests wait already"), (DeploymentUnavailableError("gone"), "No replica is ready"),
-    (RuntimeError("lost"), "The server failed")], ids=["full", "gone", "unknown"])
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (BackPressureError(1, 1), "requests wait already"),
+        (DeploymentUnavailableError("gone"), "No replica is ready"),
+        (RuntimeError("lost"), "The server failed"),
+    ],
+    ids=["full", "gone", "unknown"],
+)
 def test_a_stream_with_comments_ends_with_an_error_event_whatever_happens(error, message):
     found = asked(Handle(Answer(STREAM, b": waiting\n\n", DIED), Answer(error)))
     assert found.status_code == 200 and message in found.text and found.text.endswith("data: [DONE]\n\n")
@@ -198,10 +212,12 @@ def test_a_stream_ends_once_if_the_next_replica_refuses():
     async def take() -> None:
         async def send(message) -> None:
             sent.append(message)
+
         reply = Reply(send, OPENAI_EVENTS)
         for part in (STREAM, b": waiting\n\n", Head(400, ((b"content-type", b"text/plain"),)), b"no JSON", b"more"):
             await reply.take(part)
         await reply.end()
+
     asyncio.run(take())
     assert [one.get("more_body") for one in sent] == [None, True, False] and b"no JSON" in sent[-1]["body"]
 
@@ -236,6 +252,7 @@ def test_a_front_that_drains_refuses_new_requests_and_one_that_closes_ends_old_o
     async def ask(path):
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
             return await http.get(path)
+
     found = [asyncio.run(ask(path)) for path in ("/v1/models", "/health", "/live")]
     assert [one.status_code for one in found] == [503, 503, 200]
     assert [one.headers.get("retry-after") for one in found] == ["5", "5", None]
@@ -250,19 +267,22 @@ def test_the_front_controls_access():
     assert asked(handle, headers={"Origin": "https://b.example", **key}, **options).status_code == 403
     response = asked(handle, headers={"Origin": "https://a.example", **key}, **options)
     assert response.status_code == 200 and response.headers["access-control-allow-origin"] == "https://a.example"
-    assert asked(Handle(), method="GET", path="/health", **options).status_code == 503      # without a key
-    large = httpx.Request("POST", "http://127.0.0.1", content=b"x" * (2 ** 20 + 1))
+    assert asked(Handle(), method="GET", path="/health", **options).status_code == 503  # without a key
+    large = httpx.Request("POST", "http://127.0.0.1", content=b"x" * (2**20 + 1))
 
     async def ask():
         app = make_front(Handle(), "toy", Serving(**options))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as http:
             return await http.post("/v1/completions", content=large.content, headers=key)
+
     assert asyncio.run(ask()).status_code == 413
 
 
 def test_metrics_carry_the_replica():
-    text = "# HELP longgraft:num_requests_running R.\n# TYPE longgraft:num_requests_running gauge\n" \
-           'longgraft:num_requests_running{model_name="toy"} '
+    text = (
+        "# HELP longgraft:num_requests_running R.\n# TYPE longgraft:num_requests_running gauge\n"
+        'longgraft:num_requests_running{model_name="toy"} '
+    )
     response = asked(Handle(metrics=[("one", text + "2\n"), ("two", text + "3\n"), DIED]), "GET", "/metrics")
     for replica, count in (("one", 2), ("two", 3)):
         assert f'longgraft:num_requests_running{{model_name="toy",replica="{replica}"}} {count}.0\n' in response.text
@@ -294,15 +314,15 @@ def test_the_router_follows_requests_and_avoids_replicas_that_were_unfit():
         assert await best(asks("2")) is first
         other = two if first is one else one
         assert await best(asks("3", avoid=(first.unique_id,))) is other
-        router.on_request_routed(asks("3"), first, None)        # the other one was full
+        router.on_request_routed(asks("3"), first, None)  # the other one was full
         cancelled = asks("4")
-        assert await best(cancelled) is other       # two more would be too many
+        assert await best(cancelled) is other  # two more would be too many
         cancelled.future.cancel()
         await asyncio.sleep(0)
         for key in "23":
             router.on_request_completed(first, key)
-        assert {await best(asks("5", (7,))), await best(asks("6", (8,)))} == {one, two}       # they come together
-        assert len(await router.choose_replicas([one, two])) == 2       # for no request
+        assert {await best(asks("5", (7,))), await best(asks("6", (8,)))} == {one, two}  # they come together
+        assert len(await router.choose_replicas([one, two])) == 2  # for no request
         for key in "56":
             router.on_request_completed(first, key)
         assert not router._routes._running
@@ -310,13 +330,18 @@ def test_the_router_follows_requests_and_avoids_replicas_that_were_unfit():
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("more, message", [
-    (["--replicas", "2"], "--replicas needs a Ray cluster"),
-    (["--autoscale", "1:2"], "--autoscale needs a Ray cluster"),
-    (["--ray", "local", "--replicas", "2", "--autoscale", "1:2"], "Leave one out"),
-    (["--ray", "local", "--autoscale", "3:2"], "fewest and the most"),
-    (["--ray", "local", "--autoscale", "2"], "such as"), (["--ray", "local", "--replicas", "0"], "--replicas is 0"),
-    (["--ray", "ray://x:1"], "Ray Client")])
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--replicas", "2"], "--replicas needs a Ray cluster"),
+        (["--autoscale", "1:2"], "--autoscale needs a Ray cluster"),
+        (["--ray", "local", "--replicas", "2", "--autoscale", "1:2"], "Leave one out"),
+        (["--ray", "local", "--autoscale", "3:2"], "fewest and the most"),
+        (["--ray", "local", "--autoscale", "2"], "such as"),
+        (["--ray", "local", "--replicas", "0"], "--replicas is 0"),
+        (["--ray", "ray://x:1"], "Ray Client"),
+    ],
+)
 def test_wrong_options_of_replicas_are_refused_before_a_model_is_loaded(capsys, monkeypatch, more, message):
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "serve", "--port", 0, *more)
@@ -333,8 +358,10 @@ NAME = "longgraft-test"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with (replicas(Replicas(ray="local", replicas=2), OPENED, NAME) as (handle, name),
-          serving(make_front(handle, name, OPTIONS)) as (at, _)):
+    with (
+        replicas(Replicas(ray="local", replicas=2), OPENED, NAME) as (handle, name),
+        serving(make_front(handle, name, OPTIONS)) as (at, _),
+    ):
         yield at
 
 
@@ -343,8 +370,12 @@ def prompt(number: int, tokens: int) -> list[int]:
 
 
 def complete(url: str, ids: list[int], tokens: int = 8) -> httpx.Response:
-    response = httpx.post(f"{url}/v1/completions", headers=HEADERS, timeout=120, json={
-        "prompt": ids, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True})
+    response = httpx.post(
+        f"{url}/v1/completions",
+        headers=HEADERS,
+        timeout=120,
+        json={"prompt": ids, "max_tokens": tokens, "ignore_eos": True, "return_token_ids": True},
+    )
     assert response.status_code == 200, response.text
     return response
 
@@ -375,9 +406,13 @@ class Stream:
         self.text = ""
 
     def read(self) -> Stream:
-        with httpx.stream("POST", f"{self.url}/v1/completions", headers=HEADERS, timeout=120, json={
-                "prompt": prompt(self.number, 300), "max_tokens": self.tokens, "ignore_eos": True,
-                "stream": True}) as response:
+        with httpx.stream(
+            "POST",
+            f"{self.url}/v1/completions",
+            headers=HEADERS,
+            timeout=120,
+            json={"prompt": prompt(self.number, 300), "max_tokens": self.tokens, "ignore_eos": True, "stream": True},
+        ) as response:
             self.replica = response.headers["x-longgraft-replica"]
             for part in response.iter_text():
                 self.text += part
@@ -412,6 +447,7 @@ def test_conversations_meet_their_kept_prefixes(url):
     """Their beginnings are longer than the work of five turns, so that none is moved while the two others of its
     replica are slow, or while Ray has not yet told that the three turns before them have ended.
     """
+
     def take_turns(conversation: Conversation, turns: int) -> Conversation:
         for _ in range(turns):
             conversation.take_turn(url)
@@ -450,19 +486,20 @@ def test_a_killed_replica_loses_only_answers_that_had_begun(url):
             running = [stream for stream, answer in zip(streams, answers, strict=True) if not answer.done()]
             waiting = {stream.replica for stream in running if not stream.begun.is_set()}
             return waiting & {stream.replica for stream in running if stream.begun.is_set()}
+
         until(loaded, 60)
         whole = [pool.submit(complete, url, prompt(number, 300), 20) for number in range(30, 34)]
         killed = loaded().pop()
-        actor, = (one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"].endswith(killed))
+        (actor,) = (one for one in ray.util.list_named_actors(all_namespaces=True) if one["name"].endswith(killed))
         ray.kill(ray.get_actor(**actor))
         found = [answer.result() for answer in answers]
         assert all(answer.result().json()["usage"]["completion_tokens"] == 20 for answer in whole)
     broken = {stream for stream in found if "replica_lost" in stream.text}
     assert broken and {stream.replica for stream in broken} == {killed}
-    assert all(stream.text.partition("replica_lost")[0].count("data:") > 1 for stream in broken)    # it had begun
+    assert all(stream.text.partition("replica_lost")[0].count("data:") > 1 for stream in broken)  # it had begun
     assert all(stream.text.endswith("data: [DONE]\n\n") for stream in found)
     assert all('"finish_reason":"length"' in stream.text for stream in set(found) - broken)
-    assert any(stream.replica == killed for stream in set(found) - broken)      # it waited there, and was moved
+    assert any(stream.replica == killed for stream in set(found) - broken)  # it waited there, and was moved
     until(lambda: metric(figures(url), "front_replicas") == 2, 120)
     counts = figures(url)
     assert metric(counts, "front_requests_lost_total") == len(broken)

@@ -59,7 +59,7 @@ def test_a_request_as_a_value_is_checked_and_takes_no_other_arguments():
     assert asked.priority == 2 and len(answer(session.open(asked)).token_ids) == 4
     with pytest.raises(TypeError, match="holds all arguments"):
         session.generate(asked, 50)
-    for wrong in ({"predictions": ([10 ** 6],)}, {"ids": []}, {"ids": [10 ** 6]}, {"stop": ("",)}, {"stop": "a"}):
+    for wrong in ({"predictions": ([10**6],)}, {"ids": []}, {"ids": [10**6]}, {"stop": ("",)}, {"stop": "a"}):
         with pytest.raises(ValueError, match=r"token ids from|is empty|one character|without a tokenizer"):
             session.open(replace(asked, **wrong))
 
@@ -70,19 +70,19 @@ def test_steps_are_chunks_then_decodings_and_add_up_to_the_answer(method):
     request = toy_session(method).open(PROMPT, 24, eos=())
     steps = list(request)
     reading = [step for step in steps if step.read]
-    assert [step.read for step in reading] == [17, 17, 17, 9] and steps[:4] == reading      # chunks of 17
+    assert [step.read for step in reading] == [17, 17, 17, 9] and steps[:4] == reading  # chunks of 17
     assert not any(step.tokens for step in reading[:-1]) and len(reading[-1].tokens) == 1
     assert [t for step in steps for t in step.tokens] == plain("llama", 60, 24, Sampling())
     assert request.finish_reason == "length" and request.step() is None
     stats = request.stats
-    assert steps[3].origins == (ROOT,)      # the prompt's last chunk gives the first token
+    assert steps[3].origins == (ROOT,)  # the prompt's last chunk gives the first token
     origins = [o for step in steps[4:] for o in step.origins]
     assert len(steps) == 4 + stats.steps and origins.count(ROOT) == stats.steps
     drafted = sum(bool(o & DRAFT) and not o & RETRIEVED for o in origins)
     assert drafted == stats.accepted_by_origin["draft"] and len(origins) == stats.new_tokens - 1
 
 
-@pytest.mark.parametrize("after", [1, 3, 5])      # in the prompt, and while decoding
+@pytest.mark.parametrize("after", [1, 3, 5])  # in the prompt, and while decoding
 def test_a_cancelled_request_ends_before_its_next_step_and_gives_everything_back(after):
     session = toy_session("graft")
     before = held(session)
@@ -109,7 +109,7 @@ def test_a_request_that_ended_or_failed_or_was_left_gives_everything_back(monkey
     with pytest.raises(ZeroDivisionError):
         answered(session, PROMPT, 24)
     assert held(session) == 0
-    request = session.open(PROMPT, 24)      # also if nobody closes it
+    request = session.open(PROMPT, 24)  # also if nobody closes it
     with pytest.raises(ZeroDivisionError):
         list(request)
     assert held(session) == 0 and request.finish_reason == "cancelled" and request.step() is None
@@ -154,7 +154,7 @@ def test_the_thread_that_steps_a_request_owns_it_until_the_request_is_dropped():
 
 def test_an_ended_request_leaves_its_session_to_other_threads():
     session = toy_session("ar")
-    with ThreadPoolExecutor(1) as pool:     # its thread lives on
+    with ThreadPoolExecutor(1) as pool:  # its thread lives on
         request = pool.submit(session.open, PROMPT, 4).result()
         assert len(pool.submit(list, request).result()) > 4
         assert session.generate(PROMPT, 4).token_ids == plain("llama", 60, 4, Sampling())
@@ -165,7 +165,7 @@ def test_a_request_closed_in_the_middle_of_its_own_step_ends_with_the_next():
     session = toy_session("graft")
     request = session.open(PROMPT, 24, eos=())
     memory = session.engine.proposer.memories[0]
-    memory.observe = lambda seen, real=memory.observe: (request.close(), real(seen))     # as a signal's handler would
+    memory.observe = lambda seen, real=memory.observe: (request.close(), real(seen))  # as a signal's handler would
     assert request.step().read == 17 and request.step() is None
     assert request.finish_reason == "cancelled" and held(session) == 0
 
@@ -190,7 +190,7 @@ def test_an_answer_says_why_it_ended():
     by_text = session.generate(PROMPT, 24, stop=chr(100 + end), temperature=1.0, seed=5)
     assert (by_token.finish_reason, by_token.token_ids) == ("eos", expected[:at])
     assert (by_text.finish_reason, by_text.token_ids) == ("stop", expected[:at])
-    assert by_text.text == "".join(chr(100 + t) for t in expected[:at - 1])
+    assert by_text.text == "".join(chr(100 + t) for t in expected[: at - 1])
     assert answered(session, PROMPT, 24, draw).finish_reason == "length"
     assert answered(session, PROMPT, 24, draw, eos=(expected[0],)).token_ids == expected[:1]
 
@@ -206,13 +206,21 @@ def test_a_stop_string_that_the_last_bytes_complete_is_the_finish_reason():
             return "".join("\ufffd" if i == half else chr(100 + i) for i in ids)
 
     found = Session(toy_session("ar").engine, Halves()).generate(PROMPT, at + 1, stop="\ufffd")
-    assert (found.finish_reason, found.token_ids) == ("stop", expected[:at + 1])
+    assert (found.finish_reason, found.token_ids) == ("stop", expected[: at + 1])
     assert found.text == "".join(chr(100 + t) for t in expected[:at])
 
 
 @pytest.mark.parametrize("method", ["ar", "pld"])
-@pytest.mark.parametrize("how", [{"stop": "<|fim_suffix|>"}, {"stop": ["zzz", "<|fim_suffix|>"]},
-                                 {"stop_token_ids": 94}, {"stop_token_ids": [7, 94]}], ids=str)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"stop": "<|fim_suffix|>"},
+        {"stop": ["zzz", "<|fim_suffix|>"]},
+        {"stop_token_ids": 94},
+        {"stop_token_ids": [7, 94]},
+    ],
+    ids=str,
+)
 def test_a_special_token_s_text_or_id_ends_an_answer(how, method):
     """Its text is not shown, so that a search of the answer's text would not find it."""
     session = text_session(fim=True, method=method)
@@ -241,7 +249,7 @@ def test_generate_takes_stop_token_ids():
     more = dict(model=(toy_model(), None), drafter=None, max_new_tokens=12, method="ar")
     whole = longgraft.generate(PROMPT, **more).token_ids
     found = longgraft.generate(PROMPT, stop_token_ids=whole[2], **more)
-    assert (found.token_ids, found.finish_reason) == (whole[:whole.index(whole[2]) + 1], "stop")
+    assert (found.token_ids, found.finish_reason) == (whole[: whole.index(whole[2]) + 1], "stop")
 
 
 def test_a_stop_token_beside_the_model_s_end_token_keeps_that_one():
@@ -268,12 +276,12 @@ def test_tokens_behind_an_end_inside_a_step_are_not_counted(stop):
     ours = answered(worded("pld"), PROMPT, 20, Sampling(replay=recording))
     first = next(i for i, n in enumerate(ours.stats.accepted_per_step) if n >= 4)
     before = 1 + sum(n + 1 for n in ours.stats.accepted_per_step[:first])
-    assert recording[before + 1] not in recording[:before + 1]
+    assert recording[before + 1] not in recording[: before + 1]
     end = recording[before + 1]
     session = worded("pld")
     if stop:
         found = session.generate(PROMPT, 20, stop=chr(100 + end), replay=recording)
-    else:       # a session ignores end tokens within a recording
+    else:  # a session ignores end tokens within a recording
         found = session.engine.open(GenerationRequest(PROMPT, 20, eos=(end,)))
         found.verifier.rule = Replay(recording, len(PROMPT))
         list(found)
@@ -316,24 +324,41 @@ def test_a_request_may_fill_the_positions_and_no_more(method):
             session.check(*over)
 
 
-@pytest.mark.parametrize(("generation", "own", "tokenizer", "ends"), [
-    (7, 8, 9, (7,)), ([7, 6], 8, 9, (7, 6)), (None, 8, 9, (8,)), (None, None, 9, (9,)), (None, None, None, ()),
-    (0, 8, 9, (0,))])
-def test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s(generation, own, tokenizer,
-                                                                                         ends):
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=generation),
-                            config=SimpleNamespace(eos_token_id=own))
+@pytest.mark.parametrize(
+    ("generation", "own", "tokenizer", "ends"),
+    [
+        (7, 8, 9, (7,)),
+        ([7, 6], 8, 9, (7, 6)),
+        (None, 8, 9, (8,)),
+        (None, None, 9, (9,)),
+        (None, None, None, ()),
+        (0, 8, 9, (0,)),
+    ],
+)
+def test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s(
+    generation, own, tokenizer, ends
+):
+    model = SimpleNamespace(
+        generation_config=SimpleNamespace(eos_token_id=generation), config=SimpleNamespace(eos_token_id=own)
+    )
     assert end_tokens(model, SimpleNamespace(eos_token_id=tokenizer)) == ends
     del model.generation_config
     assert end_tokens(model, None) == (() if own is None else (own,))
 
 
-@pytest.mark.parametrize(("generation", "own", "said"), [
-    ("0", 2, "generation_config.json of toy: eos_token_id is '0'"), ([3, "a"], 2, r"is \[3, 'a'\]; a whole number or"),
-    (None, True, "config.json of toy: eos_token_id is True"), (2.0, 2, "is 2.0")])
+@pytest.mark.parametrize(
+    ("generation", "own", "said"),
+    [
+        ("0", 2, "generation_config.json of toy: eos_token_id is '0'"),
+        ([3, "a"], 2, r"is \[3, 'a'\]; a whole number or"),
+        (None, True, "config.json of toy: eos_token_id is True"),
+        (2.0, 2, "is 2.0"),
+    ],
+)
 def test_end_tokens_that_are_no_whole_numbers_are_refused_with_their_file(generation, own, said):
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=generation),
-                            config=SimpleNamespace(eos_token_id=own))
+    model = SimpleNamespace(
+        generation_config=SimpleNamespace(eos_token_id=generation), config=SimpleNamespace(eos_token_id=own)
+    )
     with pytest.raises(ValueError, match=said):
         end_tokens(model, None, "toy")
 
@@ -360,4 +385,4 @@ def test_a_memory_s_own_limit_is_named():
 def test_the_reading_of_a_prompt_shows_a_bar_if_wanted(progress, monkeypatch, capsys):
     monkeypatch.setattr("longgraft.engine.session.BAR_AFTER", 0)
     toy_session("ar").generate(PROMPT, 2, progress=progress)
-    assert ("prefill" in capsys.readouterr().err) == (progress is True)     # None: this is no terminal
+    assert ("prefill" in capsys.readouterr().err) == (progress is True)  # None: this is no terminal

@@ -79,7 +79,7 @@ def test_an_empty_matrix_or_no_slots_offers_the_root_alone(sparse):
 
 def test_rows_of_zeros_draft_token_zero_once_per_parent():
     retriever = MatrixRetriever(AdjacencyMemory(AdjacencyMatrix(VOCAB, unseen=0)), lambda _: token_recycling())
-    tree = retriever.candidates(9, 80)      # the official code drafts eight zeros, and zeros below each
+    tree = retriever.candidates(9, 80)  # the official code drafts eight zeros, and zeros below each
     assert tree.tokens.tolist() == [9] + [0] * 6 and tree.parents.tolist() == [-1, 0, 1, 2, 3, 4, 5]
 
 
@@ -91,7 +91,7 @@ def learned(in_order: bool) -> list[int]:
     parents = [-1, 0, 1, 0, 2, 3]
     order, path = [], torch.tensor([0, 3])
     hidden: set[int] = set()
-    while len(hidden) < 6:      # the winner is hidden under another token, and the next one shows
+    while len(hidden) < 6:  # the winner is hidden under another token, and the next one shows
         tokens = [20 + node if node in hidden else 5 for node in range(6)]
         memory = AdjacencyMemory(AdjacencyMatrix(VOCAB), in_order=in_order)
         tree = ProposalTree.build(tokens, parents, scores, origin)
@@ -105,7 +105,7 @@ def learned(in_order: bool) -> list[int]:
 
 def test_the_worst_node_is_learned_first_and_the_accepted_path_last():
     assert learned(in_order=False) == [5, 4, 2, 1, 0, 3]
-    assert learned(in_order=True) == [0, 1, 2, 3, 4, 5]         # Token Recycling writes rows in order
+    assert learned(in_order=True) == [0, 1, 2, 3, 4, 5]  # Token Recycling writes rows in order
 
 
 def test_an_unseeded_memory_learns_nothing_from_the_prompt():
@@ -138,8 +138,11 @@ def test_a_request_starts_from_the_warm_rows_unless_they_persist():
 def matches(history: list[int], length: int) -> list[list[int]]:
     """Returns all that the official rule could take after the longest n-gram that it finds, in order."""
     for n in (3, 2, 1):
-        found = [history[j + n:j + n + length] for j in range(len(history) - n)
-                 if history[j:j + n] == history[-n:] and j + n < len(history) - n and j + n + length <= len(history)]
+        found = [
+            history[j + n : j + n + length]
+            for j in range(len(history) - n)
+            if history[j : j + n] == history[-n:] and j + n < len(history) - n and j + n + length <= len(history)
+        ]
         if found:
             return found
     return [[]]
@@ -150,7 +153,7 @@ def test_prompt_lookup_drafts_are_the_official_ones(golden):
     for case in cases:
         history = TokenHistory()
         proposer = PromptLookup(history, case["max_ngram_size"], case["num_pred_tokens"])
-        history.reset(0)        # it grows beyond its capacity
+        history.reset(0)  # it grows beyond its capacity
         history.observe(prompt_chunk(case["history"][:-1]))
         tree = proposer.propose(Ask(case["history"][-1], case["num_pred_tokens"] + 1, 0))
         assert tree.tokens.tolist() == [case["history"][-1], *case["draft"]]
@@ -176,11 +179,11 @@ def test_prompt_lookup_remembers_the_kept_path_only():
     history = TokenHistory()
     proposer = PromptLookup(history, max_ngram=2, length=2)
     history.reset(20)
-    assert proposer.propose(Ask(1, 11, 0)).tokens.tolist() == [1]       # nothing was seen yet
+    assert proposer.propose(Ask(1, 11, 0)).tokens.tolist() == [1]  # nothing was seen yet
     history.observe(prompt_chunk([1, 2, 3, 4]))
     tree = ProposalTree.build([9, 8, 1], [-1, 0, 0], [0.0, NAN, NAN], [ROOT, RETRIEVED, RETRIEVED])
     history.observe(Observation(tree, torch.tensor([0, 2]), 2))
-    drafted = proposer.propose(Ask(2, 11, 0))                           # 1 2 3 4 9 1, and the root 2
+    drafted = proposer.propose(Ask(2, 11, 0))  # 1 2 3 4 9 1, and the root 2
     assert drafted.tokens.tolist() == [2, 3, 4] and drafted.origin.tolist() == [ROOT, RETRIEVED, RETRIEVED]
     assert proposer.propose(Ask(2, 2, 0)).tokens.tolist() == [2, 3]
     assert proposer.propose(Ask(2, 1, 0)).tokens.tolist() == [2]

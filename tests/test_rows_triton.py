@@ -50,7 +50,7 @@ def test_norms_divide_and_round_as_the_library_s(shape, form, dtype):
     x, weight = 3 * random(*shape, dtype=dtype), 1 + random(shape[-1], dtype=dtype)
     expected = NORMS[form](x, weight, 1e-6)
     assert_rounds_alike(fused_triton.norm(x, weight, 1e-6, form), expected)
-    if dtype != torch.float32 and form != "from one":       # another form would fail
+    if dtype != torch.float32 and form != "from one":  # another form would fail
         other = NORMS["wide" if form == "rounded" else "rounded"](x, weight, 1e-6)
         assert (other != expected).float().mean() > 0.1
 
@@ -67,8 +67,11 @@ def test_norms_of_transposed_heads_keep_their_strides(dtype):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("apart", [True, False])
 def test_gated_products_round_as_the_library_s(apart, activation, dtype):
-    gate, up = ((4 * random(1, 5, 2100, dtype=dtype), random(1, 5, 2100, dtype=dtype).flip(2)) if apart
-                else random(1, 5, 4200, dtype=dtype).chunk(2, dim=-1))
+    gate, up = (
+        (4 * random(1, 5, 2100, dtype=dtype), random(1, 5, 2100, dtype=dtype).flip(2))
+        if apart
+        else random(1, 5, 4200, dtype=dtype).chunk(2, dim=-1)
+    )
     said, expected = fused_triton.gated(gate, up, activation), ACTIVATIONS[activation](gate) * up
     near = 3e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(said, expected, rtol=near, atol=1e-6)
@@ -87,7 +90,7 @@ def test_gated_products_equal_the_library_s_at_extreme_values(activation, dtype)
 @pytest.mark.parametrize("dtype, table", [(dtype, table) for dtype in ROUNDED for table in {dtype, torch.float32}])
 @pytest.mark.parametrize("heads, rows, size", [((4, 2), 7, 24), ((3, 3), 1, 128), ((8, 1), 4, 64)])
 def test_rotations_are_the_library_s_to_the_last_bit(heads, rows, size, dtype, table):
-    whole = random(1, rows, sum(heads) + 1, size, dtype=dtype)      # one product, cut into heads
+    whole = random(1, rows, sum(heads) + 1, size, dtype=dtype)  # one product, cut into heads
     q, k, _ = whole.split([*heads, 1], dim=2)
     cos, sin = random(2, 1, rows, size, dtype=table)
     for given, said in zip((q, k), fused_triton.rotary(q.transpose(1, 2), k.transpose(1, 2), cos, sin), strict=True):
@@ -128,6 +131,10 @@ def test_models_give_the_same_logits_with_kernels_in_place(family):
 def test_no_launch_spills():
     """Compiles in a process that does not interpret, with the package under test."""
     more = {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONDONTWRITEBYTECODE": "1", "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, str(Path(__file__).with_name("compiled_rows.py"))], env=os.environ | more,
-                          capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compiled_rows.py"))],
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -20,10 +20,19 @@ from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.warping import largest_dropped_mass, nucleus
 from longgraft.trees.tree import ProposalTree
 
-SETTINGS = [Sampling(0.7), Sampling(1.0, top_k=1), Sampling(1.3, top_k=5), Sampling(1.0, top_k=99),
-            Sampling(0.9, top_p=0.3), Sampling(1.0, top_p=0.83), Sampling(1.0, top_p=1e-4), Sampling(1.7, min_p=0.07),
-            Sampling(0.5, min_p=0.9), Sampling(0.8, top_p=0.91, top_k=12),
-            Sampling(1.1, top_p=0.7, top_k=20, min_p=0.05)]
+SETTINGS = [
+    Sampling(0.7),
+    Sampling(1.0, top_k=1),
+    Sampling(1.3, top_k=5),
+    Sampling(1.0, top_k=99),
+    Sampling(0.9, top_p=0.3),
+    Sampling(1.0, top_p=0.83),
+    Sampling(1.0, top_p=1e-4),
+    Sampling(1.7, min_p=0.07),
+    Sampling(0.5, min_p=0.9),
+    Sampling(0.8, top_p=0.91, top_k=12),
+    Sampling(1.1, top_p=0.7, top_k=20, min_p=0.05),
+]
 
 
 def rule(sampling: Sampling) -> Sampled:
@@ -38,14 +47,13 @@ def random_logits(rows: int, vocab: int, scale: float = 3.0) -> torch.Tensor:
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_warped_logits_equal_those_of_transformers(sampling):
-    for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, 5000),
-                   random_logits(4, 8192, 0.1)):
+    for logits in (random_logits(40, 48), random_logits(40, 3), random_logits(4, 5000), random_logits(4, 8192, 0.1)):
         torch.testing.assert_close(rule(sampling).warp(logits), oracle.warped(logits, sampling), atol=0.0, rtol=0.0)
 
 
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 def test_warping_keeps_as_many_equal_logits_as_transformers(sampling):
-    wide = random_logits(4, 8192).round()     # the border lies among hundreds that are equal
+    wide = random_logits(4, 8192).round()  # the border lies among hundreds that are equal
     for logits in (random_logits(40, 48).round(), random_logits(40, 48).bfloat16(), torch.zeros(1, 7), wide):
         ours, theirs = rule(sampling).warp(logits), oracle.warped(logits, sampling)
         assert torch.equal(ours.sort().values, theirs.sort().values)
@@ -71,7 +79,7 @@ def test_a_dropped_mass_is_compared_as_a_float32():
         share = np.float32(1 - top_p)
         border = (float(share) + float(np.nextafter(share, np.float32(2)))) / 2
         for mass in (math.nextafter(border, 0), border, math.nextafter(border, 2)):
-            assert (int(mass * 2 ** 62) > largest_dropped_mass(top_p)) == (np.float32(mass) > share)
+            assert (int(mass * 2**62) > largest_dropped_mass(top_p)) == (np.float32(mass) > share)
 
 
 class Watch(TorchDispatchMode):
@@ -86,14 +94,22 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("rule, most", [
-    (Greedy(), 1), (Replay(range(9), 100), 3), (Sampled(), 41), (Sampled(0.7, top_p=0.9), 110),
-    (Sampled(0.7, top_k=5, top_p=0.9, min_p=0.01), 118)], ids=str)
+@pytest.mark.parametrize(
+    "rule, most",
+    [
+        (Greedy(), 1),
+        (Replay(range(9), 100), 3),
+        (Sampled(), 41),
+        (Sampled(0.7, top_p=0.9), 110),
+        (Sampled(0.7, top_k=5, top_p=0.9, min_p=0.01), 118),
+    ],
+    ids=str,
+)
 def test_a_draw_is_a_fixed_number_of_operations_that_no_host_waits_for(rule, most):
     found = set()
     for rows, vocab in ((1, 48), (60, 48), (7, 9000)):
         logits, positions = random_logits(rows, vocab).to("meta"), torch.arange(rows, device="meta") + 100
-        rule.draw(logits, positions)        # a recording is copied once
+        rule.draw(logits, positions)  # a recording is copied once
         with Watch() as watch:
             rule.draw(logits, positions)
         found.add(watch.operations)
@@ -121,7 +137,7 @@ def test_a_cpu_draws_the_tokens_that_other_devices_draw(sampling):
 
 
 def test_the_noise_equals_that_computed_with_plain_integers():
-    for seed, position in itertools.product((0, 1, 77, 2 ** 63 - 1), (0, 1, 9, 131_071)):
+    for seed, position in itertools.product((0, 1, 77, 2**63 - 1), (0, 1, 9, 131_071)):
         tokens = [0, 1, 2, 95, 151_935]
         expected = [oracle.noise(seed, position, token) for token in tokens]
         keys = Sampled(seed=seed).keys(torch.tensor(position))
@@ -132,11 +148,13 @@ def test_a_draw_does_not_depend_on_what_else_is_drawn():
     logits, positions = random_logits(30, 48), 5 + (7 * torch.arange(30)) % 4
     for sampling in SETTINGS:
         draws = rule(sampling)
-        alone = torch.cat([draws.draw(row, position) for row, position
-                           in zip(logits.split(1), positions.split(1), strict=True)])
+        alone = torch.cat(
+            [draws.draw(row, position) for row, position in zip(logits.split(1), positions.split(1), strict=True)]
+        )
         assert torch.equal(draws.draw(logits, positions), alone)
-        assert alone.tolist() == [oracle.draw(row, sampling, position) for row, position
-                                  in zip(logits, positions.tolist(), strict=True)]
+        assert alone.tolist() == [
+            oracle.draw(row, sampling, position) for row, position in zip(logits, positions.tolist(), strict=True)
+        ]
 
 
 BRANCHES = ProposalTree.build([0, 1, 2, 0, 1, 2], [-1, 0, 0, 1, 1, 4], [0.0] * 6, [1] + [2] * 5)
@@ -169,9 +187,10 @@ def test_neighbouring_seeds_positions_and_tokens_have_independent_noise(step):
     tokens = torch.arange(1, 51)
     positions = torch.arange(1, 21)[:, None]
     here = torch.cat([gumbel(Sampled(seed=s).keys(positions), tokens).flatten() for s in range(20)])
-    there = torch.cat([gumbel(Sampled(seed=s + seed).keys(positions + position), tokens + token).flatten()
-                       for s in range(20)])
-    assert dependence(here, there) < 118.6      # 0.99997 quantile: thirteen such tests, by chance one in 2,500
+    there = torch.cat(
+        [gumbel(Sampled(seed=s + seed).keys(positions + position), tokens + token).flatten() for s in range(20)]
+    )
+    assert dependence(here, there) < 118.6  # 0.99997 quantile: thirteen such tests, by chance one in 2,500
     assert abs(np.corrcoef(here, there)[0, 1]) < 4.2 / math.sqrt(len(here))
     assert dependence(here, here) > 10_000
 
@@ -182,15 +201,16 @@ def chi_square(found: Counter, law: dict, draws: int) -> float:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.0, top_p=0.8), Sampling(1.2, top_k=4, min_p=0.1)],
-                         ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(0.8), Sampling(1.0, top_p=0.8), Sampling(1.2, top_k=4, min_p=0.1)], ids=str
+)
 def test_draws_follow_the_distribution_of_the_warped_logits(sampling):
     """Counts 3,000 seeds at one position, and 3,000 positions of one seed; another temperature does not fit."""
     logits, n = random_logits(1, 8, 1.5), 3000
     law = dict(enumerate(oracle.warped(logits, sampling)[0].softmax(-1).tolist()))
     by_seed = Counter(rule(replace(sampling, seed=seed)).draw(logits, torch.tensor([7])).item() for seed in range(n))
     by_position = Counter(rule(sampling).draw(logits.expand(n, -1), torch.arange(n)).tolist())
-    limit = {2: 13.8, 3: 16.3, 4: 18.5, 7: 24.3}[sum(p > 0 for p in law.values()) - 1]      # 0.999 quantiles
+    limit = {2: 13.8, 3: 16.3, 4: 18.5, 7: 24.3}[sum(p > 0 for p in law.values()) - 1]  # 0.999 quantiles
     assert chi_square(by_seed, law, n) < limit
     assert chi_square(by_position, law, n) < limit
     hotter = replace(sampling, temperature=1.5 * sampling.temperature, top_k=0, top_p=1.0, min_p=0.0)
@@ -224,23 +244,40 @@ def test_a_replay_follows_its_recording_from_its_start():
     assert (path.tolist(), after) == ([0, 1, 2], 6)
 
 
-@pytest.mark.parametrize("given, message", [
-    ({"temperature": float("nan")}, "must be a number, 0 or more; 0 is greedy"), ({"temperature": -1.0}, "0 or more"),
-    ({"temperature": -1e-9}, "0 or more"), ({"temperature": float("inf")}, "0 or more"),
-    ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"), ({"temperature": True}, "a number"),
-    ({"temperature": 1.0, "top_p": float("nan")}, "from 0 to 1; 1 is all"),
-    ({"temperature": 1.0, "top_p": -0.1}, "from 0 to 1"), ({"temperature": 1.0, "top_p": 1.01}, "from 0 to 1"),
-    ({"temperature": 1.0, "top_p": True}, "a number"), ({"temperature": 1.0, "top_k": 2.0}, "a whole number"),
-    ({"temperature": 1.0, "top_k": -2}, "-1 or more; 0 and -1 are all"),
-    ({"temperature": 1.0, "top_k": True}, "a whole number"), ({"temperature": 1.0, "min_p": 1.0}, "from 0 to below 1"),
-    ({"temperature": 1.0, "min_p": None}, "a number"), ({"temperature": 1.0, "seed": 1.5}, "a whole number"),
-    ({"temperature": 1.0, "seed": 2 ** 63}, "from 0 to 9,223,372,036,854,775,807"),
-    ({"temperature": 1.0, "seed": -1}, "from 0"),
-    ({"top_p": 0.5}, "greedy, and top_p=0.5 would change nothing.*above 0"), ({"top_k": 3}, "top_k=3 would change"),
-    ({"min_p": 0.1}, "min_p=0.1 would change"), ({"seed": 5}, "seed=5 would change"),
-    ({"replay": []}, "at least one token"), ({"replay": [1, 1.5]}, "a token is 1.5; it must be a token id"),
-    ({"replay": [[1]]}, "token id"), ({"replay": "text"}, "token id"), ({"replay": [True]}, "token id"),
-    ({"replay": [1], "temperature": 1.0}, "one or the other")], ids=str)
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"temperature": float("nan")}, "must be a number, 0 or more; 0 is greedy"),
+        ({"temperature": -1.0}, "0 or more"),
+        ({"temperature": -1e-9}, "0 or more"),
+        ({"temperature": float("inf")}, "0 or more"),
+        ({"temperature": "0.5"}, "temperature is '0.5'; it must be a number"),
+        ({"temperature": True}, "a number"),
+        ({"temperature": 1.0, "top_p": float("nan")}, "from 0 to 1; 1 is all"),
+        ({"temperature": 1.0, "top_p": -0.1}, "from 0 to 1"),
+        ({"temperature": 1.0, "top_p": 1.01}, "from 0 to 1"),
+        ({"temperature": 1.0, "top_p": True}, "a number"),
+        ({"temperature": 1.0, "top_k": 2.0}, "a whole number"),
+        ({"temperature": 1.0, "top_k": -2}, "-1 or more; 0 and -1 are all"),
+        ({"temperature": 1.0, "top_k": True}, "a whole number"),
+        ({"temperature": 1.0, "min_p": 1.0}, "from 0 to below 1"),
+        ({"temperature": 1.0, "min_p": None}, "a number"),
+        ({"temperature": 1.0, "seed": 1.5}, "a whole number"),
+        ({"temperature": 1.0, "seed": 2**63}, "from 0 to 9,223,372,036,854,775,807"),
+        ({"temperature": 1.0, "seed": -1}, "from 0"),
+        ({"top_p": 0.5}, "greedy, and top_p=0.5 would change nothing.*above 0"),
+        ({"top_k": 3}, "top_k=3 would change"),
+        ({"min_p": 0.1}, "min_p=0.1 would change"),
+        ({"seed": 5}, "seed=5 would change"),
+        ({"replay": []}, "at least one token"),
+        ({"replay": [1, 1.5]}, "a token is 1.5; it must be a token id"),
+        ({"replay": [[1]]}, "token id"),
+        ({"replay": "text"}, "token id"),
+        ({"replay": [True]}, "token id"),
+        ({"replay": [1], "temperature": 1.0}, "one or the other"),
+    ],
+    ids=str,
+)
 def test_invalid_sampling_settings_are_refused(given, message):
     with pytest.raises(ValueError, match=message) as error:
         Sampling(**given)
@@ -252,12 +289,18 @@ def test_numbers_of_other_libraries_are_accepted():
     assert isinstance(Sampling(1, 1).rule(4), Sampled)
     assert isinstance(Sampling(replay=np.array([1, 2])).rule(4), Replay)
     assert isinstance(Sampling(0).rule(4), Greedy)
-    assert type(Sampling(1.0, seed=np.int64(2)).seed) is int        # JSON has no other
+    assert type(Sampling(1.0, seed=np.int64(2)).seed) is int  # JSON has no other
 
 
-@pytest.mark.parametrize(("given", "meant"), [
-    ({"temperature": 1e-6, "seed": 4}, Sampling()), ({"temperature": 0.5, "top_p": 0, "top_k": 3}, Sampling()),
-    ({"temperature": 0.5, "top_p": 0, "repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
-    ({"temperature": 1e-5}, Sampling(1e-5)), ({"temperature": 0.5, "top_k": -1}, Sampling(0.5))])
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"temperature": 1e-6, "seed": 4}, Sampling()),
+        ({"temperature": 0.5, "top_p": 0, "top_k": 3}, Sampling()),
+        ({"temperature": 0.5, "top_p": 0, "repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+        ({"temperature": 1e-5}, Sampling(1e-5)),
+        ({"temperature": 0.5, "top_k": -1}, Sampling(0.5)),
+    ],
+)
 def test_values_of_other_servers_become_ours(given, meant):
     assert Sampling(**given) == meant

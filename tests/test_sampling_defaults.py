@@ -35,35 +35,52 @@ def session_with(config, tokenizer=None):
 
 def completed(session, **body):
     """Returns the text of the server's completion of PROMPT."""
+
     async def ask(http):
         return (await http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 16, **body})).json()
+
     return asking(ask, session)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ({}, Sampling()),
-    ({"temperature": 0}, Sampling()),
-    ({"repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
-    ({"temperature": 0.5}, Sampling(0.5, **FILLED)),
-    ({"temperature": 0.5, "top_p": 1, "top_k": 0, "repetition_penalty": 1, "seed": 3}, Sampling(0.5, seed=3)),
-    ({"temperature": 0.5, "top_k": None, "min_p": 0.1}, Sampling(0.5, min_p=0.1, **FILLED)),
-    ({"replay": (1, 2)}, Sampling(replay=(1, 2)))])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Sampling()),
+        ({"temperature": 0}, Sampling()),
+        ({"repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+        ({"temperature": 0.5}, Sampling(0.5, **FILLED)),
+        ({"temperature": 0.5, "top_p": 1, "top_k": 0, "repetition_penalty": 1, "seed": 3}, Sampling(0.5, seed=3)),
+        ({"temperature": 0.5, "top_k": None, "min_p": 0.1}, Sampling(0.5, min_p=0.1, **FILLED)),
+        ({"replay": (1, 2)}, Sampling(replay=(1, 2))),
+    ],
+)
 def test_a_sampled_request_takes_from_the_file_what_it_leaves_out(given, expected):
     assert defaults(**QWEN).sampling(given) == expected
 
 
-@pytest.mark.parametrize(("given", "expected"), [
-    ({"temperature": 0.5, "top_k": -1}, Sampling(0.5)), ({"temperature": 0.5, "top_k": 0}, Sampling(0.5)),
-    ({"temperature": 0.5, "top_p": 0}, Sampling()), ({"temperature": 1e-6, "seed": 4}, Sampling()),
-    ({"temperature": 0.5, "top_p": 0, "repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2))])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"temperature": 0.5, "top_k": -1}, Sampling(0.5)),
+        ({"temperature": 0.5, "top_k": 0}, Sampling(0.5)),
+        ({"temperature": 0.5, "top_p": 0}, Sampling()),
+        ({"temperature": 1e-6, "seed": 4}, Sampling()),
+        ({"temperature": 0.5, "top_p": 0, "repetition_penalty": 1.2}, Sampling(repetition_penalty=1.2)),
+    ],
+)
 def test_values_of_other_servers_have_their_meanings_in_requests(given, expected):
     """A top_k of -1 is off; a top_p of 0 and a tiny temperature leave the most probable token."""
     assert SamplingDefaults().sampling(given) == expected
 
 
-@pytest.mark.parametrize(("file", "expected"), [
-    ({"top_k": -1}, Sampling(0.5)), ({"top_p": 0, "repetition_penalty": 1.2}, Sampling()),
-    ({"temperature": 1e-6}, Sampling(0.5))])
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ({"top_k": -1}, Sampling(0.5)),
+        ({"top_p": 0, "repetition_penalty": 1.2}, Sampling()),
+        ({"temperature": 1e-6}, Sampling(0.5)),
+    ],
+)
 def test_values_of_other_servers_have_their_meanings_in_files(file, expected):
     assert defaults(do_sample=True, **file).sampling({"temperature": 0.5}) == expected
 
@@ -74,17 +91,33 @@ def test_a_file_that_does_not_sample_gives_its_penalty_alone():
     assert found.sampling({"temperature": 1.0}) == Sampling(1.0, repetition_penalty=1.1)
 
 
-@pytest.mark.parametrize(("config", "temperature"), [
-    ({}, 0), (QWEN, 0.7), ({"do_sample": True}, 1), ({"do_sample": True, "temperature": 1e-6}, 0),
-    ({"do_sample": True, "top_p": 0}, 0), ({"do_sample": None, "temperature": 0.7}, 0)])
+@pytest.mark.parametrize(
+    ("config", "temperature"),
+    [
+        ({}, 0),
+        (QWEN, 0.7),
+        ({"do_sample": True}, 1),
+        ({"do_sample": True, "temperature": 1e-6}, 0),
+        ({"do_sample": True, "top_p": 0}, 0),
+        ({"do_sample": None, "temperature": 0.7}, 0),
+    ],
+)
 def test_the_temperature_of_requests_that_name_none_is_the_file_s(config, temperature):
     assert defaults(**config).temperature == temperature
 
 
-@pytest.mark.parametrize(("key", "value", "needed"), [
-    ("temperature", -1.0, "0 or more"), ("temperature", "0.7", "must be a number"), ("top_p", 1.5, "from 0 to 1"),
-    ("top_k", -2, "-1 or more"), ("top_k", 2.5, "a whole number"), ("min_p", 1.0, "from 0 to below 1"),
-    ("repetition_penalty", 0, "from 0.001 to 1,000")])
+@pytest.mark.parametrize(
+    ("key", "value", "needed"),
+    [
+        ("temperature", -1.0, "0 or more"),
+        ("temperature", "0.7", "must be a number"),
+        ("top_p", 1.5, "from 0 to 1"),
+        ("top_k", -2, "-1 or more"),
+        ("top_k", 2.5, "a whole number"),
+        ("min_p", 1.0, "from 0 to below 1"),
+        ("repetition_penalty", 0, "from 0.001 to 1,000"),
+    ],
+)
 def test_a_value_that_cannot_be_used_is_refused_with_file_key_and_range(key, value, needed):
     said = f"generation_config.json of .*: {key} is .*{needed}.* Correct the value there, or remove it"
     with pytest.raises(ValueError, match=said):
@@ -144,6 +177,8 @@ def test_a_code_completion_is_completed_from_the_file_too(tmp_path):
     session = session_with(QWEN, characters())
 
     def text(**more):
-        return longgraft.complete(tmp_path, "main.py", 1, session=session, until="stop", max_new_tokens=12,
-                                  temperature=0.9, seed=5, **more).text
+        return longgraft.complete(
+            tmp_path, "main.py", 1, session=session, until="stop", max_new_tokens=12, temperature=0.9, seed=5, **more
+        ).text
+
     assert text() == text(**FILLED) != text(top_k=0, top_p=1, repetition_penalty=1)

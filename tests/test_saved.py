@@ -22,7 +22,7 @@ from longgraft.protocol.observation import Wants
 CELL = 16
 BEGINS = toy_prompt(90)
 FOLLOWS = BEGINS + toy_prompt(20, seed=6)
-LEAVES = BEGINS[:70] + toy_prompt(25, seed=3)       # 4 cells and 6 tokens are the same
+LEAVES = BEGINS[:70] + toy_prompt(25, seed=3)  # 4 cells and 6 tokens are the same
 
 
 def session(method: str = "graft", family: str = "llama", most: int = 0, **more) -> Session:
@@ -41,8 +41,11 @@ def file(tmp_path_factory):
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize(("method", "family", "chunk"), [*zip(
-    kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)], ids=str)
+@pytest.mark.parametrize(
+    ("method", "family", "chunk"),
+    [*zip(kinds(), cycle(("llama", "qwen3", "mistral-window", "qwen3-moe")), cycle((17, None, 32)), strict=False)],
+    ids=str,
+)
 def test_a_prefix_file_gives_the_same_answers_as_reading_its_text(method, family, chunk, tmp_path):
     """Compares answers and proposals of a session that keeps nothing itself; the short last cell is reused, too."""
     path = tmp_path / "begins.prefix"
@@ -59,9 +62,18 @@ def test_a_prefix_file_gives_the_same_answers_as_reading_its_text(method, family
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("prompt", "reused"), [(FOLLOWS, 89), (BEGINS, 89), (LEAVES, 63), (BEGINS[:85], 84),
-                                                (BEGINS[:87] + LEAVES[70:], 86), (BEGINS[:80], 79),
-                                                (toy_prompt(90, seed=4), 0)])
+@pytest.mark.parametrize(
+    ("prompt", "reused"),
+    [
+        (FOLLOWS, 89),
+        (BEGINS, 89),
+        (LEAVES, 63),
+        (BEGINS[:85], 84),
+        (BEGINS[:87] + LEAVES[70:], 86),
+        (BEGINS[:80], 79),
+        (toy_prompt(90, seed=4), 0),
+    ],
+)
 def test_only_tokens_that_a_prompt_shares_with_the_file_are_reused(file, prompt, reused):
     knows, bare = session(), toy_session("graft")
     knows.pin_prefix(file)
@@ -72,16 +84,16 @@ def test_only_tokens_that_a_prompt_shares_with_the_file_are_reused(file, prompt,
 
 
 def test_prompts_are_kept_behind_a_file_and_the_file_is_not_counted(file):
-    knows = session(most=2 ** 30)
+    knows = session(most=2**30)
     knows.pin_prefix(file)
     kept, longer = knows.engine.prefixes, FOLLOWS + toy_prompt(40, seed=8)
     assert [answered(knows, longer, 4).stats.reused_tokens for _ in range(2)] == [89, 143]
-    alone = session(most=2 ** 30)
+    alone = session(most=2**30)
     answered(alone, longer, 4)
     assert (len(kept), len(alone.engine.prefixes)) == (4, 9) and kept.bytes * 9 == alone.engine.prefixes.bytes * 4
     whole = alone.engine.prefixes
     for mine, theirs in zip(*(one.known(one.keys(longer), (), 144) for one in (kept, whole)), strict=True):
-        ranked = theirs.reports[RANKED]     # a cell that was read in two parts may have more
+        ranked = theirs.reports[RANKED]  # a cell that was read in two parts may have more
         assert mine.reports[RANKED][ranked].all()
         assert mine.reports[RANKS][ranked].equal(theirs.reports[RANKS][ranked])
     kept.clear()
@@ -89,11 +101,11 @@ def test_prompts_are_kept_behind_a_file_and_the_file_is_not_counted(file):
 
 
 def test_kept_cells_that_a_pinned_file_holds_are_not_counted(file):
-    knows = session(most=2 ** 30)
+    knows = session(most=2**30)
     answered(knows, FOLLOWS, 4)
     assert len(knows.engine.prefixes) == 6
     knows.pin_prefix(file)
-    alone = session(most=2 ** 30)
+    alone = session(most=2**30)
     answered(alone, FOLLOWS[:17], 4)
     assert len(knows.engine.prefixes) == len(alone.engine.prefixes) == 1
     assert knows.engine.prefixes.bytes == alone.engine.prefixes.bytes
@@ -112,9 +124,17 @@ def test_the_longest_of_several_files_is_taken(file, tmp_path):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("maker", "method"), [
-    ("graft", "ar"), ("graft", "pld"), ("graft", "retrieval"), ("graft", "eagle3"), ("logitspec", "retrieval"),
-    ("logitspec", "lookahead")])
+@pytest.mark.parametrize(
+    ("maker", "method"),
+    [
+        ("graft", "ar"),
+        ("graft", "pld"),
+        ("graft", "retrieval"),
+        ("graft", "eagle3"),
+        ("logitspec", "retrieval"),
+        ("logitspec", "lookahead"),
+    ],
+)
 def test_a_method_that_needs_less_accepts_the_file(maker, method, tmp_path):
     session(maker).save_prefix(BEGINS, tmp_path / "p")
     knows = session(method)
@@ -124,10 +144,16 @@ def test_a_method_that_needs_less_accepts_the_file(maker, method, tmp_path):
     assert mine.stats.reused_tokens == 89
 
 
-@pytest.mark.parametrize(("maker", "method", "lacking"), [
-    ("ar", "graft", "no rows of the drafter"), ("eagle3", "graft", "no top tokens"),
-    ("pld", "sps", "no rows of the small"),
-    ("graft", "logitspec", "no 64 top tokens of each"), ("graft", "medusa", "no final hidden states")])
+@pytest.mark.parametrize(
+    ("maker", "method", "lacking"),
+    [
+        ("ar", "graft", "no rows of the drafter"),
+        ("eagle3", "graft", "no top tokens"),
+        ("pld", "sps", "no rows of the small"),
+        ("graft", "logitspec", "no 64 top tokens of each"),
+        ("graft", "medusa", "no final hidden states"),
+    ],
+)
 def test_a_method_that_needs_more_is_refused_with_what_is_missing(maker, method, lacking, tmp_path):
     session(maker).save_prefix(BEGINS, tmp_path / "p")
     with pytest.raises(ValueError, match=f"holds {lacking}.*method {maker}.*--method {method}"):
@@ -139,8 +165,11 @@ def changed(file, path, tensors=None, **about):
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
     found = {name: rows.clone() for name, rows in load_file(file).items()}
-    save_file({name: rows for name, rows in (found | (tensors or {})).items() if rows is not None}, path,
-              {name: value for name, value in (metadata | about).items() if value is not None})
+    save_file(
+        {name: rows for name, rows in (found | (tensors or {})).items() if rows is not None},
+        path,
+        {name: value for name, value in (metadata | about).items() if value is not None},
+    )
     return path
 
 
@@ -157,13 +186,23 @@ def refused(path, *words):
 def test_every_part_of_the_identity_is_compared(file, tmp_path):
     with safe_open(file, framework="pt") as opened:
         identity = json.loads(opened.metadata()["identity"])
-    assert set(identity) == {"dtype", "rope", "configuration", "weights", "tokenizer", "drafter rope",
-                             "drafter window", "drafter weights"}
+    assert set(identity) == {
+        "dtype",
+        "rope",
+        "configuration",
+        "weights",
+        "tokenizer",
+        "drafter rope",
+        "drafter window",
+        "drafter weights",
+    }
     for label, value in identity.items():
         other = changed(file, tmp_path / "other", identity=json.dumps(identity | {label: "something else"}))
         refused(other, f"was made for {label} something else", f"this session has {value}")
-    refused(changed(file, tmp_path / "other", identity=json.dumps(identity | {"dtype": "bfloat16"})),
-            "or load with dtype=bfloat16")
+    refused(
+        changed(file, tmp_path / "other", identity=json.dumps(identity | {"dtype": "bfloat16"})),
+        "or load with dtype=bfloat16",
+    )
 
 
 def test_files_of_other_weights_or_settings_are_refused(file):
@@ -171,8 +210,12 @@ def test_files_of_other_weights_or_settings_are_refused(file):
     model = tuned.target.model = deepcopy(toy_model("llama"))
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight += 1e-3
-    for other, label in ((tuned, "weights"), (session(seed=1), "drafter weights"),
-                         (session("graft+window=32"), "drafter window"), (session(family="qwen3"), "configuration")):
+    for other, label in (
+        (tuned, "weights"),
+        (session(seed=1), "drafter weights"),
+        (session("graft+window=32"), "drafter window"),
+        (session(family="qwen3"), "configuration"),
+    ):
         with pytest.raises(ValueError, match=f"made for {label}"):
             other.pin_prefix(file)
     rope = session()
@@ -216,16 +259,30 @@ def test_damaged_and_foreign_files_are_refused(file, tmp_path):
 def test_a_file_whose_rows_or_tokens_were_changed_is_refused(file, tmp_path):
     found, path = load_file(file), tmp_path / "p"
     keys, ids = found["target/1.keys"], found["ids"]
-    changes = ({"target/1.keys": keys[:, :, :-1].contiguous()}, {"target/1.keys": keys.half()}, {"target/1.keys": None},
-               {"target/9.keys": keys}, {"ids": ids.flip(0)}, {"ids": ids[:-1].clone()}, {"ids": None},
-               {"drafter/0.values": None}, {"target/1.keys": keys.flip(2)}, {"/ranks": found["/ranks"].flip(1)})
+    changes = (
+        {"target/1.keys": keys[:, :, :-1].contiguous()},
+        {"target/1.keys": keys.half()},
+        {"target/1.keys": None},
+        {"target/9.keys": keys},
+        {"ids": ids.flip(0)},
+        {"ids": ids[:-1].clone()},
+        {"ids": None},
+        {"drafter/0.values": None},
+        {"target/1.keys": keys.flip(2)},
+        {"/ranks": found["/ranks"].flip(1)},
+    )
     for tensors in changes:
         refused(changed(file, path, tensors), "was changed after it was made")
 
 
-@pytest.mark.parametrize("value, last, message", [
-    (float("nan"), 3, "NaN or infinite"), (float("inf"), 3, "NaN or infinite"),
-    (0.0, VOCAB, f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}")])
+@pytest.mark.parametrize(
+    "value, last, message",
+    [
+        (float("nan"), 3, "NaN or infinite"),
+        (float("inf"), 3, "NaN or infinite"),
+        (0.0, VOCAB, f"ids from 1 to {VOCAB}, and the vocabulary has {VOCAB}"),
+    ],
+)
 def test_rows_and_ids_that_no_model_has_are_refused(value, last, message, tmp_path):
     rows = torch.zeros(1, 2, 3, 8)
     rows[0, 1, 2, 3] = value

@@ -20,19 +20,21 @@ def alone(plan: Plan, *asked: tuple[list, int, int]) -> list[Asked]:
     def client():
         for one in asked:
             yield fleet.ask(*one)
+
     fleet.env.process(client())
     fleet.env.run(until=plan.seconds)
     return fleet.answered
 
 
 def test_a_replica_takes_the_recorded_seconds_alone():
-    cold, typing = (sorted(row[state]["first_seconds"] for row in recorded() if row[0]["context"] == "file")[10]
-                    for state in (0, 1))
+    cold, typing = (
+        sorted(row[state]["first_seconds"] for row in recorded() if row[0]["context"] == "file")[10] for state in (0, 1)
+    )
     first, then = alone(AGENTS, (cells(1878, (1878, 0)), 1878, 30), (cells(1885, (1326, 0), (1885, 1)), 1885, 30))
-    assert first.first == pytest.approx(cold, rel=0.05)         # 6.94 s
-    assert then.first - then.arrived == pytest.approx(typing, rel=0.2)      # 2.44 s
+    assert first.first == pytest.approx(cold, rel=0.05)  # 6.94 s
+    assert then.first - then.arrived == pytest.approx(typing, rel=0.2)  # 2.44 s
     assert (first.reused, then.reused) == (0, 10 * CELL)
-    assert Costs().reading(4096, 0) == pytest.approx(4096 / 211, rel=0.01)      # docs/results/qwen2.5-coder
+    assert Costs().reading(4096, 0) == pytest.approx(4096 / 211, rel=0.01)  # docs/results/qwen2.5-coder
     assert Costs().decoding([0] * 8) == 80.4e-3 and Costs().decoding([0] * 6) == pytest.approx(64.65e-3)
 
 
@@ -47,7 +49,7 @@ def test_a_shared_pass_decodes_more_than_passes_alone():
 
 
 def test_kept_cells_are_dropped_the_least_recently_used_first():
-    kept = Kept(4 * CELL * 24_576 / 2 ** 30)        # four cells
+    kept = Kept(4 * CELL * 24_576 / 2**30)  # four cells
     kept.keep("abc")
     kept.keep("xy")
     assert kept.known("abc") == 2 and kept.known("xyz") == 2

@@ -25,8 +25,11 @@ from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.worker import Worker
 
 LONGEST, MOST, QUEUE = 8, 3, 4
-ASKED = [(toy_prompt(length, seed), law) for seed, length in enumerate((1, 9, 40))
-         for law in (Sampling(), Sampling(0.9, seed=seed))]
+ASKED = [
+    (toy_prompt(length, seed), law)
+    for seed, length in enumerate((1, 9, 40))
+    for law in (Sampling(), Sampling(0.9, seed=seed))
+]
 # An event is an arrival (index in ASKED, new tokens), a round, or the number of a request that is cancelled.
 ARRIVAL = st.tuples(st.integers(0, len(ASKED) - 1), st.integers(1, LONGEST))
 EVENTS = st.lists(st.one_of(ARRIVAL, ARRIVAL, st.just("round"), st.integers(0, 30)), max_size=30)
@@ -49,8 +52,8 @@ class ByHand:
 
     def __init__(self, most: int = MOST) -> None:
         self.worker = Worker(session(), QUEUE, [self], most)
-        self.worker._thread = object()      # no thread is started
-        self.taken: list[tuple[ServedRequest, int]] = []      # with its index in ASKED
+        self.worker._thread = object()  # no thread is started
+        self.taken: list[tuple[ServedRequest, int]] = []  # with its index in ASKED
         self.said: dict[ServedRequest, list[int]] = {}
         self.ends: dict[ServedRequest, End | None] = {}
 
@@ -64,8 +67,9 @@ class ByHand:
     @property
     def begun(self) -> list[ServedRequest]:
         """The requests that have begun, in this order."""
-        return sorted((served for served, _ in self.taken if served.request is not None),
-                      key=lambda one: one.since + one.queued)
+        return sorted(
+            (served for served, _ in self.taken if served.request is not None), key=lambda one: one.since + one.queued
+        )
 
     def submit(self, index: int, new: int) -> bool:
         """Submits a request; returns False if the queue is full."""
@@ -95,9 +99,9 @@ class ByHand:
             assert steps >= 0, "one is starved"
             self.round()
         for served, index in self.taken:
-            wanted, said = alone()[index][:served.requested.max_new_tokens], self.said[served]
+            wanted, said = alone()[index][: served.requested.max_new_tokens], self.said[served]
             if served.cancelled:
-                assert said == wanted[:len(said)]
+                assert said == wanted[: len(said)]
             else:
                 assert said == wanted and self.ends[served].reason == "length"
         began = set(self.begun)
@@ -112,7 +116,7 @@ class ByHand:
 def test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alone(events, rows):
     async def play() -> None:
         by_hand = ByHand()
-        by_hand.worker._scheduler._room = lambda: rows       # memory for all, for two, for one
+        by_hand.worker._scheduler._room = lambda: rows  # memory for all, for two, for one
         for event in events:
             if event == "round":
                 by_hand.round()
@@ -122,12 +126,14 @@ def test_no_request_is_lost_overtaken_or_starved_and_each_answer_is_the_one_alon
             elif not by_hand.submit(*event):
                 assert by_hand.worker.waiting >= QUEUE
         by_hand.finish()
+
     asyncio.run(play())
 
 
 @pytest.mark.parametrize("requests", [150, pytest.param(1_500, marks=pytest.mark.slow)])
 def test_many_requests_leave_nothing_behind(requests):
     """Counts objects and memory.  The bound allows for the allocator's gaps; caches would be hundreds of MiB."""
+
     def held() -> tuple[Counter, int]:
         gc.collect()
         return Counter(type(one).__name__ for one in gc.get_objects()), resident()
@@ -137,16 +143,16 @@ def test_many_requests_leave_nothing_behind(requests):
         for number in range(first, first + requests // 2):
             while not by_hand.submit(number % 4, 1 + number % 3):
                 by_hand.round()
-            await asyncio.sleep(0)      # lets the loop deliver its events
+            await asyncio.sleep(0)  # lets the loop deliver its events
         by_hand.finish()
         await asyncio.sleep(0)
 
     async def play() -> tuple[Counter, int]:
-        await answer_all(0)             # makes all that is made once
+        await answer_all(0)  # makes all that is made once
         objects, memory = held()
         await answer_all(requests)
         more, grown = held()
         return more - objects, grown - memory
 
     more, grown = asyncio.run(play())
-    assert more.total() < 100 and grown < 32 * 2 ** 20, (more.most_common(8), grown)
+    assert more.total() < 100 and grown < 32 * 2**20, (more.most_common(8), grown)

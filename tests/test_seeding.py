@@ -18,7 +18,7 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.tree import ProposalTree
 
 PROMPT = toy_prompt(200)
-LONE = [95, *[7] * 40, 7, 8, 8]      # chunks of ten, of which two have no last occurrence
+LONE = [95, *[7] * 40, 7, 8, 8]  # chunks of ten, of which two have no last occurrence
 WARM = torch.randint(0, VOCAB, (VOCAB + 1, 8), generator=torch.Generator().manual_seed(5)).int()
 
 
@@ -83,7 +83,7 @@ def test_the_output_embedding_reads_one_row_for_each_distinct_token(chunk):
             seen = [*read_prompt(verifier, torch.tensor(PROMPT), wants, chunk)]
         finally:
             hook.remove()
-        assert sum(hidden[..., 0].numel() for hidden in fed) == rows + 1       # and the first new token's row
+        assert sum(hidden[..., 0].numel() for hidden in fed) == rows + 1  # and the first new token's row
         assert rows == (sum(len(one.topk) for one in seen) if wants.topk else 0) < len(PROMPT) / 2
         assert sum(len(one.final) for one in seen if wants.final) == len(PROMPT) * wants.final
 
@@ -91,8 +91,10 @@ def test_the_output_embedding_reads_one_row_for_each_distinct_token(chunk):
 @pytest.mark.parametrize("logits", ["all", "last", "none"])
 def test_ranked_positions_change_only_the_top_k_of_a_pass(logits):
     chain, few, target = ProposalTree.chain(torch.tensor(PROMPT)), torch.tensor([3, 17, 199]), toy_target()
-    whole, part = (target.run([Segment(chain, target.cache(256), logits, ranked)], Wants((1,), True, 8))[0]
-                   for ranked in (None, few))
+    whole, part = (
+        target.run([Segment(chain, target.cache(256), logits, ranked)], Wants((1,), True, 8))[0]
+        for ranked in (None, few)
+    )
     assert torch.equal(part.topk, whole.topk[few])
     assert torch.equal(part.final, whole.final) and torch.equal(part.hidden[1], whole.hidden[1])
     assert torch.equal(part.logits, whole.logits)

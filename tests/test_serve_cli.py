@@ -17,10 +17,12 @@ from toys.commands import assert_before_loading, run
 
 def started(monkeypatch, seen: list) -> None:
     """Makes serving stop where it would begin, and collects the apps in `seen`."""
+
     def stop(app, listens, ready) -> None:
         seen.append(app)
         ready()
         listens.close()
+
     monkeypatch.setattr("longgraft.serve.http_server.run", stop)
 
 
@@ -34,7 +36,7 @@ def test_serve_prints_its_address_when_ready_and_keeps_prefixes(pair, capsys, mo
     code, out, err = run(capsys, monkeypatch, *serve(pair, "--model-name", "toy", "--queue", 3))
     assert code == 0 and out == "" and re.search(r"toy is served at http://127.0.0.1:\d+; Ctrl-C ends it\n", err)
     state = seen[0].state.longgraft
-    assert state.worker.limit == 3 and state.session.engine.prefixes.most == 4 * 2 ** 30
+    assert state.worker.limit == 3 and state.session.engine.prefixes.most == 4 * 2**30
     run(capsys, monkeypatch, *serve(pair, "--prefixes", "none"))
     assert seen[1].state.longgraft.session.engine.prefixes is None
 
@@ -69,10 +71,16 @@ def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monk
         assert code == 2 and f"{host}:0 cannot be listened on" in err and len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("more, message", [
-    (["--port", "70000"], "--port is 70,000"), (["--queue", "-1"], "--queue is -1"),
-    (["--host", ""], "host is empty"),
-    (["--api-key", " "], "API key is empty"), (["--beat", "0"], "--beat is 0")])
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        (["--port", "70000"], "--port is 70,000"),
+        (["--queue", "-1"], "--queue is -1"),
+        (["--host", ""], "host is empty"),
+        (["--api-key", " "], "API key is empty"),
+        (["--beat", "0"], "--beat is 0"),
+    ],
+)
 def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, message):
     assert_before_loading(monkeypatch)
     code, _, err = run(capsys, monkeypatch, "serve", *more)
@@ -89,19 +97,24 @@ def test_serve_without_its_extra_says_what_to_install(capsys, monkeypatch):
 def test_ctrl_c_ends_the_server_in_the_middle_of_an_answer(pair):
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     code = "from longgraft.cli.app import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, *map(str, serve(pair, "--method", "ar"))], text=True,
-                               stderr=subprocess.PIPE, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, serve(pair, "--method", "ar"))],
+        text=True,
+        stderr=subprocess.PIPE,
+        env=environment,
+    )
     assert process.stderr is not None
     try:
         url = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+:\d+", line)))
-        with httpx.stream("POST", f"{url}/v1/completions", timeout=120, json={
-                "prompt": [1] * 10, "max_tokens": 500, "stream": True}) as response:
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", timeout=120, json={"prompt": [1] * 10, "max_tokens": 500, "stream": True}
+        ) as response:
             lines = response.iter_lines()
             assert next(lines).startswith("data: {")
             process.send_signal(signal.SIGINT)
             *parts, error, _, done, _ = lines
         assert json.loads(error[6:])["error"]["code"] == "shutting_down" and done == "data: [DONE]"
-        assert len(parts) < 2 * 450     # of 500 parts, each with an empty line: it did not wait for the rest
+        assert len(parts) < 2 * 450  # of 500 parts, each with an empty line: it did not wait for the rest
         assert process.wait(60) == 0
         assert process.stderr.read() == "longgraft: ended\n"
     finally:

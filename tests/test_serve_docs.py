@@ -19,8 +19,10 @@ TEXT = (Path(__file__).parents[1] / "docs/serving.md").read_text()
 
 
 def test_every_path_and_every_option_of_the_guide_exists():
-    serve, prefill = ({name for option in get_command(app).commands[command].params for name in option.opts}
-                      for command in ("serve", "prefill"))
+    serve, prefill = (
+        {name for option in get_command(app).commands[command].params for name in option.opts}
+        for command in ("serve", "prefill")
+    )
     elsewhere = set(re.findall(r"(--[a-z][a-z-]+)", " ".join(re.findall(r"`longgraft prefill[^`]*`", TEXT))))
     of_harness = re.compile(r"^lm_eval (?:.*\\\n)*.*$", re.MULTILINE)
     flags = set(re.findall(r"(--[a-z][a-z-]+)", of_harness.sub("", TEXT))) - elsewhere
@@ -36,6 +38,7 @@ def test_the_example_of_the_guide_is_answered():
 
     async def ask(http):
         return await http.post(url, json=json.loads(body))
+
     response = asking(ask)
     assert response.status_code == 200 and response.json()["usage"]["completion_tokens"] == 32
 

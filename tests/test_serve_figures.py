@@ -19,9 +19,15 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 def test_acceptance_is_counted_by_position_and_without_plain_steps():
     stats = Stats(accepted_per_step=(0, 2, 0, 3, 2), kinds={"plain": 1, "draft": 4}, proposed_by_depth=(8, 6, 4, 1))
     assert metrics(stats)["speculative_decoding"] == {
-        "mean_acceptance_length": 1 + 7 / 4, "draft_acceptance_rate": 7 / 19, "num_spec_steps": 4,
-        "num_draft_tokens": 19, "num_accepted_draft_tokens": 7, "acceptance_histogram": [1, 0, 2, 1],
-        "num_draft_tokens_per_pos": [8, 6, 4, 1], "num_accepted_tokens_per_pos": [3, 3, 1, 0]}
+        "mean_acceptance_length": 1 + 7 / 4,
+        "draft_acceptance_rate": 7 / 19,
+        "num_spec_steps": 4,
+        "num_draft_tokens": 19,
+        "num_accepted_draft_tokens": 7,
+        "acceptance_histogram": [1, 0, 2, 1],
+        "num_draft_tokens_per_pos": [8, 6, 4, 1],
+        "num_accepted_tokens_per_pos": [3, 3, 1, 0],
+    }
     nothing = metrics(Stats(accepted_per_step=(0, 0), kinds={"plain": 2}))["speculative_decoding"]
     assert nothing["mean_acceptance_length"] == 1 and nothing["acceptance_histogram"] == [0]
 
@@ -32,6 +38,7 @@ def test_an_answer_has_the_figures_of_other_servers_whole_or_streamed():
         whole = (await http.post("/v1/completions", json=body)).json()
         lines = (await http.post("/v1/completions", json=body | {"stream": True})).text.split("\n\n")
         return whole, json.loads(lines[-3].removeprefix("data: "))
+
     session = text_session()
     stats = session.generate(PROMPT, 24).stats
     for found in asking(ask):
@@ -69,6 +76,7 @@ def traced(*bodies: dict, headers: dict | None = None, **patched) -> list:
     def made(endpoint, model):
         tracings.append(Tracing(kept, model))
         return tracings[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("longgraft.serve.app.over_http", made)
         asking(ask, otlp_endpoint="http://127.0.0.1:4318", model_name="toy", **patched)
@@ -78,7 +86,7 @@ def traced(*bodies: dict, headers: dict | None = None, **patched) -> list:
 
 
 def test_a_request_is_a_span_of_the_trace_that_its_headers_name():
-    span, = traced({}, headers={"Traceparent": f"00-{TRACE}-{PARENT}-01"})
+    (span,) = traced({}, headers={"Traceparent": f"00-{TRACE}-{PARENT}-01"})
     assert f"{span.context.trace_id:032x}" == TRACE and f"{span.parent.span_id:016x}" == PARENT
     about = dict(span.attributes)
     assert about["gen_ai.usage.input_tokens"] == about["gen_ai.usage.prompt_tokens"] == len(PROMPT)

@@ -15,13 +15,16 @@ PROMPT = "def total(xs):\n    return sum(xs)\n"
 HELLO = [{"role": "user", "content": "hello"}]
 
 
-def called(method: str, path: str, body: dict | None = None, session: Session | None = None, status: int = 200,
-           **options):
+def called(
+    method: str, path: str, body: dict | None = None, session: Session | None = None, status: int = 200, **options
+):
     """Returns the response's JSON."""
+
     async def ask(http):
         response = await http.request(method, path, json=body)
         assert response.status_code == status, response.text
         return response.json()
+
     return asking(ask, session, **options)
 
 
@@ -40,6 +43,7 @@ def test_a_completion_has_llama_cpps_fields(path):
 def test_a_streamed_completion_ends_with_its_figures():
     async def ask(http):
         return (await http.post("/completion", json={"prompt": PROMPT, "n_predict": 12, "stream": True})).text
+
     events = [json.loads(line.removeprefix("data: ")) for line in asking(ask).strip().split("\n\n")]
     assert "".join(event["content"] for event in events) == text_session().generate(PROMPT, 12).text
     assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
@@ -57,7 +61,7 @@ def test_the_properties_describe_the_model_and_its_places():
     assert found["default_generation_settings"]["n_ctx"] == 512
     assert found["default_generation_settings"]["params"]["temperature"] == 0
     assert found["modalities"] == {"vision": False, "audio": False}
-    assert found["bos_token"] == ""     # this tokenizer has none
+    assert found["bos_token"] == ""  # this tokenizer has none
 
 
 def test_a_place_is_taken_while_a_request_is_decoded():
@@ -69,6 +73,7 @@ def test_a_place_is_taken_while_a_request_is_decoded():
         during, full = (await http.get("/slots")).json(), await http.get("/slots?fail_on_no_slot=1")
         long.cancel()
         return before, during, full.status_code
+
     before, during, full = asking(ask)
     assert [slot["is_processing"] for slot in before] == [False] and during[0]["is_processing"] and full == 503
     assert PROMPT not in json.dumps(during)
@@ -84,8 +89,11 @@ def test_text_is_encoded_with_or_without_special_tokens():
     found = called("POST", "/tokenize", {"content": f"a{mark}"}, session)["tokens"]
     assert found[1:] == [token]
     plain = called("POST", "/tokenize", {"content": f"a{mark}", "parse_special": False}, session)["tokens"]
-    assert plain == [*session.tokenizer.encode("a"), *session.tokenizer.encode(mark[:7]),
-                     *session.tokenizer.encode(mark[7:])] and token not in plain
+    assert (
+        plain
+        == [*session.tokenizer.encode("a"), *session.tokenizer.encode(mark[:7]), *session.tokenizer.encode(mark[7:])]
+        and token not in plain
+    )
 
 
 def test_vllms_prompt_and_messages_are_counted():
@@ -100,10 +108,14 @@ def test_vllms_prompt_and_messages_are_counted():
 def test_vllms_prompt_begins_as_a_prompt_does_and_llama_cpps_content_does_not():
     session = Session(text_session().engine, byte_tokenizer(begins=True))
     begin = session.tokenizer.convert_tokens_to_ids("<s>")
-    for body, begins in [({"prompt": "a"}, True), ({"prompt": "a", "add_special_tokens": False}, False),
-                         ({"content": "a"}, False), ({"content": "a", "add_special": True}, True),
-                         ({"content": "<s>", "parse_special": False}, False),
-                         ({"content": "<s>", "parse_special": False, "add_special": True}, True)]:
+    for body, begins in [
+        ({"prompt": "a"}, True),
+        ({"prompt": "a", "add_special_tokens": False}, False),
+        ({"content": "a"}, False),
+        ({"content": "a", "add_special": True}, True),
+        ({"content": "<s>", "parse_special": False}, False),
+        ({"content": "<s>", "parse_special": False, "add_special": True}, True),
+    ]:
         tokens = called("POST", "/tokenize", body, session)["tokens"]
         assert (tokens[0] == begin) == begins and begin not in tokens[1:], body
 

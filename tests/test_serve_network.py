@@ -78,19 +78,21 @@ def dropped(url: str, **body) -> Iterator[None]:
     host, port = url.removeprefix("http://").split(":")
     sent = json.dumps(body).encode()
     with socket.create_connection((host, int(port))) as wire:
-        wire.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-                     b"Content-Length: %d\r\n\r\n" % len(sent) + sent)
+        wire.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(sent) + sent
+        )
         yield
 
 
 def test_a_request_after_a_dropped_one_starts_at_once_and_reuses_what_that_had_read():
     """An editor drops its request at every key, and asks again."""
     session, gate, prompt = text_session(method="pld"), Gate(1), "total = sum(values) + 1\n" * 15
-    session.engine.prefixes = Prefixes(2 ** 24, 16)
+    session.engine.prefixes = Prefixes(2**24, 16)
     with listening(session, gate, beat=0.01) as (url, worker):
         with dropped(url, prompt=prompt, max_tokens=100):
-            until(lambda: gate.steps == 2)      # two chunks of 17 tokens
-            running, = worker.running
+            until(lambda: gate.steps == 2)  # two chunks of 17 tokens
+            (running,) = worker.running
         until(lambda: running.cancelled)
         gate.allow()
         usage = completed(url, prompt=prompt + "x", max_tokens=3).json()["usage"]
@@ -99,13 +101,13 @@ def test_a_request_after_a_dropped_one_starts_at_once_and_reuses_what_that_had_r
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("steps", [1, 7])      # in the middle of the prompt, and of the answer
+@pytest.mark.parametrize("steps", [1, 7])  # in the middle of the prompt, and of the answer
 def test_a_client_that_leaves_ends_its_decoding_with_the_step_that_runs(stream, steps):
     gate = Gate(steps - 1)
     with listening(None, gate, beat=0.01) as (url, worker):
         with dropped(url, prompt=PROMPT, max_tokens=200, stream=stream):
             until(lambda: gate.steps == steps)
-            running, = worker.running
+            (running,) = worker.running
             assert not running.cancelled
         until(lambda: running.cancelled)
         gate.allow()
@@ -130,9 +132,12 @@ def test_a_full_queue_is_a_429_with_a_time_to_retry():
 
 def test_a_stream_sends_comments_while_it_has_no_tokens():
     gate = Gate()
-    with (listening(None, gate, beat=0.02) as (url, _),
-          httpx.stream("POST", url + COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 4, "stream": True},
-                       timeout=PATIENCE) as response):
+    with (
+        listening(None, gate, beat=0.02) as (url, _),
+        httpx.stream(
+            "POST", url + COMPLETIONS, json={"prompt": PROMPT, "max_tokens": 4, "stream": True}, timeout=PATIENCE
+        ) as response,
+    ):
         lines = []
         for line in response.iter_lines():
             lines.append(line)
@@ -158,8 +163,12 @@ def test_an_error_in_the_middle_of_a_stream_is_sent_as_an_event():
 
     with listening(None, Broken()) as (url, _):
         *_, error, done, end = post(url, stream=True).text.split("\n\n")
-        assert json.loads(error[6:])["error"] == {"message": "Decoding failed; the server's log says why.",
-                                                 "type": "server_error", "param": None, "code": None}
+        assert json.loads(error[6:])["error"] == {
+            "message": "Decoding failed; the server's log says why.",
+            "type": "server_error",
+            "param": None,
+            "code": None,
+        }
         assert (done, end) == ("data: [DONE]", "")
         answer = post(url)
         assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
@@ -183,6 +192,7 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
         headers = {"Authorization": "Bearer secret"}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=PATIENCE) as http:
             return await asyncio.gather(*(ask(http, n) for n in range(40)))
+
     assert asyncio.run(load()) == [wanted[n % 6] for n in range(40)]
     until(lambda: not worker.running and not worker.waiting)
 
@@ -190,9 +200,11 @@ def test_many_clients_at_once_each_get_their_own_answer(server):
 @contextmanager
 def opening(gate: Gate, true: Callable[[], object]) -> Iterator[None]:
     """Allows all further steps as soon as the condition is true, which may be after the block."""
+
     def allow() -> None:
         until(true)
         gate.allow()
+
     thread = threading.Thread(target=allow)
     thread.start()
     yield
@@ -220,11 +232,13 @@ def states(url) -> list[int]:
     return [*found, post(url).status_code]
 
 
-@pytest.mark.parametrize("seconds", [PATIENCE, 0.0])       # enough, and too few
+@pytest.mark.parametrize("seconds", [PATIENCE, 0.0])  # enough, and too few
 def test_a_terminated_server_finishes_its_requests_and_refuses_new_ones(seconds):
     gate = Gate(5)
-    with (started(None, gate, max_running=1, drain_timeout=seconds) as (url, server),
-          posting(url, False, False, max_tokens=9) as answers):
+    with (
+        started(None, gate, max_running=1, drain_timeout=seconds) as (url, server),
+        posting(url, False, False, max_tokens=9) as answers,
+    ):
         until(lambda: gate.steps == 6 and server._worker.waiting == 1)
         server.handle_exit(signal.SIGTERM, None)
         if seconds:
@@ -234,7 +248,7 @@ def test_a_terminated_server_finishes_its_requests_and_refuses_new_ones(seconds)
         gate.allow()
         until(lambda: server.should_exit)
     assert [answer.status_code for answer in answers] == [200 if seconds else 503] * 2
-    assert not server._captured_signals       # uvicorn raises those again, and the process would not end as it should
+    assert not server._captured_signals  # uvicorn raises those again, and the process would not end as it should
 
 
 def test_a_second_signal_ends_a_server_that_drains():
@@ -251,7 +265,7 @@ def test_a_decoding_thread_that_hangs_is_not_ready(monkeypatch):
     gate = Gate()
     with listening(None, gate) as (url, worker):
         clock.now += STALLED + 1
-        with posting(url, False, max_tokens=3):     # idle before: no stall
+        with posting(url, False, max_tokens=3):  # idle before: no stall
             until(lambda: gate.steps == 1)
             clock.now += STALLED - 1
             assert httpx.get(f"{url}/health", timeout=PATIENCE).status_code == 200

@@ -21,19 +21,23 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 def post(path, session=None, options=None, **body):
     """Returns the response's JSON."""
+
     async def ask(http):
         response = await http.post(path, json=body)
         assert response.status_code == 200, response.text
         return response.json()
+
     return asking(ask, session, **(options or {}))
 
 
 def streamed(path, session=None, options=None, **body) -> list[dict]:
     """Returns the chunks of a stream, and checks how it ends."""
+
     async def ask(http):
         response = await http.post(path, json=body | {"stream": True})
         assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
         return response.text
+
     *lines, done, end = asking(ask, session, **(options or {})).split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
@@ -47,7 +51,10 @@ def test_a_completion_equals_the_answer_of_the_session():
     assert choice["index"] == 0 and choice["logprobs"] is None
     assert answer["object"] == "text_completion" and answer["id"].startswith("cmpl-") and answer["model"] == "llama"
     assert {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")} == {
-        "prompt_tokens": len(PROMPT), "completion_tokens": 12, "total_tokens": len(PROMPT) + 12}
+        "prompt_tokens": len(PROMPT),
+        "completion_tokens": 12,
+        "total_tokens": len(PROMPT) + 12,
+    }
     stats = wanted.stats
     assert answer["longgraft"]["mat"] == stats.mat and answer["longgraft"]["steps"] == stats.steps
     assert answer["longgraft"]["accepted_by_origin"] == stats.accepted_by_origin
@@ -55,8 +62,10 @@ def test_a_completion_equals_the_answer_of_the_session():
 
 def test_the_same_prompt_may_be_text_or_ids_alone_or_in_a_list():
     ids = text_session().encode(PROMPT)
-    found = {post(COMPLETIONS, prompt=prompt, max_tokens=8)["choices"][0]["text"]
-             for prompt in (PROMPT, [PROMPT], ids, [ids])}
+    found = {
+        post(COMPLETIONS, prompt=prompt, max_tokens=8)["choices"][0]["text"]
+        for prompt in (PROMPT, [PROMPT], ids, [ids])
+    }
     assert len(found) == 1
 
 
@@ -84,17 +93,19 @@ def test_a_stream_sends_every_token_including_those_whose_text_was_held_back():
 def test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once():
     parts, read = toy_parts(), list[int]()
 
-    session = Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE))
+    session = Session(repeatable("graft", parts, Prefixes(2**30, 16)).engine, characters(TEMPLATE))
     forward = parts.target.forward
 
     def counted(segments, wants):
         read.extend(len(segment.tree) for segment in segments if segment.logits != "all")
         return forward(segments, wants)
+
     parts.target.forward = counted
     answer = post(COMPLETIONS, session, prompt=PROMPT, max_tokens=12, temperature=0.9, seed=4, n=3)
     wanted = [text_session().generate(PROMPT, 12, temperature=0.9, seed=4 + n) for n in range(3)]
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
-        (n, one.text) for n, one in enumerate(wanted)] and len({one.text for one in wanted}) == 3
+        (n, one.text) for n, one in enumerate(wanted)
+    ] and len({one.text for one in wanted}) == 3
     assert answer["usage"]["completion_tokens"] == 36 and answer["usage"]["total_tokens"] == 36 + len(PROMPT)
     assert len(PROMPT) < sum(read) < len(PROMPT) + 2 * 18
     greedy = post(CHAT, messages=[{"role": "user", "content": "hello"}], max_tokens=9, n=2)
@@ -102,8 +113,11 @@ def test_several_answers_of_one_prompt_have_seeds_of_their_own_and_read_it_once(
 
 
 def test_a_chat_is_written_with_the_models_template():
-    messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": [
-        {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}, {"role": "assistant", "content": None}]
+    messages = [
+        {"role": "developer", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
+        {"role": "assistant", "content": None},
+    ]
     answer = post(CHAT, messages=messages, max_completion_tokens=9, max_tokens=3)
     wanted = text_session().generate("s:be kind\nu:one\ntwo\na:\na:", 9)
     message = answer["choices"][0]["message"]
@@ -122,12 +136,12 @@ def test_a_stop_string_ends_the_text_before_it_and_a_stop_token_with_it():
     text, ids = (found := text_session().generate(PROMPT, 40)).text, found.token_ids
     stop = text[6:9]
     choice = post(COMPLETIONS, prompt=PROMPT, max_tokens=40, stop=["never said", stop])["choices"][0]
-    assert choice["finish_reason"] == "stop" and choice["text"] == text[:text.index(stop)]
+    assert choice["finish_reason"] == "stop" and choice["text"] == text[: text.index(stop)]
     assert post(COMPLETIONS, prompt=PROMPT, max_tokens=40, stop=stop)["choices"][0]["text"] == choice["text"]
     many = [f"never {n}" for n in range(20)] + [stop]
     assert post(COMPLETIONS, prompt=PROMPT, max_tokens=40, stop=many)["choices"][0]["text"] == choice["text"]
     choice = post(COMPLETIONS, prompt=PROMPT, max_tokens=40, stop_token_ids=[ids[7]], return_token_ids=True)
-    assert choice["choices"][0]["token_ids"] == ids[:ids.index(ids[7]) + 1]
+    assert choice["choices"][0]["token_ids"] == ids[: ids.index(ids[7]) + 1]
     assert choice["choices"][0]["finish_reason"] == "stop"
 
 
@@ -136,6 +150,7 @@ def test_the_models_end_token_ends_an_answer_unless_it_is_ignored():
         session = text_session()
         session.eos = (token,)
         return session
+
     ids = text_session().generate(PROMPT, 20).token_ids
     token = ids[9]
     answer = post(COMPLETIONS, ending(token), prompt=PROMPT, max_tokens=20)
@@ -172,6 +187,7 @@ def test_a_streamed_echo_comes_first_with_the_log_probabilities_of_the_prompt(to
 def test_a_sampled_answer_follows_its_seed_and_differs_each_time_without_one():
     def text(**more):
         return post(COMPLETIONS, prompt=PROMPT, max_tokens=24, temperature=1.2, **more)["choices"][0]["text"]
+
     own = text_session().generate(PROMPT, 24, temperature=1.2, top_p=0.9, top_k=20, min_p=0.01, seed=11).text
     assert text(seed=11, top_p=0.9, top_k=20, min_p=0.01) == own
     assert text(seed=11, top_k=-1) == text(seed=11, top_k=0)
@@ -179,14 +195,29 @@ def test_a_sampled_answer_follows_its_seed_and_differs_each_time_without_one():
     found = post(COMPLETIONS, prompt=PROMPT, max_tokens=24, temperature=1.2)
     drawn = found["longgraft"]["sampling"]
     assert drawn == {"temperature": 1.2, "top_p": 1, "top_k": 0, "min_p": 0, "seed": drawn["seed"]}
-    assert text(seed=drawn["seed"]) == found["choices"][0]["text"]      # it can be asked for again
+    assert text(seed=drawn["seed"]) == found["choices"][0]["text"]  # it can be asked for again
 
 
 def test_greedy_answers_do_not_depend_on_other_fields_that_editors_send():
     greedy = text_session().generate(PROMPT, 12).text
-    for more in ({}, {"temperature": 0, "top_p": 0.9, "top_k": 40, "seed": 5}, {"top_p": 0.99, "top_k": 40},
-                 {"user": "me", "store": False, "cache_prompt": True, "samplers": ["top_k"], "model": "gpt-4o",
-                  "presence_penalty": 0, "logit_bias": {}, "n": 1, "best_of": 1, "logprobs": None, "metadata": {}}):
+    for more in (
+        {},
+        {"temperature": 0, "top_p": 0.9, "top_k": 40, "seed": 5},
+        {"top_p": 0.99, "top_k": 40},
+        {
+            "user": "me",
+            "store": False,
+            "cache_prompt": True,
+            "samplers": ["top_k"],
+            "model": "gpt-4o",
+            "presence_penalty": 0,
+            "logit_bias": {},
+            "n": 1,
+            "best_of": 1,
+            "logprobs": None,
+            "metadata": {},
+        },
+    ):
         assert post(COMPLETIONS, prompt=PROMPT, max_tokens=12, **more)["choices"][0]["text"] == greedy, more
 
 
@@ -231,8 +262,11 @@ def test_an_answer_is_as_long_as_fits():
 def test_the_usage_counts_accepted_and_rejected_tokens_of_a_prediction():
     text = text_session().generate(PROMPT, 12).text
     unsaid = next(c for c in "zqjxkv" if c not in text)
-    for prediction in (text + unsaid * 5, {"type": "content", "content": text + unsaid * 5},
-                       {"type": "content", "content": [{"type": "text", "text": text + unsaid * 5}]}):
+    for prediction in (
+        text + unsaid * 5,
+        {"type": "content", "content": text + unsaid * 5},
+        {"type": "content", "content": [{"type": "text", "text": text + unsaid * 5}]},
+    ):
         answer = post(COMPLETIONS, prompt=PROMPT, max_tokens=12, prediction=prediction)
         assert answer["choices"][0]["text"] == text
         details = answer["usage"]["completion_tokens_details"]
@@ -255,8 +289,9 @@ def test_a_request_may_name_a_corpus_of_the_server(tmp_path, monkeypatch):
     session = text_session(method="graft-x-text")
     text = session.generate(PROMPT, 24).text
     Corpus.build(np.array(session.encode(text))).save(corpus_path("ours"), {"tokenizer": vocabulary(session.tokenizer)})
-    alone, helped = (post(COMPLETIONS, session, prompt=PROMPT, max_tokens=24, longgraft=own)
-                     for own in (None, {"corpus": "ours"}))
+    alone, helped = (
+        post(COMPLETIONS, session, prompt=PROMPT, max_tokens=24, longgraft=own) for own in (None, {"corpus": "ours"})
+    )
     assert alone["choices"] == helped["choices"] and helped["longgraft"]["steps"] < alone["longgraft"]["steps"]
 
 
@@ -270,14 +305,16 @@ def test_a_suffix_is_marked_with_the_models_own_tokens():
     found = post(COMPLETIONS, session, prompt=before, suffix=after, max_tokens=30, return_token_ids=True)
     assert found["choices"][0]["token_ids"] == wanted.token_ids and found["longgraft"]["layout"] == "fim"
     assert found["usage"]["prompt_tokens"] == len(ids)
-    found = post(COMPLETIONS, session, prompt=before * 60, suffix=after, max_tokens=30)     # cut, so that it fits
+    found = post(COMPLETIONS, session, prompt=before * 60, suffix=after, max_tokens=30)  # cut, so that it fits
     assert found["usage"]["completion_tokens"] <= 30 and 400 < found["usage"]["prompt_tokens"] <= 512 - 30
 
 
 def test_retrievers_use_a_suffix_for_which_the_model_has_no_tokens():
     text = text_session().generate(PROMPT, 40).text
-    found = [post(COMPLETIONS, text_session(method="pld"), prompt=PROMPT, max_tokens=40, suffix=suffix)
-             for suffix in ("", text)]
+    found = [
+        post(COMPLETIONS, text_session(method="pld"), prompt=PROMPT, max_tokens=40, suffix=suffix)
+        for suffix in ("", text)
+    ]
     assert [one["choices"][0]["text"] for one in found] == [text] * 2
     assert [one["longgraft"].get("layout") for one in found] == [None, "left-to-right"]
     assert found[1]["longgraft"]["steps"] < found[0]["longgraft"]["steps"] / 2
@@ -286,7 +323,7 @@ def test_retrievers_use_a_suffix_for_which_the_model_has_no_tokens():
 
 def test_a_prompt_that_was_read_is_reused_and_the_usage_says_so():
     session = text_session()
-    session.engine.prefixes = Prefixes(2 ** 30, cell=16)
+    session.engine.prefixes = Prefixes(2**30, cell=16)
 
     async def ask(http):
         found = []
@@ -294,9 +331,11 @@ def test_a_prompt_that_was_read_is_reused_and_the_usage_says_so():
             body = {"prompt": PROMPT + tail, "max_tokens": 8}
             answer = (await http.post(COMPLETIONS, json=body)).json()
             assert answer["choices"][0]["text"] == text_session().generate(PROMPT + tail, 8).text
-            found.append((answer["usage"]["prompt_tokens_details"]["cached_tokens"],
-                          answer["longgraft"]["reused_tokens"]))
+            found.append(
+                (answer["usage"]["prompt_tokens_details"]["cached_tokens"], answer["longgraft"]["reused_tokens"])
+            )
         return found
+
     known = len(PROMPT) // 16 * 16 - 1
     assert asking(ask, session) == [(0, 0), (known, known)]
 
@@ -306,7 +345,8 @@ def test_tokenize_and_detokenize_are_inverse():
     assert post("/tokenize", content=PROMPT) == {"tokens": ids}
     assert post("/detokenize", tokens=ids) == {"content": PROMPT, "prompt": PROMPT}
     assert post("/tokenize", content="ab", with_pieces=True) == {
-        "tokens": [{"id": ids, "piece": piece} for ids, piece in zip(characters().encode("ab"), "ab", strict=True)]}
+        "tokens": [{"id": ids, "piece": piece} for ids, piece in zip(characters().encode("ab"), "ab", strict=True)]
+    }
     assert post("/tokenize", content="") == {"tokens": []}
     assert post("/detokenize", tokens=[]) == {"content": "", "prompt": ""}
 
@@ -325,9 +365,11 @@ def test_models_and_health_are_reported():
         cards = (await http.get("/v1/models")).json()
         assert (await http.get("/v1/models/toy/one")).json() == cards["data"][0]
         return cards
+
     cards = asking(ask, model_name="toy/one")
     assert cards["object"] == "list" and [(card["id"], card["max_model_len"]) for card in cards["data"]] == [
-        ("toy/one", 512)]
+        ("toy/one", 512)
+    ]
 
 
 @pytest.mark.parametrize("name, shown", [("/home/someone/tiny", "tiny"), ("org/tiny", "org/tiny"), ("toy", "toy")])

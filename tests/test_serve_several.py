@@ -28,6 +28,7 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 def answers(path: str = COMPLETIONS, session: Session | None = None, **body) -> tuple[dict, list[dict]]:
     """Returns the response to a request, and the chunks of the stream that the same request gets."""
+
     async def ask(http):
         whole = await http.post(path, json=body)
         assert whole.status_code == 200, whole.text
@@ -35,6 +36,7 @@ def answers(path: str = COMPLETIONS, session: Session | None = None, **body) -> 
         *lines, done, end = streamed.text.split("\n\n")
         assert (done, end) == ("data: [DONE]", "")
         return whole.json(), [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
+
     return asking(ask, session)
 
 
@@ -42,10 +44,12 @@ def joined(chunks: list[dict], index: int = 0) -> dict:
     """Returns text, ids, columns of log-probabilities and finish reason of a choice whose chunks these are."""
     parts = [part for chunk in chunks for part in chunk["choices"] if part["index"] == index]
     columns = [part["logprobs"] for part in parts if part["logprobs"]]
-    return {"text": "".join(part["text"] for part in parts), "finish_reason": parts[-1]["finish_reason"],
-            "token_ids": [token for part in parts for token in part["token_ids"]],
-            "logprobs": {name: [one for part in columns for one in part[name]] for name in columns[0]}
-            if columns else None}
+    return {
+        "text": "".join(part["text"] for part in parts),
+        "finish_reason": parts[-1]["finish_reason"],
+        "token_ids": [token for part in parts for token in part["token_ids"]],
+        "logprobs": {name: [one for part in columns for one in part[name]] for name in columns[0]} if columns else None,
+    }
 
 
 def check(whole: dict, chunks: list[dict]) -> None:
@@ -55,7 +59,9 @@ def check(whole: dict, chunks: list[dict]) -> None:
         found = joined(chunks, choice["index"])
         assert found == {name: choice[name] for name in found}
     assert last["choices"] == [] and {**last["usage"], "prompt_tokens_details": 0} == {
-        **whole["usage"], "prompt_tokens_details": 0}       # the second request finds the prompt
+        **whole["usage"],
+        "prompt_tokens_details": 0,
+    }  # the second request finds the prompt
 
 
 def logs(ids: list[int]) -> torch.Tensor:
@@ -72,8 +78,7 @@ def test_an_echo_has_the_log_probabilities_of_the_prompt_and_of_the_answer(promp
     assert "".join(columns["tokens"]) == choice["text"] and columns["text_offset"] == list(range(len(ids)))
     assert columns["token_logprobs"][0] is columns["top_logprobs"][0] is None
     assert columns["token_logprobs"][1:] == pytest.approx(own[range(len(ids) - 1), ids[1:]].tolist(), abs=1e-4)
-    assert [max(top.values()) for top in columns["top_logprobs"][1:]] == pytest.approx(
-        own.amax(-1).tolist(), abs=1e-4)
+    assert [max(top.values()) for top in columns["top_logprobs"][1:]] == pytest.approx(own.amax(-1).tolist(), abs=1e-4)
     check(whole, chunks)
 
 
@@ -91,8 +96,9 @@ def test_without_new_tokens_a_prompt_is_only_read():
 
 def test_streamed_log_probabilities_of_a_chat_are_those_of_the_whole_answer():
     whole, chunks = answers(CHAT, messages=HELLO, max_tokens=12, logprobs=True, top_logprobs=2)
-    rows = [row for chunk in chunks for part in chunk["choices"] for row in (part["logprobs"] or {"content": []})[
-        "content"]]
+    rows = [
+        row for chunk in chunks for part in chunk["choices"] for row in (part["logprobs"] or {"content": []})["content"]
+    ]
     assert rows == whole["choices"][0]["logprobs"]["content"] and len(rows) == 12
     assert [row["bytes"] for row in rows] == [list(row["token"].encode()) for row in rows]
 
@@ -103,7 +109,8 @@ def test_every_prompt_of_a_list_has_its_answers_in_order():
     whole, chunks = answers(**asked)
     wanted = [text_session().generate(prompt, 8, temperature=0.9, seed=seed) for prompt in prompts for seed in (4, 5)]
     assert [(choice["index"], choice["text"]) for choice in whole["choices"]] == [
-        (index, one.text) for index, one in enumerate(wanted)]
+        (index, one.text) for index, one in enumerate(wanted)
+    ]
     assert whole["usage"]["prompt_tokens"] == sum(map(len, prompts)) and whole["usage"]["completion_tokens"] == 48
     check(whole, chunks)
     ids = [characters().encode(prompt) for prompt in prompts]
@@ -117,23 +124,26 @@ def test_every_prompt_of_a_list_has_its_own_echo():
         assert choice["text"].startswith(prompt) and len(columns["tokens"]) == len(prompt) + 1
         own = logs(characters().encode(choice["text"]))
         assert columns["token_logprobs"][1:-1] == pytest.approx(
-            own[range(len(prompt) - 1), characters().encode(prompt)[1:]].tolist(), abs=1e-4)
+            own[range(len(prompt) - 1), characters().encode(prompt)[1:]].tolist(), abs=1e-4
+        )
     check(whole, chunks)
 
 
 def test_streamed_answers_are_mixed_and_their_prompt_is_read_once():
     parts, read = toy_parts(), list[int]()
-    session = Session(repeatable("graft", parts, Prefixes(2 ** 30, 16)).engine, characters(TEMPLATE))
+    session = Session(repeatable("graft", parts, Prefixes(2**30, 16)).engine, characters(TEMPLATE))
     forward = parts.target.forward
 
     def counted(segments, wants):
         read.extend(len(segment.tree) for segment in segments if segment.tree.is_chain and segment.logits != "all")
         return forward(segments, wants)
+
     parts.target.forward = counted
     body = {"prompt": PROMPT, "max_tokens": 24, "temperature": 0.9, "seed": 4, "n": 3, "stream": True}
 
     async def ask(http):
         return (await http.post(COMPLETIONS, json=body)).text
+
     lines = [line.removeprefix("data: ") for line in asking(ask, session).split("\n\n") if line.startswith("data: {")]
     order = [json.loads(line)["choices"][0]["index"] for line in lines]
     assert set(order) == {0, 1, 2} and sum(a != b for a, b in zip_longest(order, order[1:])) > 3
@@ -151,6 +161,7 @@ def test_a_request_with_more_prompts_than_places_is_answered_and_leaves_places_t
         one = await http.post(COMPLETIONS, json={"prompt": OTHER, "max_tokens": 4})
         assert one.status_code == 200 and not many.done()
         return (await many).json()["choices"], worker.refused
+
     found, refused = asking(ask, queue=1, max_running=1)
     assert [choice["text"] for choice in found] == [text_session().generate(prompt, 4).text for prompt in prompts]
     assert refused == 0
@@ -175,6 +186,7 @@ def test_a_turn_waits_while_the_queue_is_full():
     async def taken():
         async for _ in ServedRequest(Crowded(), GenerationRequest([1], 1)):
             pass
+
     with pytest.raises(Closing):
         asyncio.run(taken())
 
@@ -186,6 +198,7 @@ def test_a_stream_of_several_answers_ends_with_the_error_of_one():
         session, opened = worker.session, worker.session.open
         session.open = lambda job, **more: opened(job if len(job.ids) > 30 else replace(job, ids=[]), **more)
         return (await http.post(COMPLETIONS, json=body)).text
+
     *_, error, done, end = asking(ask, max_running=1).split("\n\n")
     assert "The prompt is empty" in json.loads(error.removeprefix("data: "))["error"]["message"]
     assert (done, end) == ("data: [DONE]", "")

@@ -21,6 +21,7 @@ def session(template: str = TEMPLATE) -> Session:
 
 def ids_of(path: str, given: str | None = None, template: str = TEMPLATE, **body) -> list[int]:
     """Returns the prompt's ids of a request.  given: the server's policy"""
+
     async def ask(http):
         found = []
         worker = http._transport.app.state.longgraft.worker
@@ -29,6 +30,7 @@ def ids_of(path: str, given: str | None = None, template: str = TEMPLATE, **body
         response = await http.post(path, json={"max_tokens": 1} | body)
         assert response.status_code == 200, response.text
         return found[0]
+
     return asking(ask, session(template), **({} if given is None else {"special_tokens_in_content": given}))
 
 
@@ -37,6 +39,7 @@ def error_of(path: str, given: str | None = None, **body) -> dict:
         response = await http.post(path, json={"max_tokens": 1} | body)
         assert response.status_code == 400
         return response.json()["error"]
+
     return asking(ask, session(), **({} if given is None else {"special_tokens_in_content": given}))
 
 
@@ -67,7 +70,7 @@ def test_the_templates_own_tokens_stay_tokens():
     ids = ids_of("/v1/chat/completions", template=template, messages=CHAT)
     assert ids.count(SPECIAL) == 2
     plain = ids_of("/v1/chat/completions", template=template, messages=CHAT[:1])
-    assert ids[:plain.index(SPECIAL) + 1] == plain[:plain.index(SPECIAL) + 1]
+    assert ids[: plain.index(SPECIAL) + 1] == plain[: plain.index(SPECIAL) + 1]
 
 
 def test_messages_without_special_tokens_have_the_same_ids_under_every_policy():
@@ -77,8 +80,9 @@ def test_messages_without_special_tokens_have_the_same_ids_under_every_policy():
 
 def test_a_role_spells_no_token_either():
     template = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
-    assert SPECIAL not in ids_of("/v1/chat/completions", template=template, messages=[
-        {"role": f"user{MARK}", "content": "a"}])
+    assert SPECIAL not in ids_of(
+        "/v1/chat/completions", template=template, messages=[{"role": f"user{MARK}", "content": "a"}]
+    )
 
 
 def test_a_refused_text_is_named():
@@ -99,7 +103,7 @@ def test_a_prompt_may_have_special_tokens_unless_the_request_objects(path):
 
 def test_infill_takes_texts_as_text():
     sent = {"input_prefix": f"a{MARK}", "input_suffix": "b"}
-    assert ids_of("/infill", "allow", **sent).count(SPECIAL) == 1      # the server's own
+    assert ids_of("/infill", "allow", **sent).count(SPECIAL) == 1  # the server's own
     assert error_of("/infill", **sent, special_tokens_in_content="allow")["param"] == "special_tokens_in_content"
     assert error_of("/infill", **sent, special_tokens_in_content="refuse")["param"] == "input_prefix"
 

@@ -34,8 +34,12 @@ from longgraft.target_model.passes import Segment
 from longgraft.target_model.together import together
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-ASKED = [(toy_prompt(60), Sampling()), (toy_prompt(200), Sampling(0.8, seed=3)), (toy_prompt(30)[::-1], Sampling()),
-         (toy_prompt(90, 5), Sampling(1.0, seed=1))]
+ASKED = [
+    (toy_prompt(60), Sampling()),
+    (toy_prompt(200), Sampling(0.8, seed=3)),
+    (toy_prompt(30)[::-1], Sampling()),
+    (toy_prompt(90, 5), Sampling(1.0, seed=1)),
+]
 
 
 def alone(session: Session, asked=ASKED, new: int = 16) -> list[list[int]]:
@@ -67,6 +71,7 @@ def counted(target, calls: list):
     def count(segments, wants):
         calls.append(len(segments))
         return forward(segments, wants)
+
     target.forward = count
     return target
 
@@ -83,8 +88,25 @@ def test_requests_side_by_side_give_the_answers_of_each_alone(family, kernels):
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("method", ["ar", "pld", "eagle3", "graft-x", "graft-x-text", "sps", "suffix", "tokenswift",
-                                    "triforce", "specpv", "medusa", "longspec", "dflash", "logitspec"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "ar",
+        "pld",
+        "eagle3",
+        "graft-x",
+        "graft-x-text",
+        "sps",
+        "suffix",
+        "tokenswift",
+        "triforce",
+        "specpv",
+        "medusa",
+        "longspec",
+        "dflash",
+        "logitspec",
+    ],
+)
 def test_every_kind_of_method_shares_passes(method):
     session, calls = repeatable(method, kernels=LOCAL), []
     wanted = alone(session, new=8)
@@ -107,12 +129,16 @@ def test_the_report_of_a_segment_has_the_same_bits_in_every_pass(family, kernels
             made.append((cache, logits))
         tree = ProposalTree.build([5, 6, 7, 8, 9], [-1, 0, 0, 1, 3], [0.0] * 5, [ROOT] + [DRAFT] * 4)
         chunk = ProposalTree.chain(torch.tensor(toy_prompt(9, 3)), origin=ROOT)
-        return [Segment(tree if logits == "all" else chunk, cache, logits,
-                        torch.tensor([1, 4]) if logits == "last" else None) for cache, logits in made]
+        return [
+            Segment(
+                tree if logits == "all" else chunk, cache, logits, torch.tensor([1, 4]) if logits == "last" else None
+            )
+            for cache, logits in made
+        ]
 
     packed = target.forward(segments(), wants)
     for report, segment in zip(packed, segments(), strict=True):
-        single, = target.forward([segment], wants)
+        (single,) = target.forward([segment], wants)
         for name in ("logits", "topk", "final"):
             assert torch.equal(getattr(report, name), getattr(single, name)), name
         for name in ("hidden", "queries"):
@@ -128,7 +154,7 @@ def test_an_error_in_a_shared_pass_ends_only_its_own_request():
     for _ in range(3):
         advance(requests)
     ill = requests[1]
-    ill.verifier.cache.capacity = 1      # as if there were no room: its rows cannot be written
+    ill.verifier.cache.capacity = 1  # as if there were no room: its rows cannot be written
     error = advance(requests)[1]
     assert isinstance(error, ValueError) and "The cache holds 1 rows" in str(error)
     assert ill.finish_reason == "cancelled" and calls[-5:] == [4, 1, 1, 1, 1]
@@ -138,7 +164,7 @@ def test_an_error_in_a_shared_pass_ends_only_its_own_request():
         for request, step in zip(rest, advance(rest), strict=True):
             found.setdefault(request, []).extend(step.tokens)
         rest = [request for request in rest if request.finish_reason is None]
-    assert all(wanted[requests.index(request)][-len(ids):] == ids for request, ids in found.items())
+    assert all(wanted[requests.index(request)][-len(ids) :] == ids for request, ids in found.items())
     assert len(found) == 3
 
 
@@ -148,11 +174,11 @@ def test_a_pass_within_a_block_without_gradients_is_not_shared():
 
     def run(grad: bool):
         with torch.set_grad_enabled(grad):
-            report, = target.run([Segment(ProposalTree.root_only(3), target.cache(16))], Wants())
+            (report,) = target.run([Segment(ProposalTree.root_only(3), target.cache(16))], Wants())
             inside = torch.is_grad_enabled()
         return inside, torch.is_grad_enabled(), report.logits.argmax().item()
 
-    for outside in (True, False):       # the mode around all of them does not matter
+    for outside in (True, False):  # the mode around all of them does not matter
         calls.clear()
         with torch.set_grad_enabled(outside):
             found = together([lambda: run(False), lambda: run(True), lambda: run(False), lambda: run(True)])
@@ -170,8 +196,9 @@ def test_only_passes_of_one_target_that_want_the_same_reports_are_merged():
     def run(place: int):
         target, wants = asked[place]
         tree = ProposalTree.chain(torch.tensor(toy_prompt(3 + place, place)), origin=ROOT)
-        report, = target.run([Segment(tree, target.cache(16), "all")], wants)
+        (report,) = target.run([Segment(tree, target.cache(16), "all")], wants)
         return report
+
     merged = together([partial(run, place) for place in range(len(asked))])
     assert sorted(calls[0]) == [1, 2] and calls[1] == [1, 1]
     for place, report in enumerate(merged):
@@ -195,7 +222,11 @@ def test_each_request_knows_how_many_others_decode_and_how_much_others_read():
 
     loads = advance([Stub(0), Stub(0), Stub(20), Stub(9)])
     assert [(load.requests, load.rows, load.chunk) for load in loads] == [
-        (1, 29, 0), (1, 29, 0), (2, 9, 20), (2, 20, 9)]
+        (1, 29, 0),
+        (1, 29, 0),
+        (2, 9, 20),
+        (2, 20, 9),
+    ]
 
 
 def test_the_rows_of_a_request_are_those_of_its_last_pass():
@@ -212,7 +243,7 @@ def test_a_short_prompt_is_read_before_the_rest_of_a_long_one():
     assert Scheduler(session, 8, low_latency=True).low_latency and not Scheduler(session, 8).low_latency
     assert not Scheduler(session, 1, low_latency=True).low_latency
     assert advance([long], low_latency=True)[0].read == PASS_TOKENS
-    assert [step.read for step in advance([long, other])] == [PASS_TOKENS, 0]      # 272 are left, and 300
+    assert [step.read for step in advance([long, other])] == [PASS_TOKENS, 0]  # 272 are left, and 300
     short = beside(session, toy_prompt(90), 4)
     first = advance([long, other, short])
     assert [step.read for step in first] == [PASS_TOKENS - 90, 0, 90] and first[2].tokens
@@ -238,7 +269,7 @@ def test_a_request_rests_while_others_step_unless_it_is_cancelled():
     first.rests_until = math.inf
     assert [event.scheduled for event in scheduler.step()] == [second]
     second.rests_until = math.inf
-    assert [event.scheduled for event in scheduler.step()] == [first, second]      # all rest
+    assert [event.scheduled for event in scheduler.step()] == [first, second]  # all rest
     scheduler.cancel(first)
     assert [event.scheduled for event in scheduler.step()] == [first] and scheduler.running == [second]
     scheduler.close()
@@ -247,13 +278,13 @@ def test_a_request_rests_while_others_step_unless_it_is_cancelled():
 def test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest():
     assert shares([6000, 0], [1.0, 1.0], 40) == [40, 0]
     assert shares([6000, 0, 90], [1.0, 1.0, 1.0], 40) == [38, 0, 90]
-    assert shares([PASS_TOKENS, 0], [1.0, 1.0], 40) == [PASS_TOKENS, 0]      # not long yet
+    assert shares([PASS_TOKENS, 0], [1.0, 1.0], 40) == [PASS_TOKENS, 0]  # not long yet
     assert shares([5, 300], [1.0, 1.0]) == [5, PASS_TOKENS - 5]
     assert shares([6000, 5000, 0], [1.0, 2.0, 1.0], 40) == [OLDEST_TOKENS, 12, 0]
     session = repeatable("ar", chunk=1000, kernels=LOCAL)
     session.target.costly_context = math.inf
     streams = [session.open(toy_prompt(20), 9), beside(session, toy_prompt(20), 9)]
-    advance(streams), advance(streams)      # they read, and then decode one row each
+    advance(streams), advance(streams)  # they read, and then decode one row each
     long = beside(session, toy_prompt(400), 4)
     assert [step.read for step in advance([*streams, long], low_latency=True)] == [0, 0, OLDEST_TOKENS]
     assert advance([*streams, long])[2].read == PASS_TOKENS
@@ -275,7 +306,8 @@ def test_nodes_cost_more_while_other_requests_wait():
     costs = LiveCosts(Costs({}, "made up", {0: {1: 1.0, 16: 1.1, 64: 5.0, 128: 12.0}}, {}, {}), frozen=True)
     single, among = Prices(costs, 0, 16), Prices(costs, 0, 16, 4, 37)
     assert among.plain == pytest.approx(costs.verify(41, 0) / 4) and among.token == pytest.approx(
-        costs.verify(4, 0) / 4)
+        costs.verify(4, 0) / 4
+    )
     assert among.seconds[15] == pytest.approx(costs.verify(56, 0) - costs.verify(41, 0)) and single.seconds[15] < 0.11
     session = repeatable("graft-x-text", kernels=None, costs=costs)
     sizes = {}
@@ -302,8 +334,9 @@ def test_shared_passes_do_not_change_the_costs_of_a_pass_alone():
 def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     session = repeatable("pld")
     rows = session.engine.rows(100, 20)
-    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes",
-                        lambda device: 3.2 * 256 * session.target.cache_bytes_per_token() / 0.8)
+    monkeypatch.setattr(
+        "longgraft.engine.scheduler.free_bytes", lambda device: 3.2 * 256 * session.target.cache_bytes_per_token() / 0.8
+    )
     scheduler = filled(Scheduler(session, 8), 5)
     list(scheduler.step())
     assert rows < 256 and len(scheduler.running) == 3 and scheduler.backlog == len(scheduler.waiting) == 2
@@ -318,19 +351,26 @@ def test_lanes_are_made_for_requests_until_memory_is_full(monkeypatch):
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 0)
     alone = filled(Scheduler(session, 8), 2)
     list(alone.step())
-    assert len(alone.running) == 1      # alone it may try
+    assert len(alone.running) == 1  # alone it may try
     assert Scheduler(session, 1).most == 1
     session.engine.another = None
     assert Scheduler(session, 8).most == 1
 
 
-@pytest.mark.parametrize(("policy", "wanted"), [
-    ({}, [1, 3, 0, 2]), ({"pick": lambda waiting: min(waiting, key=lambda one: len(one.requested.ids))}, [2, 0, 3, 1])],
-    ids=["priority", "shortest"])
+@pytest.mark.parametrize(
+    ("policy", "wanted"),
+    [
+        ({}, [1, 3, 0, 2]),
+        ({"pick": lambda waiting: min(waiting, key=lambda one: len(one.requested.ids))}, [2, 0, 3, 1]),
+    ],
+    ids=["priority", "shortest"],
+)
 def test_requests_begin_in_the_order_of_the_policy(policy, wanted):
     scheduler = Scheduler(repeatable("ar"), 1, **policy)
-    asked = [Scheduled(GenerationRequest(toy_prompt(tokens), 2, priority=priority))
-             for tokens, priority in ((12, 5), (30, 0), (9, 5), (20, 0))]
+    asked = [
+        Scheduled(GenerationRequest(toy_prompt(tokens), 2, priority=priority))
+        for tokens, priority in ((12, 5), (30, 0), (9, 5), (20, 0))
+    ]
     list(steps_of(scheduler, asked))
     began = sorted(asked, key=lambda one: one.since + one.queued)
     assert [asked.index(one) for one in began] == wanted
@@ -364,7 +404,7 @@ def test_requests_whose_events_were_not_taken_are_not_lost():
     asked = [Scheduled(GenerationRequest(toy_prompt(9), 1)) for _ in range(2)]
     for one in asked:
         scheduler.add(one)
-    next(scheduler.step())      # the answers are complete after this step
+    next(scheduler.step())  # the answers are complete after this step
     assert scheduler.forget() == asked
 
 
@@ -375,19 +415,20 @@ def test_a_lane_that_cannot_be_made_is_tried_again_while_the_others_run(monkeypa
     def gone():
         tried.append(1)
         raise ValueError("a file of costs is gone")
+
     with monkeypatch.context() as patched:
         patched.setattr(session.engine, "another", gone)
         assert [event.step.read for event in scheduler.step()] == [17]
         assert len(list(scheduler.step())) == len(scheduler.running) == len(tried) == 1
     list(scheduler.step())
     assert len(scheduler.waiting) == 1
-    monkeypatch.setattr("longgraft.engine.scheduler.time.monotonic", lambda: 10 ** 9)
+    monkeypatch.setattr("longgraft.engine.scheduler.time.monotonic", lambda: 10**9)
     list(scheduler.step())
     assert not scheduler.waiting
 
 
 def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypatch):
-    session, free = repeatable("eagle3", prefixes=Prefixes(10 ** 6, 16)), [10 ** 9]
+    session, free = repeatable("eagle3", prefixes=Prefixes(10**6, 16)), [10**9]
     monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: free[0])
     scheduler = filled(Scheduler(session, 8), 1)
     list(scheduler.step())
@@ -397,12 +438,12 @@ def test_memory_is_checked_for_each_request_with_room_for_kept_prompts(monkeypat
     needed = session.engine.rows(100, 20) + running[0].unwritten
     asked = GenerationRequest(toy_prompt(100), 20)
     for missing in (1, -1):
-        free[0] = (10 ** 6 - session.engine.prefixes.bytes + (needed - missing) * per_token) / 0.8
+        free[0] = (10**6 - session.engine.prefixes.bytes + (needed - missing) * per_token) / 0.8
         assert (scheduler.lane(asked) is None) == (missing == 1)
     room, used = needed + 1, running[0].written + running[0].unwritten
     assert 0 < running[0].written < used < room
     assert scheduler.filled == pytest.approx(used / (running[0].written + room))
-    free[0] = 0     # what is reserved still counts as room
+    free[0] = 0  # what is reserved still counts as room
     assert scheduler.filled == 1.0
     scheduler.close()
     assert scheduler.filled == 0.0
@@ -431,6 +472,7 @@ def test_a_target_that_cannot_pack_is_packed_once(error, monkeypatch, caplog):
         if len(segments) > 1:
             raise error
         return forward(segments, wants)
+
     monkeypatch.setattr(session.target, "forward", fails)
     assert side_by_side(session) == wanted
     packed, told = sum(n > 1 for n in calls), len(caplog.records)
@@ -440,6 +482,7 @@ def test_a_target_that_cannot_pack_is_packed_once(error, monkeypatch, caplog):
 def test_a_failed_pass_holds_no_memory():
     class Activations:
         pass
+
     held, target = [], toy_target()
 
     def fails(segments, wants):
@@ -447,9 +490,10 @@ def test_a_failed_pass_holds_no_memory():
         held.append(weakref.ref(big))
         assert held[0]() is None or len(held) == 1, "the common pass's, while each has its own"
         raise MemoryError
+
     target.forward = fails
     ask = partial(target.run, [Segment(ProposalTree.root_only(3), target.cache(16))], Wants())
-    gc.disable()        # it would hide a reference cycle
+    gc.disable()  # it would hide a reference cycle
     try:
         errors = together([ask, ask])
         assert [type(one) for one in errors] == [MemoryError] * 2 and len(held) == 3
@@ -465,7 +509,8 @@ def test_an_interrupt_ends_the_running_steps_and_leaves_nothing_held():
 
     def interrupt():
         raise KeyboardInterrupt
-    with pytest.raises(KeyboardInterrupt) as error:     # its traceback holds all frames
+
+    with pytest.raises(KeyboardInterrupt) as error:  # its traceback holds all frames
         together([waits.step, interrupt, later.step])
     assert waits.finish_reason == "cancelled" and session.engine.lanes[0].request is None
     assert not waits._stepping.locked()
@@ -479,6 +524,7 @@ def test_an_interrupt_anywhere_in_a_clock_leaves_it_usable():
         def sync(left=left):
             if next(left, None) is None:
                 raise KeyboardInterrupt
+
         clock.wait = sync
         with suppress(KeyboardInterrupt), clock.part("outer"), clock.part("inner"), clock.part("innermost"):
             pass
@@ -518,12 +564,13 @@ def test_a_worker_answers_several_jobs_at_once_in_the_order_in_which_they_came()
 
     async def play(worker):
         taken = [submitted(worker, GenerationRequest(ids, 16, law)) for ids, law in ASKED]
-        await until_true(lambda: gate.steps == 1)        # others may come only after this step
+        await until_true(lambda: gate.steps == 1)  # others may come only after this step
         gate.allow(1)
         await until_true(lambda: gate.steps == 2)
         at_once = worker.running
         gate.allow()
         return [await tokens_of(running) for running in taken], [taken.index(running) for running in at_once]
+
     tokens, at_once = working(play, gate, running=3)
     assert tokens == alone(repeatable("graft")) and at_once == [0, 1, 2]
 
@@ -534,7 +581,7 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
     async def play(worker):
         taken = [submitted(worker, GenerationRequest(ASKED[0][0], 50)) for _ in range(3)]
         await until_true(lambda: gate.steps == 1)
-        worker._scheduler.lane = None        # an error of our own, outside of any request
+        worker._scheduler.lane = None  # an error of our own, outside of any request
         gate.allow()
         for running in taken:
             with pytest.raises(Failed):
@@ -542,6 +589,7 @@ def test_all_requests_fail_when_the_decoding_thread_ends():
         with pytest.raises(Failed):
             worker.check()
         return worker.alive, worker.waiting
+
     assert working(play, gate) == (False, 0)
 
 
@@ -554,11 +602,12 @@ def test_jobs_that_end_fail_when_the_thread_ends_before_they_are_told():
 
     async def play(worker):
         submissions = [submitted(worker, GenerationRequest(ASKED[0][0][:9], 1)) for _ in range(2)]
-        gate.allow()        # both have come
+        gate.allow()  # both have come
         for running in submissions:
             with pytest.raises(Failed):
                 await tokens_of(running)
         return worker.alive
+
     gate = Dies()
     assert working(play, gate, running=2) is False
 
@@ -568,7 +617,7 @@ def test_a_worker_takes_as_many_jobs_as_may_run_and_wait(waiting, running, taken
     gate = Gate()
 
     async def play(worker):
-        jobs = [submitted(worker, GenerationRequest(ASKED[0][0], 4)) for _ in range(taken)]      # some may have begun
+        jobs = [submitted(worker, GenerationRequest(ASKED[0][0], 4)) for _ in range(taken)]  # some may have begun
         with pytest.raises(Busy) as early:
             submitted(worker, GenerationRequest(ASKED[0][0], 4))
         await until_true(lambda: gate.steps == 1)
@@ -582,6 +631,7 @@ def test_a_worker_takes_as_many_jobs_as_may_run_and_wait(waiting, running, taken
             await tokens_of(job)
         worker.check()
         return counts, (early.value.retry_after, late.value.retry_after)
+
     counts, seconds = working(play, gate, waiting=waiting, running=running)
     assert counts == (running, waiting, 2) and seconds == (1, 1)
 
@@ -593,6 +643,7 @@ def test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread(monk
         entered.set()
         assert go_on.wait(PATIENCE)
         raise KeyboardInterrupt
+
     monkeypatch.setattr(session, "open", opened)
 
     async def play(worker):
@@ -604,7 +655,8 @@ def test_a_job_that_is_being_opened_takes_a_place_and_fails_with_the_thread(monk
         go_on.set()
         with pytest.raises(Failed):
             await tokens_of(running)
-        assert worker.idle      # so that a server that drains does not wait for it
+        assert worker.idle  # so that a server that drains does not wait for it
+
     working(play, session=session, waiting=0)
 
 
@@ -623,17 +675,18 @@ def test_the_time_to_retry_is_the_mean_duration_over_the_requests_that_run():
         for job in jobs:
             await tokens_of(job)
         return busy.value.retry_after
+
     assert working(play, gate, waiting=0, running=2) == 20
 
 
 def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(monkeypatch):
-    session, gate = repeatable("graft", prefixes=Prefixes(2 ** 28, 16)), Gate()
-    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 2 ** 40 if gate.steps > 2 else 0)
+    session, gate = repeatable("graft", prefixes=Prefixes(2**28, 16)), Gate()
+    monkeypatch.setattr("longgraft.engine.scheduler.free_bytes", lambda device: 2**40 if gate.steps > 2 else 0)
 
     async def play(worker):
-        taken = [submitted(worker, GenerationRequest(ASKED[0][0], 50)) for _ in range(3)]      # a queue of two
+        taken = [submitted(worker, GenerationRequest(ASKED[0][0], 50)) for _ in range(3)]  # a queue of two
         await until_true(lambda: gate.steps == 1)
-        gate.allow(1)       # the second has been refused a place before this step
+        gate.allow(1)  # the second has been refused a place before this step
         await until_true(lambda: gate.steps == 2)
         with pytest.raises(Busy):
             worker.check()
@@ -649,5 +702,6 @@ def test_requests_that_wait_for_memory_fill_the_queue_and_fail_with_one_message(
                 await tokens_of(running)
             told.append(str(failed.value))
         return told
+
     told = working(play, gate, session, running=3)
     assert len(set(told)) == 1 and "were dropped. Try again" in told[0]

@@ -36,7 +36,7 @@ def close(a: torch.Tensor, b: torch.Tensor) -> None:
 def test_logits_of_a_small_model_equal_its_own_forward_behind_committed_tokens_and_chain():
     ids, small = toy_prompt(40), memory()
     small.observe(seen(ids[:20], prompt=True))
-    assert small.cache.length == 20                      # a prompt is read at once
+    assert small.cache.length == 20  # a prompt is read at once
     small.observe(seen(ids[20:25]))
     small.observe(seen(ids[25:27]))
     assert small.waiting == 7 and small.cache.length == 20
@@ -53,7 +53,7 @@ def test_committed_tokens_replace_the_scratch_chain():
     small.observe(seen(ids[:20], prompt=True))
     small.extend(torch.tensor([ids[20]]))
     small.extend(torch.tensor([7]))
-    small.observe(seen([ids[20], 7, 8]))                 # 8 was drafted and never read
+    small.observe(seen([ids[20], 7, 8]))  # 8 was drafted and never read
     close(small.extend(torch.tensor([3])), expected([*ids[:21], 7, 8, 3]))
     small.observe(seen([3]))
     small.begin()
@@ -74,7 +74,7 @@ def test_a_small_model_rewinds_also_in_the_middle_of_a_chain():
     close(small.extend(torch.tensor([11])), expected([*ids[:22], 11]))
     mark = small.mark()
     small.extend(torch.tensor([8]))
-    small.rewind(mark)                                   # guesses do not outlive it
+    small.rewind(mark)  # guesses do not outlive it
     close(small.extend(torch.tensor([11])), expected([*ids[:22], 11]))
     small.observe(seen([11]))
     close(small.extend(torch.tensor([12])), expected([*ids[:22], 11, 12]))
@@ -93,8 +93,8 @@ def test_logits_of_padded_vocabularies_are_fitted_to_the_target():
         small.observe(seen(toy_prompt(10), prompt=True))
     a, b = narrow.extend(torch.tensor([3])), wide.extend(torch.tensor([3]))
     assert len(a) == VOCAB - 6 and len(b) == VOCAB + 10
-    assert torch.equal(a, b[:VOCAB - 6]) and b[VOCAB:].isneginf().all() and b[:VOCAB].isfinite().all()
-    assert wide.extend(torch.tensor([VOCAB + 3]))[:VOCAB].isfinite().all()      # a token that it does not have
+    assert torch.equal(a, b[: VOCAB - 6]) and b[VOCAB:].isneginf().all() and b[:VOCAB].isfinite().all()
+    assert wide.extend(torch.tensor([VOCAB + 3]))[:VOCAB].isfinite().all()  # a token that it does not have
 
 
 class Words:
@@ -135,10 +135,13 @@ def test_a_small_model_of_another_tokenizer_is_refused(saved):
 def official(folder, heads: MedusaHeads, prefix: str = "") -> None:
     """Writes FasterDecoding's files: a state dict, and a configuration that names another number of heads."""
     folder.mkdir(exist_ok=True)
-    torch.save({prefix + name.removeprefix("heads."): t for name, t in heads.state_dict().items()},
-               folder / "medusa_lm_head.pt")
-    (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1,
-                                                    "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}))
+    torch.save(
+        {prefix + name.removeprefix("heads."): t for name, t in heads.state_dict().items()},
+        folder / "medusa_lm_head.pt",
+    )
+    (folder / "config.json").write_text(
+        json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"})
+    )
 
 
 @pytest.mark.parametrize("prefix", ["", "medusa_head."])
@@ -163,7 +166,7 @@ def test_tied_heads_use_the_output_layer_of_the_target(tmp_path):
     state = hidden + torch.nn.functional.silu(hidden @ linear.weight.T + linear.bias)
     close(found.logits(hidden, target.logits)[:, 2], target.head(state))
     fresh = MedusaHeads(MedusaConfig(32, VOCAB))
-    close(fresh.logits(hidden, target.logits)[:, 3], target.logits(hidden))     # before any training
+    close(fresh.logits(hidden, target.logits)[:, 3], target.logits(hidden))  # before any training
 
 
 BROKEN = {

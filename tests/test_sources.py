@@ -24,7 +24,7 @@ from longgraft.protocol.proposer import Ask
 from longgraft.trees.tree import DRAFT, RETRIEVED, ROOT, ProposalTree
 
 TEXT = torch.randint(1, 96, (360,), generator=torch.Generator().manual_seed(4)).tolist()
-LENGTH = 60     # of the prompt
+LENGTH = 60  # of the prompt
 
 
 class TextSource:
@@ -37,18 +37,24 @@ class TextSource:
 
     def propose(self, ask: Ask) -> ProposalTree:
         self.asked += 1
-        after = [(token + self.off) % 96 for token in TEXT[ask.position + 1:ask.position + 5]][:ask.budget - 1]
+        after = [(token + self.off) % 96 for token in TEXT[ask.position + 1 : ask.position + 5]][: ask.budget - 1]
         n = len(after)
-        return ProposalTree.build([ask.root, *after], list(range(-1, n)), [k * math.log(0.9) for k in range(n + 1)],
-                                  [ROOT] + [RETRIEVED] * n)
+        return ProposalTree.build(
+            [ask.root, *after], list(range(-1, n)), [k * math.log(0.9) for k in range(n + 1)], [ROOT] + [RETRIEVED] * n
+        )
 
 
 def stats_with(source: TextSource, host: float, new: int = 300) -> Stats:
     """Returns the statistics of decoding the source's text, where a proposal costs `host` plain passes."""
-    method = Method("over", "-", "-", lambda p: ranked(replace(p, source=source, choices=GraftXChoices())),
-                    adaptive=lambda p: controlled(replace(p, source=source, choices=GraftXChoices())))
+    method = Method(
+        "over",
+        "-",
+        "-",
+        lambda p: ranked(replace(p, source=source, choices=GraftXChoices())),
+        adaptive=lambda p: controlled(replace(p, source=source, choices=GraftXChoices())),
+    )
     session = toy_session(method, adaptive=True, costs=LiveCosts(replace(TOY_COSTS, host=host), frozen=True))
-    return answered(session, TEXT[:LENGTH], new, Sampling(replay=tuple(TEXT[LENGTH:LENGTH + new]))).stats
+    return answered(session, TEXT[:LENGTH], new, Sampling(replay=tuple(TEXT[LENGTH : LENGTH + new]))).stats
 
 
 @pytest.mark.parametrize("host", [0.0, 0.5])
@@ -87,8 +93,12 @@ def test_the_cost_of_a_proposal_follows_its_times_and_forgets_a_slow_first_one()
 
 def test_nodes_without_a_probability_are_left_out_and_others_keep_their_origin():
     nan = float("nan")
-    tree = ProposalTree.build([2, 3, 4, 5, 6, 7], [-1, 0, 0, 1, 2, 4], [0.0, -0.1, nan, -0.2, -0.3, -0.4],
-                              [ROOT, RETRIEVED, DRAFT, DRAFT | RETRIEVED, DRAFT, DRAFT])
+    tree = ProposalTree.build(
+        [2, 3, 4, 5, 6, 7],
+        [-1, 0, 0, 1, 2, 4],
+        [0.0, -0.1, nan, -0.2, -0.3, -0.4],
+        [ROOT, RETRIEVED, DRAFT, DRAFT | RETRIEVED, DRAFT, DRAFT],
+    )
 
     class One:
         memories = ()
@@ -100,7 +110,7 @@ def test_nodes_without_a_probability_are_left_out_and_others_keep_their_origin()
     assert ranked.tokens.tolist() == [2, 3, 5] and ranked.origin.tolist() == [ROOT, RETRIEVED, DRAFT | RETRIEVED]
     assert ranked.scores.tolist() == pytest.approx([0.0, -0.1, -0.2])
     rows = AdjacencyMemory(AdjacencyMatrix(16, width=1))
-    rows.observe_prediction(torch.tensor([2, 4]))        # 4 follows 2 there, and has no probability in the draft
+    rows.observe_prediction(torch.tensor([2, 4]))  # 4 follows 2 there, and has no probability in the draft
     ranked = RankedProposer(None, One(), rows, pool=1).propose(Ask(2, 30, 0))
     assert ranked.tokens.tolist() == [2, 3, 5, 4] and ranked.origin.tolist()[3] == RETRIEVED
 

@@ -43,8 +43,8 @@ def test_a_prompt_stays_within_its_budget_and_uses_most_of_it(family, tokens):
 
 def test_the_least_useful_pieces_are_left_out():
     laid = layout().lay_out(cursor(300), PIECES, 4096)
-    assert set(laid.used) == set(PIECES[:len(laid.used)]) and 3 < len(laid.used) < 40
-    assert laid.used[-1] == PIECES[0] and laid.unused == tuple(PIECES[len(laid.used):])
+    assert set(laid.used) == set(PIECES[: len(laid.used)]) and 3 < len(laid.used) < 40
+    assert laid.used[-1] == PIECES[0] and laid.unused == tuple(PIECES[len(laid.used) :])
     assert laid.tokens == tuple(len(f"{piece.path}\n{piece.text}") for piece in laid.used)
     assert len(laid.ids) == sum(laid.tokens) + len("file.py\n") + laid.before
 
@@ -72,10 +72,10 @@ def test_a_cut_file_begins_at_the_same_line_for_many_lines():
 def test_a_change_of_worth_moves_no_piece():
     made = layout()
     first = made.lay_out(cursor(200), PIECES, 8192)
-    ranked = [*first.used, *first.unused]       # the worst of them is now the best
+    ranked = [*first.used, *first.unused]  # the worst of them is now the best
     again = [replace(piece, worth=1 - n / 100, why="for another reason") for n, piece in enumerate(ranked)]
     second = made.lay_out(cursor(200), again, 8192, before=first.used)
-    assert second.ids[:sum(first.tokens)] == first.ids[:sum(first.tokens)]
+    assert second.ids[: sum(first.tokens)] == first.ids[: sum(first.tokens)]
     assert second.used[0].why == "for another reason"
 
 
@@ -89,13 +89,13 @@ def arranged(ranked: str, room: int, before: str = "", habit: Habit = USUAL, **c
 
 
 def test_new_pieces_are_put_behind_those_that_stay():
-    assert arranged("abcdefgh", 100) == "hgfedcba"          # the best nearest to the cursor
-    assert arranged("abcdefghijkl", 100) == "hgfedcba"      # a fifth is left for later ones
+    assert arranged("abcdefgh", 100) == "hgfedcba"  # the best nearest to the cursor
+    assert arranged("abcdefghijkl", 100) == "hgfedcba"  # a fifth is left for later ones
     assert arranged("abcdefghijkl", 100, habit=ANEW) == "jihgfedcba"
     assert arranged("xabcdefgh", 100, "hgfedcba") == "hgfedcbax"
     assert arranged("yxabcdefgh", 100, "hgfedcbax") == "hgfedcbaxy"
-    assert arranged("zyxabcdefgh", 100, "hgfedcbaxy") == "edcbaxyz"       # full: laid out anew
-    assert arranged("abcdefg", 100, "hgfedcba") == "gfedcba"        # the first has gone, and all behind it is new
+    assert arranged("zyxabcdefgh", 100, "hgfedcbaxy") == "edcbaxyz"  # full: laid out anew
+    assert arranged("abcdefg", 100, "hgfedcba") == "gfedcba"  # the first has gone, and all behind it is new
     assert arranged("abc", 100, "bxa") == "bca"
     assert arranged("abc", 100, "cba", a=200) == "cb" == arranged("abc", 100, a=200)
     assert arranged("", 100, "abc") == arranged("abc", 0, "abc") == ""

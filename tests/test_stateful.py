@@ -15,10 +15,13 @@ from longgraft.prefill.prefixes import Prefixes
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import ProposalTree
 
-PART = ("magicdec", "triforce", "tokenswift", "specpv-exact")      # they draft from a part of the target's cache
+PART = ("magicdec", "triforce", "tokenswift", "specpv-exact")  # they draft from a part of the target's cache
 WHOLE = [name for name, method in EVERY.items() if method.promise != "lossy" and name not in (*PART, "longspec")]
-SAMPLINGS = (Sampling(), Sampling(temperature=1.0, seed=5),
-             Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11))
+SAMPLINGS = (
+    Sampling(),
+    Sampling(temperature=1.0, seed=5),
+    Sampling(temperature=0.7, top_k=20, top_p=0.9, min_p=0.02, seed=11),
+)
 
 
 def alike(one, other) -> None:
@@ -29,11 +32,15 @@ def alike(one, other) -> None:
 
 
 @pytest.mark.one_in(6)
-@pytest.mark.parametrize(("method", "family", "sampling"), [
-    (method, list(HYBRID)[n % 3], n // 3 % 3 if EVERY[method].promise == "exact" else 0)
-    for n, method in enumerate(WHOLE)])
+@pytest.mark.parametrize(
+    ("method", "family", "sampling"),
+    [
+        (method, list(HYBRID)[n % 3], n // 3 % 3 if EVERY[method].promise == "exact" else 0)
+        for n, method in enumerate(WHOLE)
+    ],
+)
 def test_every_method_decodes_the_ids_of_plain_decoding_behind_a_known_prefix(method, family, sampling):
-    sampling, ours = SAMPLINGS[sampling], toy_session(method, family, prefixes=Prefixes(2 ** 30, 16))
+    sampling, ours = SAMPLINGS[sampling], toy_session(method, family, prefixes=Prefixes(2**30, 16))
     answered(ours, toy_prompt(60)[:50], 1)
     found = answered(ours, toy_prompt(60), 16, sampling)
     assert found.token_ids == plain(family, 60, 24, sampling)[:16] and found.stats.reused_tokens == 47
@@ -54,7 +61,7 @@ def test_states_after_a_kept_path_are_those_of_its_tokens_read_in_order(family):
         for cache in caches:
             read(target, Segment(ProposalTree.chain(prompt), cache, "none"))
             cache.keep(torch.arange(20))
-        for _ in range(2):      # nothing is kept of the first pass
+        for _ in range(2):  # nothing is kept of the first pass
             read(target, Segment(tree, caches[0]))
         caches[0].keep(torch.tensor(path))
         for node in path:

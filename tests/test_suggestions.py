@@ -41,8 +41,10 @@ def test_zeds_request_has_the_prompt_of_a_next_edit(repo):
     model, tokenizer = toy(True)
     laid = NextEditLayout(tokenizer, model.config.vocab_size).lay_out(asked.cursor, others[::-1])
     assert others and sent[0]["prompt"] == tokenizer.decode(laid.ids)
-    assert "value" in found["said"] and found["said"].strip() == (
-        asked.cursor.before.rpartition("\n")[2] + asked.truth).strip()
+    assert (
+        "value" in found["said"]
+        and found["said"].strip() == (asked.cursor.before.rpartition("\n")[2] + asked.truth).strip()
+    )
     assert (found["prompt_tokens"], found["read"], found["new_tokens"]) == (10, 6, 5)
 
 
@@ -77,12 +79,23 @@ def test_a_suggestion_that_was_asked_for_ahead_is_given_up_when_the_user_types_o
 def test_next_edits_are_measured_cold_and_while_someone_types(repo, tmp_path, capsys):
     for part in toy(True):
         part.save_pretrained(tmp_path / "model")
-    suggestions.run(str(tmp_path / "model"), tmp_path / "out", [str(repo)], count=1, tokens=2048, new=4, method="pld",
-                    layout="next-edit")
+    suggestions.run(
+        str(tmp_path / "model"),
+        tmp_path / "out",
+        [str(repo)],
+        count=1,
+        tokens=2048,
+        new=4,
+        method="pld",
+        layout="next-edit",
+    )
     rows = [json.loads(line) for line in (tmp_path / "out" / "rows.jsonl").read_text().splitlines()]
     assert [(row["context"], row["state"], row["method"]) for row in rows] == [
-        (context, state, method) for context in ("file", "repository") for method in ("pld", "ar")
-        for state in ("cold", "typing")]
+        (context, state, method)
+        for context in ("file", "repository")
+        for method in ("pld", "ar")
+        for state in ("cold", "typing")
+    ]
     assert all(row["reused_tokens"] > 0 for row in rows if row["state"] == "typing")
     assert len({row["said"] for row in rows if row["context"] == "file" and row["state"] == "cold"}) == 1
     suggestions.report(tmp_path / "out")

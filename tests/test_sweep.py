@@ -35,9 +35,20 @@ def rows(tmp_path_factory) -> Path:
 
 
 def config(rows: Path, **more) -> SweepConfig:
-    return SweepConfig(**{"suites": (str(rows),), "lengths": (256, 512), "methods": ("pld", "graft"),
-                          "modes": ("replay", "sampled"), "prompts": 2, "repeats": 1, "max_new_tokens": 12,
-                          "check_tokens": 6, "budget": 16} | more)
+    return SweepConfig(
+        **{
+            "suites": (str(rows),),
+            "lengths": (256, 512),
+            "methods": ("pld", "graft"),
+            "modes": ("replay", "sampled"),
+            "prompts": 2,
+            "repeats": 1,
+            "max_new_tokens": 12,
+            "check_tokens": 6,
+            "budget": 16,
+        }
+        | more
+    )
 
 
 @pytest.mark.slow
@@ -74,24 +85,58 @@ def test_edits_are_decoded_with_the_file_as_prediction(tmp_path, monkeypatch):
     monkeypatch.setattr(Fork, "__init__", recorded)
     files = [f"def area_{n}(side):\n    return side * {n}\n" * 6 for n in (2, 3)]
     edits = tmp_path / "edits.jsonl"
-    edits.write_text("".join(json.dumps({"_id": file[9], "before": file, "instruction": "Rename side to edge.",
-                                         "after": file.replace("side", "edge")}) + "\n" for file in files))
+    edits.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "_id": file[9],
+                    "before": file,
+                    "instruction": "Rename side to edge.",
+                    "after": file.replace("side", "edge"),
+                }
+            )
+            + "\n"
+            for file in files
+        )
+    )
     options = {"lengths": (), "methods": ("pld",), "modes": ("replay",), "max_new_tokens": 80, "check_tokens": None}
     found = sweep(config(edits, **options), tmp_path / "run")
     assert len(found) == 4 and not any(isinstance(row, Failure) for row in found)
-    assert all(row.lossless.first_divergence is None and row.tokens_per_step > 2 for row in found
-               if row.key.method == "pld")
+    assert all(
+        row.lossless.first_divergence is None and row.tokens_per_step > 2 for row in found if row.key.method == "pld"
+    )
     tokenizer = load("embedded", tell=False, method="ar").tokenizer
     assert [tokenizer.decode(ids) for ids in predictions if ids] == files
 
 
 @pytest.mark.slow
 def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_path, capsys, monkeypatch):
-    command = ["sweep", "--suites", str(rows), "--buckets", "256,512",
-               "--methods", "pld,graft", "--mode", "replay,sampled", "--prompts", "2", "--repeats", "1",
-               "--max-new-tokens", "12", "--budget", "16", "--out", str(tmp_path)]
-    running = subprocess.Popen([sys.executable, "-m", "longgraft", *command], stdout=subprocess.DEVNULL,
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        "sweep",
+        "--suites",
+        str(rows),
+        "--buckets",
+        "256,512",
+        "--methods",
+        "pld,graft",
+        "--mode",
+        "replay,sampled",
+        "--prompts",
+        "2",
+        "--repeats",
+        "1",
+        "--max-new-tokens",
+        "12",
+        "--budget",
+        "16",
+        "--out",
+        str(tmp_path),
+    ]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "longgraft", *command],
+        stdout=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
     path = tmp_path / ROWS
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < 5):
@@ -101,7 +146,7 @@ def test_a_killed_sweep_is_resumed_without_losing_or_repeating_a_row(rows, tmp_p
     before = path.read_bytes()
     assert 5 <= before.count(b"\n") < 24
     with open(path, "ab") as file:
-        file.write(b'{"suite": "own", "buck')       # what a kill in the middle of a line leaves
+        file.write(b'{"suite": "own", "buck')  # what a kill in the middle of a line leaves
     code, out, _ = run(capsys, monkeypatch, *command, "--resume", tmp_path)
     assert path.read_bytes().startswith(before) and len(read_rows(tmp_path)) == 24
     assert code == 0 and "summary.md" in out
@@ -128,8 +173,8 @@ def test_a_failing_method_leaves_rows_that_say_why(rows, tmp_path, monkeypatch):
     found = sweep(small, tmp_path)
     failed = [row for row in found if isinstance(row, Failure)]
     assert [row.key.method for row in failed] == ["pld", "pld"] and "as it were" in failed[0].error
-    assert len(found) == 3 * 2      # the others are measured, also after it
-    assert sweep(small, tmp_path, resume=True) == found         # failures are not tried again unasked
+    assert len(found) == 3 * 2  # the others are measured, also after it
+    assert sweep(small, tmp_path, resume=True) == found  # failures are not tried again unasked
     monkeypatch.undo()
     mended = sweep(small, tmp_path, retry=True)
     assert len(mended) == 6 and not any(isinstance(row, Failure) for row in mended)
@@ -142,7 +187,7 @@ def test_a_method_that_decodes_wrong_tokens_is_noticed(rows, tmp_path, monkeypat
 
     def wrong(self, tree, logits, positions):
         path, token = real(self, tree, logits, positions)
-        return path, token if len(tree) == 1 else (token + 1) % 4096      # wrong in trees only
+        return path, token if len(tree) == 1 else (token + 1) % 4096  # wrong in trees only
 
     monkeypatch.setattr(Sampled, "__call__", wrong)
     for modes in (("replay",), ("sampled",)):
@@ -155,15 +200,39 @@ def test_a_method_that_decodes_wrong_tokens_is_noticed(rows, tmp_path, monkeypat
 def test_checks_compare_as_many_tokens_as_were_decoded(rows, tmp_path, check_tokens):
     """Suites have limits of their own, and a replay's check may be longer than the replay."""
     named = tmp_path / "lcc.jsonl"
-    named.write_text("".join(json.dumps({"_id": str(n), "context": Path(__file__).read_text()[n:n + 2500], "input": "",
-                                         "answers": ["x"], "continuation": "    return"}) + "\n" for n in (0, 40)))
+    named.write_text(
+        "".join(
+            json.dumps(
+                {
+                    "_id": str(n),
+                    "context": Path(__file__).read_text()[n : n + 2500],
+                    "input": "",
+                    "answers": ["x"],
+                    "continuation": "    return",
+                }
+            )
+            + "\n"
+            for n in (0, 40)
+        )
+    )
     limits = tmp_path / "longbench_prompts.json"
     limits.write_text(json.dumps({"lcc": {"prompt": "{context}Next line of code:\n", "max_gen": 5}}))
-    made = config(rows, suites=("lcc",), data=str(tmp_path), lengths=(256,), methods=("pld",), max_new_tokens=9,
-                  check_tokens=check_tokens, budget=4, prompts=1)
+    made = config(
+        rows,
+        suites=("lcc",),
+        data=str(tmp_path),
+        lengths=(256,),
+        methods=("pld",),
+        max_new_tokens=9,
+        check_tokens=check_tokens,
+        budget=4,
+        prompts=1,
+    )
     found = sweep(made, tmp_path / "out")
     assert {(row.key.mode, row.lossless.tokens) for row in found} == {
-        ("replay", check_tokens or len(found[0].token_ids)), ("sampled", 5)}
+        ("replay", check_tokens or len(found[0].token_ids)),
+        ("sampled", 5),
+    }
     assert {row.lossless.first_divergence for row in found} == {None} and len(found) == 4
 
 
@@ -185,8 +254,15 @@ def test_one_prefill_serves_all_methods(rows, tmp_path, monkeypatch):
 
 def test_methods_without_what_they_need_are_failures_where_that_is_allowed(rows, tmp_path):
     """A head and a datastore are missing; the other methods are measured."""
-    made = config(rows, drafter="none", methods=("pld", "graft", "rest"), modes=("greedy",), prompts=1, lengths=(256,),
-                  allow_missing=True)
+    made = config(
+        rows,
+        drafter="none",
+        methods=("pld", "graft", "rest"),
+        modes=("greedy",),
+        prompts=1,
+        lengths=(256,),
+        allow_missing=True,
+    )
     found = {row.key.method: row for row in sweep(made, tmp_path)}
     assert found.keys() == {"ar", "pld", "graft", "rest"} and isinstance(found["pld"], Row)
     assert "needs an EAGLE-3 drafter for embedded, and none was given" in found["graft"].error
@@ -205,7 +281,21 @@ def test_a_wrong_data_folder_leaves_no_folder_behind(rows, tmp_path):
 
 
 def test_a_dry_run_prints_the_plan_and_runs_nothing(rows, tmp_path, capsys, monkeypatch):
-    code, said, _ = run(capsys, monkeypatch, "sweep", "--suites", rows, "--buckets", "256,64k", "--methods", "pld",
-                        "--prompts", 2, "--out", tmp_path / "never", "--dry-run")
+    code, said, _ = run(
+        capsys,
+        monkeypatch,
+        "sweep",
+        "--suites",
+        rows,
+        "--buckets",
+        "256,64k",
+        "--methods",
+        "pld",
+        "--prompts",
+        2,
+        "--out",
+        tmp_path / "never",
+        "--dry-run",
+    )
     assert code == 0 and "256: 2, 65,536: none" in said and "MiB" in said and "hours" in said
     assert not (tmp_path / "never").exists()

@@ -49,18 +49,22 @@ def scaling(kind, factor, original=None):
     return {"rope_type": kind, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **known}
 
 
-@pytest.mark.parametrize(("config", "stated", "given", "allowed"), [
-    (Qwen2Config, 32768, scaling("yarn", 4.0, 32768), 131072),
-    (Qwen2Config, 40960, scaling("yarn", 4.0, 32768), 131072),
-    (Qwen2Config, 131072, scaling("yarn", 4.0, 32768), 131072),
-    (Qwen2Config, 4096, scaling("yarn", 2.5), 10240),
-    (LlamaConfig, 4096, scaling("linear", 4.0), 16384),
-    (LlamaConfig, 16384, scaling("linear", 4.0, 4096), 16384),
-    (LlamaConfig, 8192, scaling("llama3", 8.0, 8192), 65536),
-    (LlamaConfig, 131072, scaling("llama3", 32.0, 8192), 131072),       # Llama 3.2, whose factor is larger
-    (LlamaConfig, 4096, scaling("llama3", 8.0, 8192), 4096),            # stated as shortened
-    (Gemma3TextConfig, 131072, scaling("linear", 8.0), 131072),         # stated as lengthened
-    (LlamaConfig, 4096, None, 4096)])
+@pytest.mark.parametrize(
+    ("config", "stated", "given", "allowed"),
+    [
+        (Qwen2Config, 32768, scaling("yarn", 4.0, 32768), 131072),
+        (Qwen2Config, 40960, scaling("yarn", 4.0, 32768), 131072),
+        (Qwen2Config, 131072, scaling("yarn", 4.0, 32768), 131072),
+        (Qwen2Config, 4096, scaling("yarn", 2.5), 10240),
+        (LlamaConfig, 4096, scaling("linear", 4.0), 16384),
+        (LlamaConfig, 16384, scaling("linear", 4.0, 4096), 16384),
+        (LlamaConfig, 8192, scaling("llama3", 8.0, 8192), 65536),
+        (LlamaConfig, 131072, scaling("llama3", 32.0, 8192), 131072),  # Llama 3.2, whose factor is larger
+        (LlamaConfig, 4096, scaling("llama3", 8.0, 8192), 4096),  # stated as shortened
+        (Gemma3TextConfig, 131072, scaling("linear", 8.0), 131072),  # stated as lengthened
+        (LlamaConfig, 4096, None, 4096),
+    ],
+)
 def test_a_rotary_scaling_lengthens_the_context(config, stated, given, allowed):
     more = {} if given is None else {"rope_scaling": given}
     assert most_positions(config(hidden_size=32, max_position_embeddings=stated, **more)) == allowed
@@ -114,12 +118,15 @@ def hooks_of(model) -> list[tuple[int, int]]:
 
 
 def test_the_model_is_left_as_it_was_also_after_an_exception():
-    model = deepcopy(toy_model("llama"))      # a pass in another thread has hooks on the shared one
+    model = deepcopy(toy_model("llama"))  # a pass in another thread has hooks on the shared one
     target = Target(model, "llama")
     before, hooks = model.config._attn_implementation, hooks_of(model)
     with pytest.raises(IndexError):
-        read(target, Segment(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), "last"),
-             Wants(layers=(1,), topk=4))
+        read(
+            target,
+            Segment(ProposalTree.chain(torch.tensor([VOCAB + 5])), target.cache(64), "last"),
+            Wants(layers=(1,), topk=4),
+        )
     assert model.config._attn_implementation == before
     assert hooks_of(model) == hooks
 
@@ -130,12 +137,18 @@ def test_the_window_of_a_mask_is_recognised(window):
     assert window_of(rule) == window
 
 
-@pytest.mark.parametrize("rule", [
-    masking_utils.bidirectional_mask_function, masking_utils.sliding_window_bidirectional_mask_function(12),
-    masking_utils.chunked_causal_mask_function(4096, torch.zeros(1, dtype=torch.int64)),
-    masking_utils.or_masks(masking_utils.causal_mask_function,
-                           masking_utils.blockwise_overlay(torch.zeros(1, 40, dtype=torch.int64))),
-    lambda batch, head, row, column: (column <= row) & (row - column != 4)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        masking_utils.bidirectional_mask_function,
+        masking_utils.sliding_window_bidirectional_mask_function(12),
+        masking_utils.chunked_causal_mask_function(4096, torch.zeros(1, dtype=torch.int64)),
+        masking_utils.or_masks(
+            masking_utils.causal_mask_function, masking_utils.blockwise_overlay(torch.zeros(1, 40, dtype=torch.int64))
+        ),
+        lambda batch, head, row, column: (column <= row) & (row - column != 4),
+    ],
+)
 def test_a_mask_that_is_more_than_a_window_is_refused(rule):
     with pytest.raises(ValueError, match="masks by more than a window"):
         window_of(rule)
@@ -147,15 +160,20 @@ def test_a_mask_that_hides_everything_is_refused_only_in_a_layer_that_uses_it():
     token = RUNNING.set(PassContext([], dense))
     try:
         with pytest.raises(ValueError, match="masks by more than a window"):
-            attention_interface.attention(torch.nn.Identity(), *torch.zeros(3, 1, 1, 1, 8),
-                                          torch.tensor(NOTHING).view(1, 1, 1, 1))
+            attention_interface.attention(
+                torch.nn.Identity(), *torch.zeros(3, 1, 1, 1, 8), torch.tensor(NOTHING).view(1, 1, 1, 1)
+            )
     finally:
         RUNNING.reset(token)
 
 
-@pytest.mark.parametrize("more, message", [
-    ({"sliding_window": 7}, "a window of None and passes 7"),
-    ({"position_bias": torch.zeros(4)}, "passes position_bias .* does not compute")])
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ({"sliding_window": 7}, "a window of None and passes 7"),
+        ({"position_bias": torch.zeros(4)}, "passes position_bias .* does not compute"),
+    ],
+)
 def test_attention_arguments_that_are_not_computed_are_refused(more, message):
     target, layer = toy_target("llama"), toy_model("llama").model.layers[2]
     handle = layer.register_forward_pre_hook(lambda _, args, given: (args, given | more), with_kwargs=True)
@@ -223,12 +241,20 @@ def test_a_call_of_a_model_in_another_thread_while_it_decodes_is_refused():
     torch.testing.assert_close(disturbed.logits, alone.logits)
 
 
-@pytest.mark.parametrize("name, reason", [
-    ("RwkvConfig", "recurrent"), ("T5Config", "encoder-decoder"),
-    ("InklingTextConfig", "bias by position"),
-    ("DeepseekV32Config", "indexed_attention|deepseek_sparse_attention"), ("DogeConfig", "masks depend on its values"),
-    ("DiffLlamaConfig", "attend twice"), ("ModernBertDecoderConfig", "head is more than one product"),
-    ("BertGenerationConfig", "sees what follows"), ("RobertaConfig", "counts positions")])
+@pytest.mark.parametrize(
+    "name, reason",
+    [
+        ("RwkvConfig", "recurrent"),
+        ("T5Config", "encoder-decoder"),
+        ("InklingTextConfig", "bias by position"),
+        ("DeepseekV32Config", "indexed_attention|deepseek_sparse_attention"),
+        ("DogeConfig", "masks depend on its values"),
+        ("DiffLlamaConfig", "attend twice"),
+        ("ModernBertDecoderConfig", "head is more than one product"),
+        ("BertGenerationConfig", "sees what follows"),
+        ("RobertaConfig", "counts positions"),
+    ],
+)
 def test_models_that_cannot_work_are_refused_by_name_and_reason(name, reason):
     import transformers
 
@@ -248,9 +274,14 @@ def test_a_training_model_is_refused():
         model.eval()
 
 
-@pytest.mark.parametrize(("forward", "name"), [
-    (lambda ids, cache=None: None, "cache"), (lambda ids, past_key_values=None: None, "past_key_values"),
-    (lambda ids, cache_params=None: None, "cache_params")])
+@pytest.mark.parametrize(
+    ("forward", "name"),
+    [
+        (lambda ids, cache=None: None, "cache"),
+        (lambda ids, past_key_values=None: None, "past_key_values"),
+        (lambda ids, cache_params=None: None, "cache_params"),
+    ],
+)
 def test_a_cache_is_passed_by_the_name_that_a_forward_has(forward, name):
     """transformers 5.24 renamed it."""
     assert cache_name(forward) == name

@@ -8,9 +8,12 @@ import pytest
 
 from longgraft.trees.templates import Template, bounded, chain, envelope, for_slots, graft_templates, token_recycling
 
-COUNTS = {      # per depth, Graft (arXiv 2605.20104), Table 7
-    "full": [8, 16, 14, 11, 8, 7, 6, 5, 5], "d0": [8, 10, 8, 6, 5, 4, 4, 4, 3],
-    "d1": [6, 7, 5, 4, 4, 3, 3, 2, 2], "d5": [4, 3, 3, 2, 2, 2, 2, 1, 1]}
+COUNTS = {  # per depth, Graft (arXiv 2605.20104), Table 7
+    "full": [8, 16, 14, 11, 8, 7, 6, 5, 5],
+    "d0": [8, 10, 8, 6, 5, 4, 4, 4, 3],
+    "d1": [6, 7, 5, 4, 4, 3, 3, 2, 2],
+    "d5": [4, 3, 3, 2, 2, 2, 2, 1, 1],
+}
 
 
 def counts(template: Template) -> list[int]:
@@ -87,6 +90,6 @@ def test_bounds_on_depth_and_width_hold_and_fill_the_slots_where_they_leave_room
         template = bounded(slots, depth, width)
         assert_closed(template)
         assert all(len(path) <= depth and max(path) < width for path in template.paths)
-        room = sum(width ** d for d in range(1, depth + 1))
+        room = sum(width**d for d in range(1, depth + 1))
         assert len(template) >= min(slots, room)
     assert bounded(slots, 9, 1).paths == chain(9).paths

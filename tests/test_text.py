@@ -46,27 +46,37 @@ def bytes_of(text: str) -> list[int]:
 
 def added(tokenizer, prompt: list[int], answer: list[int]) -> str:
     """Returns the text that decoding the prompt and the answer together adds."""
-    before, whole = (tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-                     for ids in (prompt, [*prompt, *answer]))
+    before, whole = (
+        tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for ids in (prompt, [*prompt, *answer])
+    )
     assert whole.startswith(before)
-    return whole[len(before):]
+    return whole[len(before) :]
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_pieces_add_up_to_the_text_without_broken_characters(size):
     ids, detokenizer = list(TEXT.encode()), Detokenizer(Bytes())
-    pieces = [detokenizer.push(ids[i:i + size]) for i in range(0, len(ids), size)] + [detokenizer.finish()]
+    pieces = [detokenizer.push(ids[i : i + size]) for i in range(0, len(ids), size)] + [detokenizer.finish()]
     assert "".join(pieces) == detokenizer.text == TEXT
     assert not any("\ufffd" in piece for piece in pieces)
 
 
-@pytest.mark.parametrize("stop, expected", [("return", "naïve 🦊 code: "), ("→ y;", "naïve 🦊 code: return x "),
-                                            ("absent", TEXT), ("z", TEXT[:-1]), ("n", "")])
+@pytest.mark.parametrize(
+    "stop, expected",
+    [
+        ("return", "naïve 🦊 code: "),
+        ("→ y;", "naïve 🦊 code: return x "),
+        ("absent", TEXT),
+        ("z", TEXT[:-1]),
+        ("n", ""),
+    ],
+)
 @pytest.mark.parametrize("size", [1, 3])
 def test_nothing_of_a_stop_string_is_ever_given_out(stop, expected, size):
     ids, detokenizer, given = list(TEXT.encode()), Detokenizer(Bytes(), [stop]), ""
     for i in range(0, len(ids), size):
-        given += detokenizer.push(ids[i:i + size])
+        given += detokenizer.push(ids[i : i + size])
         assert expected.startswith(given)
         if detokenizer.stopped:
             break
@@ -117,16 +127,20 @@ WORDS = some.sampled_from([SPACE, SPACE + "the", "is", "\n", "</s>", "\ufffd", E
 def test_the_text_of_an_answer_is_what_it_adds_to_the_prompts(layout, prompt, answer):
     """Characters that are no piece are bytes, which follow each other without end."""
     tokenizer = LAYOUTS[layout]
-    before, ids = ([token for word in words for token in (ids_of(word) if word in PIECES else bytes_of(word))]
-                   for words in (prompt, answer))
+    before, ids = (
+        [token for word in words for token in (ids_of(word) if word in PIECES else bytes_of(word))]
+        for words in (prompt, answer)
+    )
     detokenizer = Detokenizer(tokenizer, prompt=before)
     given = "".join(detokenizer.push([token]) for token in ids) + detokenizer.finish()
     assert given == detokenizer.text == added(tokenizer, before, ids)
 
 
 @settings(max_examples=200, deadline=None)
-@given(words=some.lists(some.sampled_from(["a", " b", EMOJI, "\u20ac", "\ufffd", b"\xf0\x9f", b"\x80", b"\xe2"])),
-       sizes=some.lists(some.integers(1, 4), min_size=1))
+@given(
+    words=some.lists(some.sampled_from(["a", " b", EMOJI, "\u20ac", "\ufffd", b"\xf0\x9f", b"\x80", b"\xe2"])),
+    sizes=some.lists(some.integers(1, 4), min_size=1),
+)
 def test_tokens_may_end_and_begin_within_characters_and_hold_bytes_that_are_none(words, sizes):
     data = b"".join(word if isinstance(word, bytes) else word.encode() for word in words)
     ends = [0, *accumulate(islice(cycle(sizes), len(data)))]
@@ -143,10 +157,16 @@ def test_characters_whose_tokens_overlap_come_as_soon_as_they_are_whole():
     assert pieces == ["", "", "", 3 * EMOJI, *[EMOJI] * 18]
 
 
-@pytest.mark.parametrize(("tokenizer", "token"), [(LAYOUTS[LLAMA_2], PIECES.index("\ufffd")),
-                                                  (LAYOUTS[LLAMA_2], PIECES.index("<0x80>")),
-                                                  (LAYOUTS[LLAMA_2], PIECES.index("</s>")),
-                                                  (LAYOUTS[LLAMA_2], PIECES.index("\n")), (Bytes(), 0x80)])
+@pytest.mark.parametrize(
+    ("tokenizer", "token"),
+    [
+        (LAYOUTS[LLAMA_2], PIECES.index("\ufffd")),
+        (LAYOUTS[LLAMA_2], PIECES.index("<0x80>")),
+        (LAYOUTS[LLAMA_2], PIECES.index("</s>")),
+        (LAYOUTS[LLAMA_2], PIECES.index("\n")),
+        (Bytes(), 0x80),
+    ],
+)
 def test_every_token_costs_the_same_whatever_the_text_is(tokenizer, token):
     """An answer that ended in U+FFFD was held back and decoded again for each token."""
     counted = Counted(tokenizer)
@@ -157,11 +177,13 @@ def test_every_token_costs_the_same_whatever_the_text_is(tokenizer, token):
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
-@pytest.mark.parametrize("until, expected", [("code", TEXT), (r"\A\s*na", TEXT), ("y", TEXT[:TEXT.index("x")]),
-                                             (r"\Acode", TEXT[:TEXT.index("x")])])
+@pytest.mark.parametrize(
+    "until, expected",
+    [("code", TEXT), (r"\A\s*na", TEXT), ("y", TEXT[: TEXT.index("x")]), (r"\Acode", TEXT[: TEXT.index("x")])],
+)
 def test_stop_strings_count_until_a_match(until, expected, size):
     ids, detokenizer = list(TEXT.encode()), Detokenizer(Bytes(), ["x", "z"], stop_until=until)
-    text = "".join(detokenizer.push(ids[at:at + size]) for at in range(0, len(ids), size)) + detokenizer.finish()
+    text = "".join(detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)) + detokenizer.finish()
     assert text == expected
 
 

@@ -19,8 +19,9 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     """Returns a tokenizer with a space of its own and with bytes for characters that it lacks."""
     ids = {piece: n for n, piece in enumerate(["<unk>", "<0xE2>", "<0x82>", "<0xAC>", "\u2581the", "the"])}
     made = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
-    made.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(),
-                                      decoders.Strip(" ", 1, 0)])
+    made.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
@@ -74,4 +75,4 @@ def test_parts_of_a_series_are_the_whole_series():
     parts = [series.part(prompt, answer[:end], size) for end, size in ((2, 2), (2, 0), (6, 4))]
     assert parts[1] is None
     assert {name: parts[0][name] + parts[2][name] for name in whole} == whole
-    assert whole["text_offset"][len(prompt):] == [9, 10, 10, 10, 11, 12]
+    assert whole["text_offset"][len(prompt) :] == [9, 10, 10, 10, 11, 12]

@@ -28,12 +28,14 @@ def post(session=None, status=200, **body):
         response = await http.post(CHAT, json={"messages": ASKED, "max_tokens": 200} | body)
         assert response.status_code == status, response.text
         return response.json()
+
     return asking(ask, session or tool_session())
 
 
 def streamed(session=None, **body) -> list[dict]:
     async def ask(http):
         return (await http.post(CHAT, json={"messages": ASKED, "max_tokens": 200, "stream": True} | body)).text
+
     *lines, done, _ = asking(ask, session or tool_session()).split("\n\n")
     assert done == "data: [DONE]"
     return [json.loads(line.removeprefix("data: ")) for line in lines if not line.startswith(":")]
@@ -49,36 +51,58 @@ def allows(rules: str, text: str, tokenizer=None) -> bool:
     tokenizer = tokenizer or tool_tokenizer()
     follows = constraint("tool_calls", rules, tokenizer, 96, [tokenizer.eos_token_id])
     return follows.accepted(ids := [*tokenizer.encode(text), tokenizer.eos_token_id]) == len(ids) and all(
-        follows.allowed()[token] and follows.advance(token) is None for token in ids)
+        follows.allowed()[token] and follows.advance(token) is None for token in ids
+    )
 
 
-@pytest.mark.parametrize(("family", "text", "shown", "calls"), [
-    (HERMES, 'Hello.\n<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}\\""}}}\n</tool_call>\n<tool_call>\n'
-             '{"name": "g", "arguments": {}}\n</tool_call>', "Hello.", [("f", '{"a": {"b": "}\\""}}'), ("g", "{}")]),
-    (HERMES, "text with < and <tool and {\n\n a line  \n", "text with < and <tool and {\n\n a line  \n", []),
-    (HERMES, LOOKS_LIKE_A_CALL, LOOKS_LIKE_A_CALL, []),
-    (HERMES, "<tool_call>\nnothing</tool_call> more", "<tool_call>\nnothing</tool_call> more", []),
-    (HERMES, '<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
-    (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": 1}', "x", [("f", '{"a": 1}')]),
-    (HERMES, 'x <tool_call>\n{"name": "f', 'x <tool_call>\n{"name": "f', []),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nmore', "\nmore", [("f", "{}")]),
-    (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
-    (HERMES, '{"name": "f", "arguments": {}} Done.', " Done.", [("f", "{}")]),
-    (HERMES, '```json\n{"name": "a package"}\n```', '```json\n{"name": "a package"}\n```', []),
-    (HERMES, " \n ", " \n ", []),
-    (HERMES, '<tool_call>{"parameters": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x": 1}')]),
-    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1}, "more": {"b": 2}}</tool_call>', "", [("f", '{"a": 1}')]),
-    (HERMES, "Use <tool_call> \n", "Use <tool_call> \n", []),
-    (HERMES, '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\nno', "\n<tool_call>\nno",
-     [("f", "{}")]),
-    (LLAMA, '{"name": "f", "parameters": {"a": [1, {}]}}', "", [("f", '{"a": [1, {}]}')]),
-    (LLAMA, 'See {"name": "f", "parameters": {}}', 'See {"name": "f", "parameters": {}}', []),
-    (LLAMA, '{"name": "a package", "version": {}}', '{"name": "a package", "version": {}}', []),
-    (MISTRAL, ' [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefghi"}]', "",
-     [("f", '{"a": 1}'), ("g", "{}")]),
-    (MISTRAL, 'x [TOOL_CALLS] [{"name": "f", "arguments": {}}]', "x", [("f", "{}")]),
-    (MISTRAL, 'an array [{"n": 1}] is', 'an array [{"n": 1}] is', []),
-])
+@pytest.mark.parametrize(
+    ("family", "text", "shown", "calls"),
+    [
+        (
+            HERMES,
+            'Hello.\n<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}\\""}}}\n</tool_call>\n<tool_call>\n'
+            '{"name": "g", "arguments": {}}\n</tool_call>',
+            "Hello.",
+            [("f", '{"a": {"b": "}\\""}}'), ("g", "{}")],
+        ),
+        (HERMES, "text with < and <tool and {\n\n a line  \n", "text with < and <tool and {\n\n a line  \n", []),
+        (HERMES, LOOKS_LIKE_A_CALL, LOOKS_LIKE_A_CALL, []),
+        (HERMES, "<tool_call>\nnothing</tool_call> more", "<tool_call>\nnothing</tool_call> more", []),
+        (HERMES, '<tool_call>\n{"arguments": {"x": 1}, "name": "f"}\n</tool_call>', "", [("f", '{"x": 1}')]),
+        (HERMES, 'x <tool_call>\n{"name": "f", "arguments": {"a": 1}', "x", [("f", '{"a": 1}')]),
+        (HERMES, 'x <tool_call>\n{"name": "f', 'x <tool_call>\n{"name": "f', []),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}}</tool_call>\nmore', "\nmore", [("f", "{}")]),
+        (HERMES, '```json\n{\n  "name": "f",\n  "arguments": {"a": 1}\n}\n```', "", [("f", '{"a": 1}')]),
+        (HERMES, '{"name": "f", "arguments": {}} Done.', " Done.", [("f", "{}")]),
+        (HERMES, '```json\n{"name": "a package"}\n```', '```json\n{"name": "a package"}\n```', []),
+        (HERMES, " \n ", " \n ", []),
+        (HERMES, '<tool_call>{"parameters": {"x": 1}, "name": "f"}</tool_call>', "", [("f", '{"x": 1}')]),
+        (
+            HERMES,
+            '<tool_call>{"name": "f", "arguments": {"a": 1}, "more": {"b": 2}}</tool_call>',
+            "",
+            [("f", '{"a": 1}')],
+        ),
+        (HERMES, "Use <tool_call> \n", "Use <tool_call> \n", []),
+        (
+            HERMES,
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\nno',
+            "\n<tool_call>\nno",
+            [("f", "{}")],
+        ),
+        (LLAMA, '{"name": "f", "parameters": {"a": [1, {}]}}', "", [("f", '{"a": [1, {}]}')]),
+        (LLAMA, 'See {"name": "f", "parameters": {}}', 'See {"name": "f", "parameters": {}}', []),
+        (LLAMA, '{"name": "a package", "version": {}}', '{"name": "a package", "version": {}}', []),
+        (
+            MISTRAL,
+            ' [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}, "id": "abcdefghi"}]',
+            "",
+            [("f", '{"a": 1}'), ("g", "{}")],
+        ),
+        (MISTRAL, 'x [TOOL_CALLS] [{"name": "f", "arguments": {}}]', "x", [("f", "{}")]),
+        (MISTRAL, 'an array [{"n": 1}] is', 'an array [{"n": 1}] is', []),
+    ],
+)
 def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, shown, calls):
     at_once, growing = (CallReader(family, ["f", "g"]) for _ in range(2))
     wanted = ReadAnswer(shown, [Call(*call) for call in calls])
@@ -89,7 +113,7 @@ def test_an_answer_is_read_as_text_and_calls_wherever_it_is_split(family, text, 
 
 def test_text_after_many_blanks_is_passed_on_as_it_arrives():
     reader = CallReader(HERMES, ["f"])
-    assert reader.push("\n" * 70) == []        # a template may drop blanks before a call
+    assert reader.push("\n" * 70) == []  # a template may drop blanks before a call
     assert reader.push("text") == [Piece("\n" * 70 + "text")]
 
 
@@ -97,7 +121,7 @@ def test_text_that_begins_no_call_is_passed_on_at_once():
     reader = CallReader(HERMES, ["f"])
     assert reader.push("Hello") == [Piece("Hello")] and reader.push(" <tool") == []
     assert reader.push("box") == [Piece(" <toolbox")]
-    assert CallReader(LLAMA, ["f"]).push("Hello") == [Piece("Hello")]       # its calls have no tag
+    assert CallReader(LLAMA, ["f"]).push("Hello") == [Piece("Hello")]  # its calls have no tag
 
 
 def test_a_reader_for_another_answer_begins_anew():
@@ -115,9 +139,17 @@ def test_arguments_are_passed_on_as_they_arrive():
     assert [piece.arguments for piece in reader.push('"b')] == ['"b']
 
 
-@pytest.mark.parametrize(("arguments", "end"), [
-    ('{"a": "b', ""), ("{", ""), ("{a: 1}", "}\n</tool_call>"), ('{"a": NaN}', "}"), ('{"a": 1e999}', "}"),
-    ('{"a": "\\ud83d"}', "}")])
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        ('{"a": "b', ""),
+        ("{", ""),
+        ("{a: 1}", "}\n</tool_call>"),
+        ('{"a": NaN}', "}"),
+        ('{"a": 1e999}', "}"),
+        ('{"a": "\\ud83d"}', "}"),
+    ],
+)
 def test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream(arguments, end):
     text = f'x <tool_call>\n{{"name": "f", "arguments": {arguments}{end}'
     at_once, growing = (CallReader(HERMES, ["f"]) for _ in range(2))
@@ -138,9 +170,17 @@ def test_a_family_is_recognised_by_its_template(family):
     assert family_of(TEMPLATES[family]) is FAMILIES[family]
 
 
-@pytest.mark.parametrize("template", [
-    "<tool_call>\n<function=name> arguments", "<tool_call>name\n<arg_key>key</arg_key> arguments", "<tool_call>",
-    "[TOOL_CALLS]name[ARGS]", "parameters", "ipython"])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "<tool_call>\n<function=name> arguments",
+        "<tool_call>name\n<arg_key>key</arg_key> arguments",
+        "<tool_call>",
+        "[TOOL_CALLS]name[ARGS]",
+        "parameters",
+        "ipython",
+    ],
+)
 def test_tools_are_described_if_a_template_writes_calls_in_another_form(template):
     assert family_of("{{ tools }} " + template) is DESCRIBED
 
@@ -171,6 +211,7 @@ def test_a_grammar_allows_text_and_calls_that_follow_their_schemas(family, tags)
         begin, end, between = CALLS[family]
         calls = (between or "").join([begin + arguments + end] * count)
         return f"[TOOL_CALLS][{calls}]" if family == "mistral" else calls
+
     good, bad = '{"city": "Rome", "days": 3}', '{"city": "Rome", "days": 10}'
     free, must, none = rules(), rules(text=False), rules([])
     assert [allows(one, call(good), tokenizer) for one in (free, must, none)] == [True, True, False]
@@ -188,8 +229,13 @@ def test_a_grammar_allows_text_and_calls_that_follow_their_schemas(family, tags)
 def test_required_calls_are_valid_and_have_the_ids_of_plain_decoding(family):
     session, plain = tool_session(family), tool_session(family, "ar")
     names = ["weather", "stop"]
-    rules = grammar(FAMILIES[family], [Tool("weather", CITY), Tool("stop")], session.tokenizer.get_added_vocab(),
-                    text=False, many=False)
+    rules = grammar(
+        FAMILIES[family],
+        [Tool("weather", CITY), Tool("stop")],
+        session.tokenizer.get_added_vocab(),
+        text=False,
+        many=False,
+    )
     found, wanted = (one.generate("Hi", 300, tool_calls=rules) for one in (session, plain))
     assert found.token_ids == wanted.token_ids and found.stats.steps < wanted.stats.steps
     turn = CallReader(FAMILIES[family], names).whole(found.text)
@@ -201,13 +247,13 @@ def test_required_calls_are_valid_and_have_the_ids_of_plain_decoding(family):
 def test_a_required_call_is_answered_as_openai_answers_it():
     answer = post(tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
     choice = answer["choices"][0]
-    call, = choice["message"]["tool_calls"]
+    (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
     assert call["id"].startswith("call_") and call["type"] == "function"
     assert "tool_calls" not in answer["longgraft"]["sampling"]
     assert answer["longgraft"]["accepted_by_origin"]["forced"] > 20
     named = post(tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
-    call, = named["choices"][0]["message"]["tool_calls"]
+    (call,) = named["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "weather"
     validate(json.loads(call["function"]["arguments"]), CITY)
 
@@ -218,8 +264,9 @@ def test_each_of_several_answers_has_its_own_calls():
     assert len(one) == len(other) == 1 and one[0]["function"] == other[0]["function"]
     chunks = [choice for chunk in streamed(**asked) for choice in chunk.get("choices", ())]
     for index in (0, 1):
-        calls = [call for choice in chunks if choice["index"] == index
-                 for call in choice["delta"].get("tool_calls") or ()]
+        calls = [
+            call for choice in chunks if choice["index"] == index for call in choice["delta"].get("tool_calls") or ()
+        ]
         assert {call["index"] for call in calls} == {0}
         assert sum(bool(call["function"].get("name")) for call in calls) == 1
 
@@ -252,10 +299,15 @@ def test_a_model_chooses_between_text_and_calls():
 
 def test_calls_and_results_of_earlier_turns_are_written_by_the_template():
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Oslo"}'}}
-    turns = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
-             {"role": "tool", "tool_call_id": "call_1", "content": "cold"}]
-    text = ('T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
-            "t:cold\na:")
+    turns = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "cold"},
+    ]
+    text = (
+        'T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>\n'
+        "t:cold\na:"
+    )
     session = tool_session()
     rules = grammar(HERMES, [Tool("weather", CITY), Tool("stop")], session.tokenizer.get_added_vocab())
     wanted = session.generate(text, 12, tool_calls=rules)
@@ -266,14 +318,19 @@ def test_calls_and_results_of_earlier_turns_are_written_by_the_template():
 
 def test_tools_are_described_to_models_whose_template_has_none():
     function = {"name": "weather", "arguments": {"city": "Oslo"}}
-    turns = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi"},
-             {"role": "assistant", "content": "Wait.", "tool_calls": [{"id": "1", "function": function}]},
-             {"role": "tool", "tool_call_id": "1", "content": "cold"}, {"role": "user", "content": "and?"}]
+    turns = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Wait.", "tool_calls": [{"id": "1", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "cold"},
+        {"role": "user", "content": "and?"},
+    ]
     made, more = rendered(DESCRIBED, turns, TOOLS)
     system, _, call, result = made
     assert not more and [one["role"] for one in made] == ["system", "user", "assistant", "user"]
     assert system["content"].startswith("Be kind.\n\n") and (
-        f"<tools>\n{json.dumps(WEATHER)}\n{json.dumps(STOP)}\n</tools>" in system["content"])
+        f"<tools>\n{json.dumps(WEATHER)}\n{json.dumps(STOP)}\n</tools>" in system["content"]
+    )
     assert call["content"].startswith("Wait.\n<tool_call>\n")
     assert CallReader(DESCRIBED, ["weather"]).whole(call["content"]).calls == [Call("weather", '{"city": "Oslo"}')]
     assert result["content"] == "<tool_response>\ncold\n</tool_response>\nand?"
@@ -282,8 +339,10 @@ def test_tools_are_described_to_models_whose_template_has_none():
 
 
 def test_ids_of_calls_are_short_where_the_template_wants_it():
-    turns = [{"role": "assistant", "content": "", "tool_calls": [{"id": "call_0123456789ab", "function": {}}]},
-             {"role": "tool", "tool_call_id": "call_0123456789ab", "content": "x"}]
+    turns = [
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0123456789ab", "function": {}}]},
+        {"role": "tool", "tool_call_id": "call_0123456789ab", "content": "x"},
+    ]
     made, _ = rendered(MISTRAL, turns, [])
     assert made[0]["tool_calls"][0]["id"] == made[1]["tool_call_id"] == "3456789ab"
 
@@ -291,11 +350,16 @@ def test_ids_of_calls_are_short_where_the_template_wants_it():
 @pytest.mark.parametrize("arguments", ['{"city": "', '{"city": 1e999}', "[1]", '{"city": "\\ud83d"}'])
 def test_malformed_arguments_of_an_earlier_call_are_passed_on_as_text(arguments):
     call = {"id": None, "type": None, "function": {"name": "weather", "arguments": arguments}}
-    turns = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]},
-             {"role": "tool", "tool_call_id": None, "content": "cold"}]
+    turns = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": None, "content": "cold"},
+    ]
     found = post(messages=turns, tools=TOOLS, max_tokens=1)
-    text = ('T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": '
-            f"{json.dumps(arguments)}}}\n</tool_call>\nt:cold\na:")
+    text = (
+        'T:weather\nT:stop\nu:Hi\na:<tool_call>\n{"name": "weather", "arguments": '
+        f"{json.dumps(arguments)}}}\n</tool_call>\nt:cold\na:"
+    )
     assert found["usage"]["prompt_tokens"] == len(tool_session().encode(text))
 
 
@@ -315,7 +379,7 @@ def test_stop_strings_do_not_end_a_call(choice, tags, stop):
 def test_stop_strings_end_text_before_a_call():
     written = post(tools=TOOLS, max_tokens=40)["choices"][0]["message"]["content"]
     found = post(tools=TOOLS, max_tokens=40, stop=written[6:9])["choices"][0]
-    assert (found["message"]["content"], found["finish_reason"]) == (written[:written.index(written[6:9])], "stop")
+    assert (found["message"]["content"], found["finish_reason"]) == (written[: written.index(written[6:9])], "stop")
 
 
 @pytest.mark.parametrize("limit", range(5, 65, 7))
@@ -332,15 +396,35 @@ def test_a_call_that_the_limit_cuts_is_text_in_the_whole_answer_and_stays_a_call
     assert shown == whole["message"]["content"]
 
 
-@pytest.mark.parametrize(("body", "param", "part"), [
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
-    ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
-    ({"tools": [STOP, STOP]}, "tool_choice", "same name"),
-    ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "one of them"),
-    ({"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {
-        "properties": {"a": {"type": "string", "format": "made up"}}, "required": ["a"]}}}]}, "tools", "format"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
-])
+@pytest.mark.parametrize(
+    ("body", "param", "part"),
+    [
+        ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not among"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tools": [STOP, STOP]}, "tool_choice", "same name"),
+        ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format", "one of them"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {
+                            "name": "f",
+                            "strict": True,
+                            "parameters": {
+                                "properties": {"a": {"type": "string", "format": "made up"}},
+                                "required": ["a"],
+                            },
+                        },
+                    }
+                ]
+            },
+            "tools",
+            "format",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
+    ],
+)
 def test_mistakes_are_refused_by_the_field(body, param, part):
     error = post(status=400, **body)["error"]
     assert error["param"] == param and part in error["message"]
@@ -384,7 +468,6 @@ def test_a_model_without_end_tokens_is_offered_tools_without_a_grammar():
     assert found["usage"]["completion_tokens"] == 4
 
 
-
 def test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict():
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}, "required": ["a"]}
     asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
@@ -393,4 +476,5 @@ def test_a_response_format_is_followed_as_far_as_possible_unless_it_is_strict():
     asked["json_schema"]["strict"] = True
     error = post(status=400, response_format=asked)["error"]
     assert error["param"] == "response_format" and error["message"].startswith(
-        'response_format cannot be followed: properties.a.pattern is "(?=x)", and look-ahead')
+        'response_format cannot be followed: properties.a.pattern is "(?=x)", and look-ahead'
+    )

@@ -33,9 +33,11 @@ from longgraft.zoo.longspec.training import LongSpecTrainer
 from longgraft.zoo.medusa.training import MedusaTrainer
 
 TRAINERS = {
-    "drafter": (DRAFTER, DrafterTrainer), "medusa": (MEDUSA, MedusaTrainer),
+    "drafter": (DRAFTER, DrafterTrainer),
+    "medusa": (MEDUSA, MedusaTrainer),
     "untied": (replace(MEDUSA, tied=False), MedusaTrainer),
-    "dflash": (BLOCKS, BlockTrainer), "longspec": (LONGSPEC, LongSpecTrainer),
+    "dflash": (BLOCKS, BlockTrainer),
+    "longspec": (LONGSPEC, LongSpecTrainer),
 }
 
 
@@ -71,9 +73,11 @@ def test_a_run_ends_in_time_to_write_its_result(tmp_path, monkeypatch):
     recipe = replace(recipe, total_tokens=1000 * recipe.tokens_per_step)
     target, corpus = toy_target("qwen3"), counting()
     run = trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path)
-    clock = count(step=0.1)         # each look at the clock takes as long
-    monkeypatch.setattr("longgraft.yarn_drafters.training.loop.time", SimpleNamespace(
-        monotonic=lambda: next(clock), strftime=time.strftime))
+    clock = count(step=0.1)  # each look at the clock takes as long
+    monkeypatch.setattr(
+        "longgraft.yarn_drafters.training.loop.time",
+        SimpleNamespace(monotonic=lambda: next(clock), strftime=time.strftime),
+    )
     run.run(next(clock) + 2.5)
     assert run.state.elapsed > 1.0 and 1 < run.state.step < 100
     late = trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path / "late")
@@ -85,8 +89,9 @@ def test_a_run_ends_in_time_to_write_its_result(tmp_path, monkeypatch):
 def test_a_resumed_run_has_exactly_the_losses_of_an_uninterrupted_one(name, tmp_path):
     recipe, trainer = TRAINERS[name]
     target, corpus, losses = toy_target("qwen3"), counting(), []
-    whole, resumed = (trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path)
-                      for _ in range(2))
+    whole, resumed = (
+        trainer(recipe, target, trainer.fresh(recipe, target, corpus), corpus, tmp_path) for _ in range(2)
+    )
     for step in range(4):
         if step == 2:
             whole.save()
@@ -103,7 +108,7 @@ def test_a_resumed_run_has_the_rates_of_its_recipe_and_not_of_the_checkpoint(nam
         mine = replace(recipe, muon_lr=factor * recipe.muon_lr, adam_lr=factor * recipe.adam_lr)
         run = trainer(mine, target, trainer.fresh(mine, target, corpus), corpus, tmp_path)
         assert run.resume() == (factor < 1)
-        run.state.tokens = 0        # at the same place of the schedule
+        run.state.tokens = 0  # at the same place of the schedule
         run.step()
         run.save()
         rates.append([group["lr"] for optimizer in run.optimizers for group in optimizer.param_groups])
@@ -123,8 +128,17 @@ def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path, monkeyp
     """Its blocks multiply, and a warm start copies their floats."""
     write_gguf(tmp_path / "toy.gguf", kind="Q8_0")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": "the cat sat on the mat. " * 60}))
-    recipe = replace(DRAFTER, stages=(Stage(32),), total_tokens=256, heads=None, kv_heads=None,
-                                 head_dim=None, intermediate=None, bf16=True, features=str(tmp_path / "features"))
+    recipe = replace(
+        DRAFTER,
+        stages=(Stage(32),),
+        total_tokens=256,
+        heads=None,
+        kv_heads=None,
+        head_dim=None,
+        intermediate=None,
+        bf16=True,
+        features=str(tmp_path / "features"),
+    )
     DrafterTrainer.train(recipe, tmp_path / "toy.gguf", [tmp_path / "rows.jsonl"], [], tmp_path / "out")
     target = load_target(place_of(tmp_path / "toy.gguf"), Settings()).target
     blocks = dict(block_weights(target.layers[3]))
@@ -132,11 +146,13 @@ def test_a_gguf_target_is_trained_on_as_it_is_decoded(kernels, tmp_path, monkeyp
     assert torch.equal(started[:, -32:], blocks["self_attn.q_proj.weight"][:])
     (stored,) = map(load_file, list((tmp_path / "features").glob("*.safetensors"))[:1])
     assert stored["features"].shape == (32, 3 * 32)
-    run, ids = DrafterTrainer(recipe, target, resumed_head(tmp_path / "out/head", target, recipe), counting(),
-                              tmp_path), torch.tensor([toy_prompt(32)])
+    run, ids = (
+        DrafterTrainer(recipe, target, resumed_head(tmp_path / "out/head", target, recipe), counting(), tmp_path),
+        torch.tensor([toy_prompt(32)]),
+    )
     segment = Segment(ProposalTree.chain(ids[0]), target.cache(32), "none")
     (report,) = target.run([segment], Wants((1, 2, 3), final=True))
-    monkeypatch.setattr(type(recipe), "autocast", None)     # its blocks are no floats that a cast could round
+    monkeypatch.setattr(type(recipe), "autocast", None)  # its blocks are no floats that a cast could round
     seen = run._computed(ids, torch.arange(32)[None])
     assert torch.equal(seen.hidden[0], report.final) and not seen.features.is_inference()
     assert torch.equal(seen.features[0], torch.cat([report.hidden[layer] for layer in (1, 2, 3)], -1))
@@ -148,8 +164,13 @@ def test_a_gguf_targets_features_are_those_of_its_own_code_also_after_a_jump(ker
     ids = torch.tensor([toy_prompt(32), toy_prompt(32, seed=1)])
     for positions in (torch.arange(32)[None], torch.arange(32)[None] + 100 * (torch.arange(32) > 15)):
         with torch.no_grad():
-            wanted = target.model.model(ids, position_ids=positions.expand_as(ids), output_hidden_states=True,
-                                        use_cache=False, attention_mask=torch.ones_like(ids)).hidden_states
+            wanted = target.model.model(
+                ids,
+                position_ids=positions.expand_as(ids),
+                output_hidden_states=True,
+                use_cache=False,
+                attention_mask=torch.ones_like(ids),
+            ).hidden_states
         features, hidden = observed(target, (3, 1), ids, positions)
         torch.testing.assert_close(features, torch.cat([wanted[3], wanted[1]], -1), rtol=1e-2, atol=1e-3)
         torch.testing.assert_close(hidden, wanted[-1], rtol=1e-2, atol=1e-3)

@@ -63,7 +63,7 @@ def test_flash_attention_of_blocks_and_its_gradients_equal_the_reference():
     before = torch.arange(33) < torch.randint(1, 33, (2, 5))[..., None]
     upstream, found = torch.randn(2, 4, 20, 8), []
     for function in (block_attention, _BlockFlash.apply):
-        out = function(*given, before, 8 ** -0.5)
+        out = function(*given, before, 8**-0.5)
         found.append((out, *torch.autograd.grad(out, given, upstream)))
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
@@ -93,8 +93,9 @@ def test_training_lowers_the_loss(corpus, tmp_path):
 def test_earlier_guesses_weigh_more(corpus, tmp_path):
     """A steep falloff leaves only the loss of the first guesses."""
     rows, positions = torch.from_numpy(trainer(corpus, tmp_path).streams["mixed"].rows(0, 2, 32)), torch.arange(32)
-    steep, flat = (trainer(corpus, tmp_path, dataclasses.replace(BLOCKS, falloff=f, block=b))
-                   for f, b in ((1e-3, 5), (1e6, 2)))
+    steep, flat = (
+        trainer(corpus, tmp_path, dataclasses.replace(BLOCKS, falloff=f, block=b)) for f, b in ((1e-3, 5), (1e6, 2))
+    )
     flat.network.load_state_dict(steep.network.state_dict())
     anchors = torch.tensor([[3, 9], [5, 20]])
     found = [run._loss(rows, positions.expand(2, -1), anchors)[0].item() for run in (steep, flat)]

@@ -23,9 +23,12 @@ DROPPED = USER + "<A>{{ m.content.split('</think>')[-1] }}<E>" + ASKS + "<A><thi
 VERBATIM = USER + "<A>{{ m.content }}<E>" + ASKS + "<A><think>\n{% endif %}"
 CLOSED = USER + "<A>{{ m.content }}<E>" + ASKS + "<A><think></think>{% endif %}"
 # Qwen3 Thinking's.
-WRITTEN = (USER + "<A><think>\n{% if '</think>' in m.content %}{{ m.content.split('</think>')[0].split('<think>')[-1]"
-           ".strip() }}{% endif %}{{ '\n</think>\n\n' + m.content.split('</think>')[-1].strip() }}<E>\n"
-           + ASKS + "<A><think>\n{% endif %}")
+WRITTEN = (
+    USER + "<A><think>\n{% if '</think>' in m.content %}{{ m.content.split('</think>')[0].split('<think>')[-1]"
+    ".strip() }}{% endif %}{{ '\n</think>\n\n' + m.content.split('</think>')[-1].strip() }}<E>\n"
+    + ASKS
+    + "<A><think>\n{% endif %}"
+)
 BLANK = USER + "A: {{ m.content }}\n" + ASKS + "A: {% endif %}"
 TRIMMED = USER + "A:{{ ' ' + m.content | trim }}\n" + ASKS + "A: {% endif %}"
 
@@ -37,7 +40,7 @@ def tokenizer_of(template, spaced=False):
     """
     marks = ("<U>", "<A>", "<E>", "<think>", "</think>")
     if spaced:
-        tokenizer = byte_tokenizer(plain=marks, spaced=True, merges=(("\u0120", "P"),))      # "\u0120": a space
+        tokenizer = byte_tokenizer(plain=marks, spaced=True, merges=(("\u0120", "P"),))  # "\u0120": a space
     else:
         tokenizer = train_tokenizer(["<U>Where?A: Paris, I think.\n\n It is Paris."] * 9, 300)
         tokenizer.add_tokens(list(marks))
@@ -52,29 +55,41 @@ def coded(tokenizer, turns, ended=True):
     found = []
     for document in ChatEncoder(tokenizer).documents(chat):
         learnt = [token for token in document if token >= 0]
-        found.append(([~token if token < 0 else token for token in document], tokenizer.decode(learnt),
-                      len(document) - len(learnt)))
+        found.append(
+            (
+                [~token if token < 0 else token for token in document],
+                tokenizer.decode(learnt),
+                len(document) - len(learnt),
+            )
+        )
     return found
 
 
 def prompt_of(tokenizer, question):
-    return tokenizer.apply_chat_template([{"role": "user", "content": question}], add_generation_prompt=True,
-                                         return_dict=True)["input_ids"]
+    return tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=True
+    )["input_ids"]
 
 
-@pytest.mark.parametrize("template, answer, learnt", [
-    (DROPPED, "I know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),       # as the model's own text is
-    (DROPPED, "<think>\nI know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),     # as data sets write it
-    (DROPPED, "\n<think>I know it.</think>Paris.", "I know it.</think>Paris.<E>"),
-    (VERBATIM, "I know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),
-    (VERBATIM, "<think>\nI know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),
-    (CLOSED, "Paris.", "Paris.<E>"), (CLOSED, "<think></think>Paris.", "Paris.<E>"),
-    (WRITTEN, "<think>\nI know it.\n</think>\n\nParis.", "I know it.\n</think>\n\nParis.<E>\n"),
-    (WRITTEN, "Paris.", "\n</think>\n\nParis.<E>\n"),
-    (BLANK, "Paris, I think.", "Paris, I think.\n"), (TRIMMED, " Paris.\n", "Paris.\n")])
+@pytest.mark.parametrize(
+    "template, answer, learnt",
+    [
+        (DROPPED, "I know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),  # as the model's own text is
+        (DROPPED, "<think>\nI know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),  # as data sets write it
+        (DROPPED, "\n<think>I know it.</think>Paris.", "I know it.</think>Paris.<E>"),
+        (VERBATIM, "I know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),
+        (VERBATIM, "<think>\nI know it.</think>\n\nParis.", "I know it.</think>\n\nParis.<E>"),
+        (CLOSED, "Paris.", "Paris.<E>"),
+        (CLOSED, "<think></think>Paris.", "Paris.<E>"),
+        (WRITTEN, "<think>\nI know it.\n</think>\n\nParis.", "I know it.\n</think>\n\nParis.<E>\n"),
+        (WRITTEN, "Paris.", "\n</think>\n\nParis.<E>\n"),
+        (BLANK, "Paris, I think.", "Paris, I think.\n"),
+        (TRIMMED, " Paris.\n", "Paris.\n"),
+    ],
+)
 def test_an_answer_is_learnt_behind_the_prompt_as_it_is_decoded(template, answer, learnt):
     tokenizer = tokenizer_of(template)
-    (ids, said, context), = coded(tokenizer, ["Where?", answer])
+    ((ids, said, context),) = coded(tokenizer, ["Where?", answer])
     assert said == learnt and ids[:context] == prompt_of(tokenizer, "Where?")
     assert ids[context:] == tokenizer(learnt)["input_ids"]
 
@@ -82,21 +97,21 @@ def test_an_answer_is_learnt_behind_the_prompt_as_it_is_decoded(template, answer
 @pytest.mark.parametrize("template", [BLANK, TRIMMED])
 def test_a_tokenizer_that_begins_texts_with_a_space_puts_none_between_a_blank_and_an_answer(template):
     tokenizer = tokenizer_of(template, spaced=True)
-    (ids, said, context), = coded(tokenizer, ["Where?", "Paris."])
+    ((ids, said, context),) = coded(tokenizer, ["Where?", "Paris."])
     assert said == "Paris.\n" and ids[:context] == prompt_of(tokenizer, "Where?")
     assert tokenizer.decode(ids).endswith("A: Paris.\n")
 
 
 @pytest.mark.parametrize("template", [DROPPED, VERBATIM])
 def test_an_answer_without_the_thought_that_the_prompt_opens_is_learnt_as_the_template_shows_it(template):
-    (ids, learnt, _), = coded(tokenizer := tokenizer_of(template), ["Where?", "Paris."])
+    ((ids, learnt, _),) = coded(tokenizer := tokenizer_of(template), ["Where?", "Paris."])
     assert learnt == "Paris.<E>" and tokenizer.decode(ids) == "<U>Where?<A>Paris.<E>"
 
 
 def test_a_thought_that_was_cut_off_is_learnt_behind_its_opening_and_without_an_end():
     tokenizer = tokenizer_of(DROPPED)
     for answer in ("I know", "<think>\nI know"):
-        (ids, learnt, _), = coded(tokenizer, ["Where?", answer], ended=False)
+        ((ids, learnt, _),) = coded(tokenizer, ["Where?", answer], ended=False)
         assert learnt == "I know" and tokenizer.decode(ids) == "<U>Where?<A><think>\nI know"
 
 
@@ -105,23 +120,29 @@ def test_each_answer_with_a_thought_follows_the_past_without_thoughts():
     found = coded(tokenizer, ["Where?", "One.</think>Paris.", "Sure?", "Two.</think>Yes."])
     assert [(tokenizer.decode(ids), learnt) for ids, learnt, _ in found] == [
         ("<U>Where?<A><think>\nOne.</think>Paris.<E>", "One.</think>Paris.<E>"),
-        ("<U>Where?<A>Paris.<E><U>Sure?<A><think>\nTwo.</think>Yes.<E>", "Two.</think>Yes.<E>")]
+        ("<U>Where?<A>Paris.<E><U>Sure?<A><think>\nTwo.</think>Yes.<E>", "Two.</think>Yes.<E>"),
+    ]
 
 
 def test_a_prompt_that_opens_no_thought_keeps_one_document_for_all_turns():
     plain = USER + "<A>{{ m.content }}<E>" + ASKS + "<A>{% endif %}"
-    (ids, learnt, _), = coded(tokenizer := tokenizer_of(plain), ["Where?", "Paris.", "Sure?", "Yes."])
+    ((ids, learnt, _),) = coded(tokenizer := tokenizer_of(plain), ["Where?", "Paris.", "Sure?", "Yes."])
     assert learnt == "Paris.<E>Yes.<E>" and tokenizer.decode(ids) == "<U>Where?<A>Paris.<E><U>Sure?<A>Yes.<E>"
 
 
 def test_the_error_about_chats_that_cannot_be_learnt_says_why(tmp_path, capsys):
     strict = USER + "{{ raise_exception('No answers, please.') }}" + ASKS + "<A>{% endif %}"
-    chats = [[{"role": "user", "content": "Where?"}], [{"role": "user", "content": "Where?"},
-                                                       {"role": "assistant", "content": "Paris."}]]
+    chats = [
+        [{"role": "user", "content": "Where?"}],
+        [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "Paris."}],
+    ]
     file = tmp_path / "chats.jsonl"
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
-    with pytest.raises(ValueError, match=r"chats\.jsonl: nothing to learn from.* Chats left out: 1 without an answer "
-                                         r"and 1 that the chat template refuses \(No answers, please\)\.$"):
+    with pytest.raises(
+        ValueError,
+        match=r"chats\.jsonl: nothing to learn from.* Chats left out: 1 without an answer "
+        r"and 1 that the chat template refuses \(No answers, please\)\.$",
+    ):
         encode_corpus([file], tokenizer_of(strict), tmp_path / "c.npz")
     assert capsys.readouterr().err == ""
     encode_corpus([file], tokenizer_of(BLANK), tmp_path / "c.npz")
@@ -131,12 +152,17 @@ def test_the_error_about_chats_that_cannot_be_learnt_says_why(tmp_path, capsys):
 # Messages in OpenAI's form --------------------------------------------------------------------------------------------
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"city": "Paris"}'}}
-CHAT = [{"role": "user", "content": [{"type": "text", "text": "Where?"}, {"type": "text", "text": "Now?"}]},
-        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
-        {"role": "tool", "tool_call_id": "c1", "content": "Paris"}, {"role": "assistant", "content": "In Paris."}]
-CALLS = ("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if 'tool_calls' in m %}{% for c in m.tool_calls %}"
-         "{{ c.function.name }}:{{ c.function.arguments.city }}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
-         "{% if add_generation_prompt %}<assistant>{% endif %}")
+CHAT = [
+    {"role": "user", "content": [{"type": "text", "text": "Where?"}, {"type": "text", "text": "Now?"}]},
+    {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
+    {"role": "tool", "tool_call_id": "c1", "content": "Paris"},
+    {"role": "assistant", "content": "In Paris."},
+]
+CALLS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% if 'tool_calls' in m %}{% for c in m.tool_calls %}"
+    "{{ c.function.name }}:{{ c.function.arguments.city }}{% endfor %}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def test_calls_without_content_and_parts_of_content_are_learnt(tmp_path):
@@ -154,12 +180,13 @@ def test_the_command_line_and_python_take_calls_without_content_and_parts_of_con
     assert found[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Paris"} and "refusal" not in found[1]
     encoder = Encoder(tokenizer_of(CALLS), 400, "toy")
     assert encoder.encode(CHAT) == encoder.encode(found) and "find:Paris" in encoder.tokenizer.decode(
-        encoder.encode(CHAT))
+        encoder.encode(CHAT)
+    )
 
 
 def test_a_suite_takes_parts_of_content(tmp_path):
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
-    example, = load_suite(str(tmp_path / "chats.jsonl"))
+    (example,) = load_suite(str(tmp_path / "chats.jsonl"))
     assert example.prompt() == "Where?\nNow?"
 
 
@@ -167,26 +194,42 @@ def test_turns_of_either_form_are_messages(tmp_path):
     rows = [{"messages": CHAT[:1]}, {"conversations": [{"from": "human", "value": CHAT[0]["content"]}]}]
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert [document.turns for document in read_documents([tmp_path / "chats.jsonl"])] == [
-        ({"role": "user", "content": "Where?\nNow?"},)] * 2
+        ({"role": "user", "content": "Where?\nNow?"},)
+    ] * 2
 
 
-@pytest.mark.parametrize("arguments, found", [
-    ('{"city": "Paris"}', {"city": "Paris"}), ({"city": "Paris"}, {"city": "Paris"}), ('{"city": "', '{"city": "'),
-    ("[1]", "[1]"), ("[" * 100_000, "[" * 100_000), (None, None)])
+@pytest.mark.parametrize(
+    "arguments, found",
+    [
+        ('{"city": "Paris"}', {"city": "Paris"}),
+        ({"city": "Paris"}, {"city": "Paris"}),
+        ('{"city": "', '{"city": "'),
+        ("[1]", "[1]"),
+        ("[" * 100_000, "[" * 100_000),
+        (None, None),
+    ],
+)
 def test_arguments_of_a_call_are_parsed_if_they_are_an_object(arguments, found):
     call = {"function": {"name": "find", "arguments": arguments}}
     message = chat_message({"role": "assistant", "content": None, "tool_calls": [call]}, "x")
     assert message["tool_calls"][0]["function"]["arguments"] == found
 
 
-@pytest.mark.parametrize("message, said", [
-    ("Hi", "x is a str; a message such as"), ({"content": "Hi"}, "x has content, and no role that is text"),
-    ({}, "x has nothing, and no role"), ({"role": "user"}, "x has no content; text, a list of text parts, or tool"),
-    ({"role": "user", "content": None}, "x has no content"), ({"role": "user", "content": 5}, "content of type int"),
-    ({"role": "assistant", "content": None, "tool_calls": []}, "x has no content"),
-    ({"role": "user", "content": ["Hi"]}, "x has a content part of type 'str'; parts of text are needed"),
-    ({"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}, "content part of type 'image_url'"),
-    ({"role": "user", "content": [{"type": "text", "text": None}]}, "content part of type 'text'")])
+@pytest.mark.parametrize(
+    "message, said",
+    [
+        ("Hi", "x is a str; a message such as"),
+        ({"content": "Hi"}, "x has content, and no role that is text"),
+        ({}, "x has nothing, and no role"),
+        ({"role": "user"}, "x has no content; text, a list of text parts, or tool"),
+        ({"role": "user", "content": None}, "x has no content"),
+        ({"role": "user", "content": 5}, "content of type int"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "x has no content"),
+        ({"role": "user", "content": ["Hi"]}, "x has a content part of type 'str'; parts of text are needed"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": "u"}]}, "content part of type 'image_url'"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "content part of type 'text'"),
+    ],
+)
 def test_a_message_of_another_kind_is_refused_with_what_is_needed(message, said):
     with pytest.raises(ValueError, match=said):
         chat_message(message, "x")

@@ -58,7 +58,7 @@ def test_fast_attention_is_the_reference_in_outputs_and_gradients(kv_heads, monk
     for function in (_joint_flash, joint_attention):
         monkeypatch.setattr("longgraft.yarn_drafters.training.objective._joint_flash", function)
         inputs, memory = random_inputs(4, kv_heads, STEPS), _StepRows(0.35)
-        q, k, v = (inputs[i * STEPS:(i + 1) * STEPS] for i in range(3))
+        q, k, v = (inputs[i * STEPS : (i + 1) * STEPS] for i in range(3))
         outs = torch.stack([memory.attend(0, *qkv) for qkv in zip(q, k, v, strict=True)])
         (outs * torch.linspace(-1, 1, outs.numel()).view_as(outs)).sum().backward()
         found.append([outs, *(tensor.grad for tensor in inputs)])
@@ -77,17 +77,25 @@ def test_fast_attention_of_a_gpu_fits_torchs_kernels():
     assert all(each.grad.shape == each.shape for each in (q, k, v, *own))
 
 
-def compare(network: Eagle3Network, head: torch.nn.Linear, tokens: torch.Tensor, features: torch.Tensor,
-            positions: torch.Tensor, learnt: torch.Tensor | None = None) -> StepFigures:
+def compare(
+    network: Eagle3Network,
+    head: torch.nn.Linear,
+    tokens: torch.Tensor,
+    features: torch.Tensor,
+    positions: torch.Tensor,
+    learnt: torch.Tensor | None = None,
+) -> StepFigures:
     """Returns the figures of a training-time test whose target has the final states features[..., :32]."""
     hidden = features[..., :32]
     seen = TargetOutputs(features, hidden, head(hidden).argmax(-1))
-    return training_time_test(network, seen, tokens, positions, lambda states, ids: head(states)[:, ids], STEPS,
-                              learnt)[1]
+    return training_time_test(
+        network, seen, tokens, positions, lambda states, ids: head(states)[:, ids], STEPS, learnt
+    )[1]
 
 
-def taught_states(network: Eagle3Network, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
-                  ) -> list[torch.Tensor]:
+def taught_states(
+    network: Eagle3Network, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
+) -> list[torch.Tensor]:
     """Returns the states of every training step, [1, S, H] each, as `training_time_test` makes them."""
     states = []
     handle = network.register_forward_hook(lambda _, __, out: states.append(out))
@@ -107,8 +115,9 @@ def toy_text(length: int = 12) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 @torch.no_grad()
-def decoded_states(network: Eagle3Network, slot: int, tokens: torch.Tensor, features: torch.Tensor,
-                   positions: torch.Tensor) -> list[torch.Tensor]:
+def decoded_states(
+    network: Eagle3Network, slot: int, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
+) -> list[torch.Tensor]:
     """Returns a decoder's states after `slot`: of a pass over the prefix, then of one token at a time on a cache."""
     held = []
 
@@ -118,7 +127,7 @@ def decoded_states(network: Eagle3Network, slot: int, tokens: torch.Tensor, feat
         return torch.nn.functional.scaled_dot_product_attention(q, keys, values, is_causal=len(held) == 1)
 
     seen = slice(0, slot + 1)
-    state = network(network.fuse(features[:, seen]), tokens[:, 1:slot + 2], positions[:, seen], attend)[:, -1:]
+    state = network(network.fuse(features[:, seen]), tokens[:, 1 : slot + 2], positions[:, seen], attend)[:, -1:]
     states = [state]
     for k in range(1, STEPS):
         state = network(state, tokens[:, slot + 1 + k, None], positions[:, slot, None] + k, attend)
@@ -131,8 +140,11 @@ def decoded_states(network: Eagle3Network, slot: int, tokens: torch.Tensor, feat
 def test_states_in_training_equal_those_of_a_decoder(slot, norms):
     tokens, features, positions = toy_text()
     network = toy_network(**norms)
-    for taught, decoded in zip(taught_states(network, tokens, features, positions),
-                               decoded_states(network, slot, tokens, features, positions), strict=True):
+    for taught, decoded in zip(
+        taught_states(network, tokens, features, positions),
+        decoded_states(network, slot, tokens, features, positions),
+        strict=True,
+    ):
         torch.testing.assert_close(taught[:, slot], decoded[:, 0], atol=1e-5, rtol=1e-4)
 
 
@@ -141,7 +153,7 @@ def test_the_loss_is_the_cross_entropy_of_learnt_tokens_in_the_draft_vocabulary(
     """learnt[t] is about token t + 1, which follows slot t; step k of slot t predicts token t + 2 + k."""
     tokens, features, positions = toy_text()
     network, head = toy_network(), torch.nn.Linear(32, VOCAB, bias=False)
-    with torch.no_grad():       # if only one token counts, its prediction must be in the draft vocabulary
+    with torch.no_grad():  # if only one token counts, its prediction must be in the draft vocabulary
         head.weight[::2] *= 9.0 if only else 1.0
     learnt = None if only is None else torch.arange(12)[None] == only
     figures = compare(network, head, tokens, features, positions, learnt)
@@ -189,7 +201,7 @@ def test_later_epochs_read_the_targets_features_from_disk(corpus, tmp_path, monk
     first = run._seen(tokens, positions)
     monkeypatch.setattr(run, "_computed", None)
     second = run._seen(tokens, positions)
-    torch.testing.assert_close(second.features, first.features, atol=0.05, rtol=0.01)      # checks the dtype, too
+    torch.testing.assert_close(second.features, first.features, atol=0.05, rtol=0.01)  # checks the dtype, too
     assert torch.equal(second.choice, first.choice)
     other = dataclasses.replace(recipe, feature_layers=(3, 1, 2))
     assert drafter_trainer(corpus, tmp_path / "o", other).store.get(tokens[0], positions[0]) is None
@@ -208,9 +220,12 @@ def test_the_draft_vocabulary_has_sorted_offsets_and_the_end_token(corpus):
 def test_a_vocabulary_is_counted_over_what_the_model_wrote(tmp_path):
     tokenizer = train_tokenizer(["the cat sat on the mat. " * 50], 280)
     tokenizer.chat_template = CHAT
-    rows = [{"text": "an excerpt, then mine", "source": "continued", "tokens": 3, "ended": True},
-            {"text": "an excerpt, then mine", "source": "continued", "tokens": 3, "ended": False},
-            {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A."}]}, {"text": "zzz"}]
+    rows = [
+        {"text": "an excerpt, then mine", "source": "continued", "tokens": 3, "ended": True},
+        {"text": "an excerpt, then mine", "source": "continued", "tokens": 3, "ended": False},
+        {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A."}]},
+        {"text": "zzz"},
+    ]
     path = tmp_path / "own.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     text = tokenizer.decode(written_tokens([path], tokenizer))
@@ -258,19 +273,22 @@ def test_features_are_hidden_states_and_a_jump_cuts_no_attention(family, corpus,
 def test_the_loss_falls_to_the_targets_own_entropy_on_a_text_that_repeats(tmp_path):
     cycle = np.tile(np.arange(1, 17), 256).astype(np.int32)
     corpus = EncodedCorpus(cycle, np.array([0, len(cycle)]), ("code-python",), ("owner/repo@abc:file.py",))
-    recipe = dataclasses.replace(DRAFTER, total_tokens=128 * 60, stages=(Stage(64, 1.0),), draft_vocab=VOCAB,
-                                 muon_lr=3e-2, adam_lr=3e-2)
+    recipe = dataclasses.replace(
+        DRAFTER, total_tokens=128 * 60, stages=(Stage(64, 1.0),), draft_vocab=VOCAB, muon_lr=3e-2, adam_lr=3e-2
+    )
     run = drafter_trainer(corpus, tmp_path, recipe)
     figures = [run.step() for _ in range(60)]
     says = run.target.model(torch.arange(1, 17).repeat(4)[None]).logits.log_softmax(-1)
-    entropy = -(says.exp() * says).sum(-1).mean().item()        # soft cross-entropy cannot fall below it
+    entropy = -(says.exp() * says).sum(-1).mean().item()  # soft cross-entropy cannot fall below it
     before, after = min(figures[0]["losses"]) - entropy, max(figures[-1]["losses"]) - entropy
     assert before > 4 and after < 0.1 * before
     assert max(figures[0]["agreements"]) < 0.2 and min(figures[-1]["agreements"]) > 0.7
 
 
-CHAT = ("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}")
+CHAT = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def encoded(tmp_path, template: str, rows: list[dict]) -> tuple[EncodedCorpus, list[tuple[str, str]]]:
@@ -286,16 +304,21 @@ def encoded(tmp_path, template: str, rows: list[dict]) -> tuple[EncodedCorpus, l
 def test_only_the_answers_of_chats_and_all_of_texts_are_learnt(tmp_path):
     turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
     chat = {"messages": [{"role": role, "content": text} for role, text in turns]}
-    begun = {"conversations": [{"from": "gpt", "value": "Hello."}, {"from": "human", "value": "Two?"},
-                               {"from": "gpt", "value": "Four."}]}
+    begun = {
+        "conversations": [
+            {"from": "gpt", "value": "Hello."},
+            {"from": "human", "value": "Two?"},
+            {"from": "gpt", "value": "Four."},
+        ]
+    }
     silent = {"messages": [{"role": "user", "content": "Two?"}]}
     corpus, said = encoded(tmp_path, CHAT, [chat, begun, silent, {"text": "Some text."}])
     assert said[0] == ("".join(f"<{role}>{text}\n" for role, text in turns), "Four.\nYes, I think.\n")
     assert said[1][1] == "Four.\n" and said[2][0] == said[2][1] and corpus.types[2:] == ("text",)
     assert sorted(mixed_documents(corpus, np.random.default_rng(0), None)) == [0, 1, 2]
-    ids, learnt = split_coded(corpus.tokens[:corpus.starts[1]])
+    ids, learnt = split_coded(corpus.tokens[: corpus.starts[1]])
     counts = np.bincount(ids[learnt], minlength=280)
-    d2t, _ = draft_vocabulary(corpus.tokens[:len(ids)], 280, 5, [])
+    d2t, _ = draft_vocabulary(corpus.tokens[: len(ids)], 280, 5, [])
     assert counts[d2t + torch.arange(5)].min() >= np.sort(counts)[-5]
     with pytest.raises(ValueError, match="nothing to learn from"):
         encoded(tmp_path, CHAT, [silent])
@@ -305,13 +328,17 @@ def test_a_template_that_rewrites_the_past_loses_no_question(tmp_path):
     """Qwen3's template shows the thoughts of the last answer only, so an answer changes when another follows."""
     template = (
         "{% for m in messages %}<{{ m['role'] }}>\n{% if m['role'] == 'assistant' and loop.last %}<t></t>{% endif %}"
-        "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}")
+        "{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}"
+    )
     turns = [("user", "What is two?"), ("assistant", "Four."), ("user", "Sure?"), ("assistant", "Yes, I think.")]
     _, said = encoded(tmp_path, template, [{"messages": [{"role": role, "content": text} for role, text in turns]}])
     assert said == [
         ("<user>\nWhat is two?\n<assistant>\n<t></t>Four.\n", "<t></t>Four.\n"),
-        ("<user>\nWhat is two?\n<assistant>\nFour.\n<user>\nSure?\n<assistant>\n<t></t>Yes, I think.\n",
-         "<t></t>Yes, I think.\n")]
+        (
+            "<user>\nWhat is two?\n<assistant>\nFour.\n<user>\nSure?\n<assistant>\n<t></t>Yes, I think.\n",
+            "<t></t>Yes, I think.\n",
+        ),
+    ]
 
 
 def test_text_files_and_folders_are_read(tmp_path):
@@ -323,21 +350,23 @@ def test_text_files_and_folders_are_read(tmp_path):
 
 def test_a_head_is_extended_and_says_so_in_its_config(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
-    short = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=200, rope=Rope(), max_positions=64,
-                                stages=(Stage(32),))
+    short = dataclasses.replace(
+        DRAFTER, total_tokens=256, draft_vocab=200, rope=Rope(), max_positions=64, stages=(Stage(32),)
+    )
     head = DrafterTrainer.train(short, target, [text], [], tmp_path / "short")
     shape = TargetShape(4, 32, 300)
     with pytest.raises(ValueError, match="already reaches 64"):
         extension_recipe(head, shape, 64)
-    recipe = extension_recipe(head, shape, 512, stages=(Stage(64, skip=0.5),), total_tokens=256, tokens_per_step=128,
-                              bf16=False)
+    recipe = extension_recipe(
+        head, shape, 512, stages=(Stage(64, skip=0.5),), total_tokens=256, tokens_per_step=128, bf16=False
+    )
     assert recipe.muon_lr == 2e-5 and recipe.ttt_steps == 4
     longer = load_head(DrafterTrainer.train(recipe, target, [text], [], tmp_path / "long"), shape)
     assert longer.config.rope == Rope(kind="yarn", factor=8.0, original=64) and longer.config.max_positions == 512
     before, after = load_head(head, shape).state_dict(), longer.state_dict()
     assert all(torch.allclose(before[n], after[n], atol=1e-2) for n in before)
     assert torch.equal(before["d2t"], after["d2t"])
-    assert any(not torch.equal(before[n], after[n]) for n in before)        # it did learn
+    assert any(not torch.equal(before[n], after[n]) for n in before)  # it did learn
 
 
 def test_a_target_whose_passes_round_activations_is_trained(monkeypatch):
@@ -347,7 +376,7 @@ def test_a_target_whose_passes_round_activations_is_trained(monkeypatch):
 
 
 def test_logits_that_the_trainer_cannot_reproduce_are_refused(corpus, tmp_path, monkeypatch):
-    target = toy_target("gemma2")           # soft-capped logits: known
+    target = toy_target("gemma2")  # soft-capped logits: known
     network = build_network(dataclasses.replace(DRAFTER, heads=4), target, corpus, [0])
     DrafterTrainer(DRAFTER, target, network, corpus, tmp_path)
     monkeypatch.setattr("longgraft.target_model.model.Target.logits", lambda self, hidden: self.head(hidden) * 0.5)
@@ -360,8 +389,14 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
     """Its output is the layer's, scaled, if the embedding's half is zero and fc passes the feature on."""
     target = toy_target(family)
     c = target.config
-    recipe = DrafterRecipe(feature_layers=(1, 2), draft_vocab=48, feature_pass=0.5, intermediate=c.intermediate_size,
-                           heads=c.num_attention_heads, kv_heads=c.num_key_value_heads)
+    recipe = DrafterRecipe(
+        feature_layers=(1, 2),
+        draft_vocab=48,
+        feature_pass=0.5,
+        intermediate=c.intermediate_size,
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+    )
     network = build_network(recipe, target, corpus, [0])
     network.share_embedding(target.model.get_input_embeddings())
     fresh = build_network(dataclasses.replace(recipe, warm_start=False), target, corpus, [0])
@@ -370,9 +405,9 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
     torch.testing.assert_close(network.midlayer.mlp.up_proj.weight, layer.mlp.up_proj.weight.float())
     norm = network.midlayer.hidden_norm.weight
     torch.testing.assert_close(norm, layer.input_layernorm.weight + (family == "gemma2"))
-    normed = build_network(dataclasses.replace(recipe, fc_norm=True), target, corpus, [0])      # scaled by its norms
+    normed = build_network(dataclasses.replace(recipe, fc_norm=True), target, corpus, [0])  # scaled by its norms
     torch.testing.assert_close(normed.fc.weight - network.fc.weight, torch.eye(hidden, 2 * hidden).roll(hidden, 1) / 2)
-    if family == "qwen2":           # Gemma norms what a layer adds, which a head does not
+    if family == "qwen2":  # Gemma norms what a layer adds, which a head does not
         with torch.no_grad():
             x, position = torch.randn(1, 1, hidden), torch.zeros(1, 1, dtype=torch.int64)
             network.midlayer.self_attn.v_proj.weight[:, :hidden] = 0
@@ -380,8 +415,9 @@ def test_a_fresh_head_begins_as_the_targets_layer_that_reads_the_last_feature(fa
             one = torch.ones(1, 1, layer.self_attn.head_dim)
             wanted = layer(x, position_embeddings=(one, 0 * one), position_ids=position)
             wanted = wanted if isinstance(wanted, torch.Tensor) else wanted[0]
-            got = network(0.5 * x, position, position,
-                          lambda _, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1))
+            got = network(
+                0.5 * x, position, position, lambda _, q, k, v: v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+            )
         torch.testing.assert_close(got, 0.5 * wanted, atol=2e-3, rtol=2e-2)
 
 
@@ -389,13 +425,20 @@ def test_batches_are_weighted_by_their_learnt_tokens(corpus, tmp_path):
     """Rows with few learnt tokens have the same gradient in one batch and in pieces that are accumulated."""
     found = []
     for micro in (16, 64):
-        run = drafter_trainer(corpus, tmp_path, dataclasses.replace(DRAFTER, stages=(Stage(16),), tokens_per_step=64,
-                                                            micro_tokens=micro, draft_vocab=VOCAB, grad_clip=1e9))
+        run = drafter_trainer(
+            corpus,
+            tmp_path,
+            dataclasses.replace(
+                DRAFTER, stages=(Stage(16),), tokens_per_step=64, micro_tokens=micro, draft_vocab=VOCAB, grad_clip=1e9
+            ),
+        )
         rows = torch.from_numpy(run.streams["mixed"].rows(0, 4, 16))
         rows[1:3, 4:] = ~rows[1:3, 4:]
         positions = torch.arange(16).expand(4, -1)
         run._batches = lambda _, r=rows, p=positions, m=micro // 16: (
-            list(zip(r.split(m), p.split(m), strict=True)), 64)
+            list(zip(r.split(m), p.split(m), strict=True)),
+            64,
+        )
         run.recipe = dataclasses.replace(run.recipe, ttt_steps=1)
         gradients = []
         run.optimizers[0].step = lambda g=gradients, n=run.network: g.append(n.fc.weight.grad.clone())
@@ -425,8 +468,13 @@ def test_a_head_s_own_embedding_is_not_trained(tmp_path):
 def two_processes(rank: int, out: str, port: int) -> None:
     import os
 
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1",
-                   "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     torch.set_num_threads(1)
     folder = Path(out)
     recipe = dataclasses.replace(DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),))
@@ -442,8 +490,9 @@ def test_two_processes_learn_the_same_as_one(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     torch.multiprocessing.spawn(two_processes, (str(tmp_path), port), nprocs=2)
-    recipe = dataclasses.replace(DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),),
-                                 micro_tokens=64)
+    recipe = dataclasses.replace(
+        DRAFTER, total_tokens=512, draft_vocab=200, stages=(Stage(16, skip=0.5),), micro_tokens=64
+    )
     DrafterTrainer.train(recipe, tmp_path / "target", [tmp_path / "text.jsonl"], [], tmp_path / "one")
     one, two = (torch.load(tmp_path / name / "checkpoint.pt", weights_only=True) for name in ("one", "two"))
     assert one["state"]["tokens"] == two["state"]["tokens"] == 512

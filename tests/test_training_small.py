@@ -24,9 +24,24 @@ from longgraft.yarn_drafters.training.target import (
 from longgraft.zoo.medusa.heads import load_medusa
 from longgraft.zoo.medusa.training import MedusaTrainer
 
-SMALL = TargetRecipe(vocab_size=300, layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24,
-                     max_positions=512, stages=STAGES, total_tokens=4096, tokens_per_step=128, bf16=False, threads=1,
-                     muon_lr=2e-2, embedding_lr=2e-2, norm_lr=2e-2)
+SMALL = TargetRecipe(
+    vocab_size=300,
+    layers=1,
+    hidden=16,
+    heads=2,
+    kv_heads=1,
+    head_dim=8,
+    intermediate=24,
+    max_positions=512,
+    stages=STAGES,
+    total_tokens=4096,
+    tokens_per_step=128,
+    bf16=False,
+    threads=1,
+    muon_lr=2e-2,
+    embedding_lr=2e-2,
+    norm_lr=2e-2,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +58,16 @@ def loud() -> Target:
 
     torch.manual_seed(4)
     config = transformers.Qwen3Config(
-        vocab_size=300, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, max_position_embeddings=512, tie_word_embeddings=False)
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and "embed" not in name:
@@ -67,7 +90,7 @@ def test_a_small_model_learns_the_predictions_of_its_teacher(loud, cycle, tmp_pa
         run.step()
     with torch.no_grad():
         ours = next_token_logits(run.model, rows, positions)
-    assert (ours.argmax(-1) == said.argmax(-1)).float().mean() > 0.9       # and not the text's next token:
+    assert (ours.argmax(-1) == said.argmax(-1)).float().mean() > 0.9  # and not the text's next token:
     assert (said.argmax(-1) == rows[0, 1:]).float().mean() < 0.2
 
 
@@ -110,7 +133,7 @@ def test_each_head_learns_the_targets_later_predictions(cycle, tmp_path):
     said = teacher_logits(target, rows, positions)
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0]
     before = run.network.logits(hidden, target.logits)
-    torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)     # fresh heads predict the next token
+    torch.testing.assert_close(before[:, 0], said, atol=1e-4, rtol=1e-4)  # fresh heads predict the next token
     figures = [run.step() for _ in range(40)]
     for first, last in zip(figures[0]["losses"], figures[-1]["losses"], strict=True):
         assert last < 0.75 * first
@@ -127,10 +150,10 @@ def test_heads_learn_only_the_answers_of_a_chat(cycle, tmp_path):
     hidden = target.model.get_decoder()(rows[:, :-1]).last_hidden_state[0].detach()
     laws = run.network.logits(hidden, target.logits).log_softmax(-1)
     for head in (0, 2):
-        nats = -(said[head + 1:] * laws[:-head - 1, head]).sum(-1).detach()
+        nats = -(said[head + 1 :] * laws[: -head - 1, head]).sum(-1).detach()
         assert whole[0][head] == pytest.approx(float(nats.mean()), abs=1e-4)
         # Only predictions of token 20, the first of the answer, and later ones count.
-        assert whole[1][head] == pytest.approx(float(nats[18 - head:].mean()), abs=1e-4)
+        assert whole[1][head] == pytest.approx(float(nats[18 - head :].mean()), abs=1e-4)
 
 
 @pytest.mark.parametrize("tied", [True, False])

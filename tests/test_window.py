@@ -44,12 +44,12 @@ def test_a_window_over_the_whole_text_changes_nothing():
     assert not same(proposed(*text(), 4), proposed(*text(), None))
 
 
-@pytest.mark.parametrize("window", [3, 6, 12])      # narrower than the tree is deep, and wider
+@pytest.mark.parametrize("window", [3, 6, 12])  # narrower than the tree is deep, and wider
 def test_tokens_before_the_window_have_no_effect(window):
     tokens, features = text()
     other, others = tokens.clone(), features.clone()
-    far = len(tokens) - 1 - window          # slot t sees slots t - window + 1 .. t; the newest is len - 2
-    other[1:far], others[:far - 1] = 1, 0.0
+    far = len(tokens) - 1 - window  # slot t sees slots t - window + 1 .. t; the newest is len - 2
+    other[1:far], others[: far - 1] = 1, 0.0
     assert same(proposed(tokens, features, window), proposed(other, others, window))
     other[far], others[far - 1] = 1 + other[far] % (VOCAB - 2), 9.0
     assert not same(proposed(tokens, features, window + 1), proposed(other, others, window + 1))
@@ -67,8 +67,11 @@ def test_positions_are_relative_so_that_far_prompts_draft_as_near_ones_do(monkey
 
     def shifted(self, rows, part):
         passes.append(part)
-        return far(self, [one if one.positions is None else replace(one, positions=one.positions + 40_000)
-                          for one in rows], part)
+        return far(
+            self,
+            [one if one.positions is None else replace(one, positions=one.positions + 40_000) for one in rows],
+            part,
+        )
 
     near = proposed(tokens, features, 13)
     monkeypatch.setattr(HeadPasses, "forward", shifted)

@@ -27,8 +27,13 @@ from longgraft.yarn_drafters.rope import Rope
 NO_OVERRIDES = HeadOverrides()
 
 
-def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = NO_OVERRIDES,
-              dtype: torch.dtype | None = torch.float32, device: torch.device | str = "cpu") -> Eagle3Network:
+def load_head(
+    path: str | Path,
+    target: TargetShape,
+    overrides: HeadOverrides = NO_OVERRIDES,
+    dtype: torch.dtype | None = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Eagle3Network:
     """Loads an EAGLE-3 head.
 
     Args:
@@ -50,16 +55,18 @@ def load_head(path: str | Path, target: TargetShape, overrides: HeadOverrides = 
     loaded = read_tensors(folder)
     tensors = {plain_name(name): tensor for name, tensor in loaded.items()}
     if len(tensors) < len(loaded):
-        raise ValueError(f"Drafter {path}: some tensors exist twice, with and without a prefix such as "
-                         "model. Keep one of each.")
+        raise ValueError(
+            f"Drafter {path}: some tensors exist twice, with and without a prefix such as model. Keep one of each."
+        )
     try:
-        shape = head_config(config, {name: tensor.shape for name, tensor in tensors.items()}, target,
-                            overrides)
+        shape = head_config(config, {name: tensor.shape for name, tensor in tensors.items()}, target, overrides)
         tensors = {our_name(name, shape.layout): tensor for name, tensor in tensors.items()}
         has_embedding = "embed_tokens.weight" in tensors
         if not has_embedding and shape.hidden_size != target.hidden:
-            raise ValueError(f"The head ships no embedding, its hidden size is {shape.hidden_size:,} and the "
-                             f"target's is {target.hidden:,}: the target's embedding does not fit.")
+            raise ValueError(
+                f"The head ships no embedding, its hidden size is {shape.hidden_size:,} and the "
+                f"target's is {target.hidden:,}: the target's embedding does not fit."
+            )
         _vocabulary(tensors, shape.draft_vocab_size, target.vocab)
         with torch.device("meta"):
             network = Eagle3Network(shape, has_embedding)
@@ -87,25 +94,44 @@ def official_config(network: Eagle3Network) -> dict[str, Any]:
     if c.norm_before_residual or c.qk_norm or c.layers > 1 or c.window:
         raise ValueError(f"A head of layout {c.layout!r} with these options has no official EAGLE-3 form.")
     if c.norm_output and not (c.fc_norm or c.norm_before_fc):
-        raise ValueError("A head that feeds back the normed state and has no norms before fc has no official "
-                         "EAGLE-3 form: readers of that layout would feed back the state before the norm. "
-                         "Export it as speculators.")
+        raise ValueError(
+            "A head that feeds back the normed state and has no norms before fc has no official "
+            "EAGLE-3 form: readers of that layout would feed back the state before the norm. "
+            "Export it as speculators."
+        )
     read_as = Rope(10000.0, c.rope.kind, c.rope.factor, c.rope.original)
     if c.rope != read_as or c.rope.kind not in ("default", "yarn"):
-        raise ValueError(f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and "
-                         "of YaRN only factor and original length. Train it so.")
+        raise ValueError(
+            f"A head with {c.rope} has no official EAGLE-3 form: readers take base 10000, and "
+            "of YaRN only factor and original length. Train it so."
+        )
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": c.vocab_size,
-        "draft_vocab_size": c.draft_vocab_size, "hidden_size": c.hidden_size,
-        "target_hidden_size": c.target_hidden_size, "intermediate_size": c.intermediate_size,
-        "num_hidden_layers": 1, "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads,
-        "head_dim": c.head_dim, "max_position_embeddings": c.max_positions, "rms_norm_eps": c.rms_eps,
-        "hidden_act": "silu", "tie_word_embeddings": False, "rope_theta": c.rope.base,
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": c.vocab_size,
+        "draft_vocab_size": c.draft_vocab_size,
+        "hidden_size": c.hidden_size,
+        "target_hidden_size": c.target_hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "max_position_embeddings": c.max_positions,
+        "rms_norm_eps": c.rms_eps,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "rope_theta": c.rope.base,
         "eagle_aux_hidden_state_layer_ids": list(c.feature_layers),
-        "torch_dtype": str(network.fc.weight.dtype).removeprefix("torch.")}
+        "torch_dtype": str(network.fc.weight.dtype).removeprefix("torch."),
+    }
     if c.rope.kind == "yarn":
-        config["rope_scaling"] = {"type": "yarn", "rope_type": "yarn", "factor": float(c.rope.factor),
-                                  "original_max_position_embeddings": c.rope.original}
+        config["rope_scaling"] = {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "factor": float(c.rope.factor),
+            "original_max_position_embeddings": c.rope.original,
+        }
     return config | {flag: True for flag in ("norm_before_fc", "fc_norm", "norm_output") if getattr(c, flag)}
 
 
@@ -128,12 +154,14 @@ def _write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> 
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors",
-              {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
 
 
-def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
-                     architectures: Sequence[str] = (), positions: int = 0) -> None:
+def save_speculators(
+    network: Eagle3Network, folder: str | Path, verifier: str, architectures: Sequence[str] = (), positions: int = 0
+) -> None:
     """Writes the layout of speculators and vLLM: layers.0 for midlayer, flags and sizes in transformer_layer_config.
 
     Args:
@@ -153,33 +181,54 @@ def save_speculators(network: Eagle3Network, folder: str | Path, verifier: str,
     if c.rope.kind in ("yarn", "llama3"):
         rope["original_max_position_embeddings"] = c.rope.original
     if c.rope.kind == "yarn":
-        rope |= {"beta_fast": c.rope.beta_fast, "beta_slow": c.rope.beta_slow,
-                 "attention_factor": c.rope.magnitude}
+        rope |= {"beta_fast": c.rope.beta_fast, "beta_slow": c.rope.beta_slow, "attention_factor": c.rope.magnitude}
     if c.rope.kind == "llama3":
         rope |= {"low_freq_factor": c.rope.low_freq_factor, "high_freq_factor": c.rope.high_freq_factor}
     dtype = str(network.fc.weight.dtype).removeprefix("torch.")
     layer: dict[str, Any] = {
-        "model_type": "qwen3" if c.qk_norm else "llama", "vocab_size": c.vocab_size,
-        "hidden_size": c.hidden_size, "intermediate_size": c.intermediate_size, "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads, "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim,
-        "max_position_embeddings": max(c.max_positions, positions), "rms_norm_eps": c.rms_eps,
-        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-        "rope_parameters": rope, "torch_dtype": dtype}
+        "model_type": "qwen3" if c.qk_norm else "llama",
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.hidden_size,
+        "intermediate_size": c.intermediate_size,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "max_position_embeddings": max(c.max_positions, positions),
+        "rms_norm_eps": c.rms_eps,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "rope_parameters": rope,
+        "torch_dtype": dtype,
+    }
     if c.window:
-        layer |= {"sliding_window": c.window, "use_sliding_window": True,
-                  "layer_types": ["sliding_attention"] * c.layers}
+        layer |= {
+            "sliding_window": c.window,
+            "use_sliding_window": True,
+            "layer_types": ["sliding_attention"] * c.layers,
+        }
     config = {
-        "speculators_model_type": "eagle3", "speculators_version": "0.3.0",
-        "architectures": ["Eagle3Speculator"], "torch_dtype": dtype,
-        "transformer_layer_config": layer, "draft_vocab_size": c.draft_vocab_size,
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.3.0",
+        "architectures": ["Eagle3Speculator"],
+        "torch_dtype": dtype,
+        "transformer_layer_config": layer,
+        "draft_vocab_size": c.draft_vocab_size,
         "target_hidden_size": c.target_hidden_size,
         "eagle_aux_hidden_state_layer_ids": list(c.feature_layers),
-        "norm_before_residual": c.norm_before_residual, "norm_output": c.norm_output,
-        "norm_before_fc": c.norm_before_fc, "fc_norm": c.fc_norm, "embed_requires_grad": False,
+        "norm_before_residual": c.norm_before_residual,
+        "norm_output": c.norm_output,
+        "norm_before_fc": c.norm_before_fc,
+        "fc_norm": c.fc_norm,
+        "embed_requires_grad": False,
         "speculators_config": {
-            "algorithm": "eagle3", "default_proposal_method": "greedy",
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 5}],
-            "verifier": {"name_or_path": verifier, "architectures": list(architectures)}}}
+            "verifier": {"name_or_path": verifier, "architectures": list(architectures)},
+        },
+    }
     _write(Path(folder), config, {speculators_name(name): t for name, t in network.state_dict().items()})
 
 
@@ -187,30 +236,37 @@ def _vocabulary(tensors: dict[str, Tensor], draft: int, target: int) -> None:
     """Checks and completes d2t (offsets) and t2d in place."""
     if "d2t" not in tensors:
         if draft != target:
-            raise ValueError(f"The head has {draft:,} output rows, no d2t, and the target {target:,} tokens: "
-                             "there is no map between the vocabularies. Add the d2t that the head was made "
-                             "with.")
+            raise ValueError(
+                f"The head has {draft:,} output rows, no d2t, and the target {target:,} tokens: "
+                "there is no map between the vocabularies. Add the d2t that the head was made "
+                "with."
+            )
         tensors["d2t"] = torch.zeros(draft, dtype=torch.int64)
     d2t = tensors["d2t"]
     member = tensors.get("t2d")
     if d2t.shape != (draft,) or d2t.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"d2t is {_kind(d2t)}; lm_head's {draft:,} rows need as many int64. Cast only the "
-                         "weights to another dtype, or download the head again.")
+        raise ValueError(
+            f"d2t is {_kind(d2t)}; lm_head's {draft:,} rows need as many int64. Cast only the "
+            "weights to another dtype, or download the head again."
+        )
     d2t = d2t.long()
     ids = d2t + torch.arange(draft)
-    absolute = member is not None and bool(torch.equal(d2t, member.nonzero().flatten())) and not torch.equal(
-        ids, d2t)
+    absolute = member is not None and bool(torch.equal(d2t, member.nonzero().flatten())) and not torch.equal(ids, d2t)
     if absolute:
         ids = d2t
     first = int(ids.min())
     last = int(ids.max())
     if not bool((ids.diff() > 0).all()) or first < 0 or last >= target:
-        raise ValueError(f"d2t does not map to ascending target ids below {target:,} (it goes from {first:,} "
-                         f"to {last:,}): this head belongs to another target, or d2t was never set.")
+        raise ValueError(
+            f"d2t does not map to ascending target ids below {target:,} (it goes from {first:,} "
+            f"to {last:,}): this head belongs to another target, or d2t was never set."
+        )
     if member is not None and (member.shape != (target,) or not torch.equal(member.nonzero().flatten(), ids)):
-        raise ValueError(f"t2d, {_kind(member)}, and d2t name different tokens, or another vocabulary than "
-                         f"the target's {target:,}: this head belongs to another target, or one of them was "
-                         "never set.")
+        raise ValueError(
+            f"t2d, {_kind(member)}, and d2t name different tokens, or another vocabulary than "
+            f"the target's {target:,}: this head belongs to another target, or one of them was "
+            "never set."
+        )
     tensors["d2t"] = ids - torch.arange(draft)
     tensors["t2d"] = torch.zeros(target, dtype=torch.bool).scatter(0, ids, True)
 
@@ -221,14 +277,18 @@ def check_tensors(network: nn.Module, tensors: dict[str, Tensor], kind: str = "a
     missing = sorted(set(wanted) - set(tensors))
     unknown = sorted(set(tensors) - set(wanted))
     if missing or unknown:
-        raise ValueError(f"the weights do not fit {kind}: missing {', '.join(missing) or 'nothing'}; unknown "
-                         f"{', '.join(unknown) or 'nothing'}. The file is cut or of another kind: download "
-                         "it again.")
+        raise ValueError(
+            f"the weights do not fit {kind}: missing {', '.join(missing) or 'nothing'}; unknown "
+            f"{', '.join(unknown) or 'nothing'}. The file is cut or of another kind: download "
+            "it again."
+        )
     for name, tensor in wanted.items():
         named = tensors[name]
         if named.shape != tensor.shape or named.is_floating_point() != tensor.is_floating_point():
-            raise ValueError(f"{name} is {_kind(named)}; {_kind(tensor)} is needed. The file is damaged or "
-                             "of another kind: download it again.")
+            raise ValueError(
+                f"{name} is {_kind(named)}; {_kind(tensor)} is needed. The file is damaged or "
+                "of another kind: download it again."
+            )
 
 
 def check_finite(tensors: dict[str, Tensor], cast_tensors: dict[str, Tensor]) -> None:
@@ -237,10 +297,12 @@ def check_finite(tensors: dict[str, Tensor], cast_tensors: dict[str, Tensor]) ->
     if not broken:
         return
     if all(bool(tensors[name].isfinite().all()) for name in broken):
-        raise ValueError(f"{', '.join(broken)}: values too large for {cast_tensors[broken[0]].dtype}. Use "
-                         "bfloat16 or float32.")
-    raise ValueError(f"NaN or infinite weights in {', '.join(broken)}. The file is damaged, or its training "
-                     "diverged: use another.")
+        raise ValueError(
+            f"{', '.join(broken)}: values too large for {cast_tensors[broken[0]].dtype}. Use bfloat16 or float32."
+        )
+    raise ValueError(
+        f"NaN or infinite weights in {', '.join(broken)}. The file is damaged, or its training diverged: use another."
+    )
 
 
 def _kind(tensor: Tensor) -> str:

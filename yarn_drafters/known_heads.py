@@ -28,14 +28,17 @@ SPECFORGE = "rope base 10000 or the config's, by date: compare both"
 SPECULATORS = "lm_head is a frozen copy of the target's rows; ships its embedding"
 
 KNOWN_HEADS = (
-    KnownHead("meta-llama/Llama-3.1-8B-Instruct", "TanBaby/EAGLE3-LLaMA3.1-Instruct-8B-YARN-64K", 65536,
-              SPECPV),
+    KnownHead("meta-llama/Llama-3.1-8B-Instruct", "TanBaby/EAGLE3-LLaMA3.1-Instruct-8B-YARN-64K", 65536, SPECPV),
     KnownHead("Qwen/Qwen3-4B", "TanBaby/EAGLE3-Qwen3-4B-YARN-64K", 65536, SPECPV),
     KnownHead("Qwen/Qwen3-8B", "TanBaby/EAGLE3-Qwen3-8B-YARN-64K", 65536, SPECPV),
     KnownHead("Qwen/Qwen3-14B", "TanBaby/EAGLE3-Qwen3-14B-YARN-64K", 65536, SPECPV),
     KnownHead("meta-llama/Llama-3.1-8B-Instruct", "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", 2048),
-    KnownHead("meta-llama/Llama-3.3-70B-Instruct", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", 2048,
-              "6,144 wide over a target of 8,192; ships its embedding"),
+    KnownHead(
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+        2048,
+        "6,144 wide over a target of 8,192; ships its embedding",
+    ),
     KnownHead("lmsys/vicuna-13b-v1.3", "yuhuili/EAGLE3-Vicuna1.3-13B", 2048),
     KnownHead("Qwen/Qwen3-1.7B", "AngelSlim/Qwen3-1.7B_eagle3", 2048, ANGELSLIM),
     KnownHead("Qwen/Qwen3-4B", "AngelSlim/Qwen3-4B_eagle3", 2048, ANGELSLIM),
@@ -55,8 +58,11 @@ def find_head(target: str) -> KnownHead | None:
         target: Hub id, or a folder of the same name.
     """
     name = target.rstrip("/").lower()
-    fits = [head for head in KNOWN_HEADS
-            if head.target.lower() == name or head.target.lower().split("/")[1] == name.split("/")[-1]]
+    fits = [
+        head
+        for head in KNOWN_HEADS
+        if head.target.lower() == name or head.target.lower().split("/")[1] == name.split("/")[-1]
+    ]
     return max(fits, key=lambda head: head.trained_length, default=None)
 
 

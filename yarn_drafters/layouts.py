@@ -78,11 +78,9 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
         return "speculators"
     if config.get("dflash_config") or re.search("DFlash|DSpark|Domino", architectures):
         raise ValueError(f"This is a DFlash drafter ({architectures}); an EAGLE-3 head is needed.")
-    if config.get("medusa_num_heads") or any(re.match(r"(medusa_head\.)?\d+\.\d+\.", name)
-                                             for name in shapes):
+    if config.get("medusa_num_heads") or any(re.match(r"(medusa_head\.)?\d+\.\d+\.", name) for name in shapes):
         raise ValueError("These are Medusa heads; an EAGLE-3 head is needed.")
-    if config.get("num_nextn_predict_layers") or any(name.startswith(("mtp.", "mtp_layers."))
-                                                     for name in shapes):
+    if config.get("num_nextn_predict_layers") or any(name.startswith(("mtp.", "mtp_layers.")) for name in shapes):
         raise ValueError("This is a multi-token-prediction head; an EAGLE-3 head is needed.")
     if "midlayer.self_attn.q_proj.weight" in shapes:
         rope = scaling(config)
@@ -98,14 +96,17 @@ def detect(config: Mapping[str, Any], shapes: Shapes) -> str:
     if "layers.0.hidden_norm.weight" in shapes:
         return "speculators"
     if "layers.0.self_attn.q_proj.weight" in shapes and "fc.weight" in shapes:
-        raise ValueError("This is an EAGLE-1 or EAGLE-2 head (fc over embedding and one feature, no "
-                         "hidden_norm); an EAGLE-3 head is needed.")
-    raise ValueError(f"No known drafter layout has these tensors: {', '.join(sorted(shapes)[:8])} ...\n"
-                     "An EAGLE-3 head has midlayer.* (or layers.0.hidden_norm), fc, norm and lm_head.")
+        raise ValueError(
+            "This is an EAGLE-1 or EAGLE-2 head (fc over embedding and one feature, no "
+            "hidden_norm); an EAGLE-3 head is needed."
+        )
+    raise ValueError(
+        f"No known drafter layout has these tensors: {', '.join(sorted(shapes)[:8])} ...\n"
+        "An EAGLE-3 head has midlayer.* (or layers.0.hidden_norm), fc, norm and lm_head."
+    )
 
 
-def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
-                overrides: HeadOverrides) -> HeadConfig:
+def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape, overrides: HeadOverrides) -> HeadConfig:
     """Returns the head's configuration: sizes from tensors, meanings from the layout.
 
     Args:
@@ -117,50 +118,73 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
     _refuse_shapes(named, target)
     refuse_unread(config, inner, named)
     hidden, wide = named["fc.weight"]
-    heads, head_dim, kv_heads = attention_heads(inner, named["midlayer.self_attn.q_proj.weight"][0],
-                                                named["midlayer.self_attn.k_proj.weight"][0])
+    heads, head_dim, kv_heads = attention_heads(
+        inner, named["midlayer.self_attn.q_proj.weight"][0], named["midlayer.self_attn.k_proj.weight"][0]
+    )
     speculators = layout == "speculators"
     rope = rope_of(inner, layout)
     has_type = bool(config.get("speculators_model_type"))
     stated = checked(inner.get("max_position_embeddings"), Count | None, "max_position_embeddings") or 2048
     config_of_head = HeadConfig(
-        hidden_size=hidden, target_hidden_size=target.hidden,
-        intermediate_size=named["midlayer.mlp.gate_proj.weight"][0], heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim, vocab_size=target.vocab, draft_vocab_size=named["lm_head.weight"][0],
+        hidden_size=hidden,
+        target_hidden_size=target.hidden,
+        intermediate_size=named["midlayer.mlp.gate_proj.weight"][0],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=target.vocab,
+        draft_vocab_size=named["lm_head.weight"][0],
         feature_layers=_feature_layers(config, wide // target.hidden, target, overrides),
-        max_positions=positions_of(stated, rope), rope=rope,
+        max_positions=positions_of(stated, rope),
+        rope=rope,
         layers=1 + len({name.split(".")[1] for name in named if re.match(r"layers\.\d+\.", name)}),
         rms_eps=checked(inner.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-5,
         # Only in speculators' files do these names have this meaning.  Without the first, vLLM takes true in
         # a speculators config and false in a raw one.
         norm_before_residual=speculators and _flag(config, "norm_before_residual", has_type),
         norm_output=_norm_output(config, named, layout),
-        norm_before_fc="input_norm.weight" in named, fc_norm="fc_norm.0.weight" in named,
+        norm_before_fc="input_norm.weight" in named,
+        fc_norm="fc_norm.0.weight" in named,
         qk_norm="midlayer.self_attn.q_norm.weight" in named,
-        attention_bias="midlayer.self_attn.q_proj.bias" in named, fc_bias="fc.bias" in named,
-        window=_window(inner) if speculators else None, layout=layout)
+        attention_bias="midlayer.self_attn.q_proj.bias" in named,
+        fc_bias="fc.bias" in named,
+        window=_window(inner) if speculators else None,
+        layout=layout,
+    )
     refuse_contradictions(config, inner, config_of_head)
     return _overridden(config_of_head, overrides)
 
 
 def _refuse_shapes(named: Shapes, target: TargetShape) -> None:
     """Raises ValueError if the tensors that determine the sizes are missing or do not fit this target."""
-    for name in ("fc.weight", "midlayer.self_attn.q_proj.weight", "midlayer.self_attn.k_proj.weight",
-                 "midlayer.mlp.gate_proj.weight", "lm_head.weight"):
+    for name in (
+        "fc.weight",
+        "midlayer.self_attn.q_proj.weight",
+        "midlayer.self_attn.k_proj.weight",
+        "midlayer.mlp.gate_proj.weight",
+        "lm_head.weight",
+    ):
         if name not in named:
-            raise ValueError(f"The head has no {name}; every EAGLE-3 head needs one. The file is cut or of "
-                             f"another kind (found: {', '.join(sorted(named)[:6])} ...).")
+            raise ValueError(
+                f"The head has no {name}; every EAGLE-3 head needs one. The file is cut or of "
+                f"another kind (found: {', '.join(sorted(named)[:6])} ...)."
+            )
         if len(named[name]) != 2 or not all(named[name]):
-            raise ValueError(f"{name} has shape {tuple(named[name])}; a matrix is needed. The file is "
-                             "damaged: download it again.")
+            raise ValueError(
+                f"{name} has shape {tuple(named[name])}; a matrix is needed. The file is damaged: download it again."
+            )
     hidden, wide = named["fc.weight"]
     q_width = named["midlayer.self_attn.q_proj.weight"][1]
     if q_width != 2 * hidden:
-        raise ValueError(f"q_proj takes {q_width:,} inputs; embedding and feature of {hidden:,} each need "
-                         f"{2 * hidden:,}. The file is of another kind: an EAGLE-3 head is needed.")
+        raise ValueError(
+            f"q_proj takes {q_width:,} inputs; embedding and feature of {hidden:,} each need "
+            f"{2 * hidden:,}. The file is of another kind: an EAGLE-3 head is needed."
+        )
     if wide % target.hidden:
-        raise ValueError(f"fc takes {wide:,} inputs, which is no multiple of the target's hidden size "
-                         f"{target.hidden:,}: this head belongs to another target.")
+        raise ValueError(
+            f"fc takes {wide:,} inputs, which is no multiple of the target's hidden size "
+            f"{target.hidden:,}: this head belongs to another target."
+        )
 
 
 def _object(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -177,9 +201,9 @@ def _flag(config: Mapping[str, Any], name: str, usual: bool) -> bool:
 def _norm_output(config: Mapping[str, Any], named: Shapes, layout: str) -> bool:
     """Returns True if the next level reads the normed state, as in EAGLE-3.1."""
     stated = _flag(config, "norm_output", False)
-    if layout == "speculators":     # vLLM and speculators
+    if layout == "speculators":  # vLLM and speculators
         return stated
-    if _flag(_object(config, "eagle_config"), "return_hidden_post_norm", False):    # TensorRT-LLM
+    if _flag(_object(config, "eagle_config"), "return_hidden_post_norm", False):  # TensorRT-LLM
         return True
     # In SpecForge's EAGLE-3 files the same name only says that the output layer reads a normed state, as always.
     return stated and _norms_features(named)
@@ -195,27 +219,32 @@ def norm_notice(config: Mapping[str, Any], head: HeadConfig) -> str:
     if head.layout == "speculators" or not _flag(config, "norm_output", False):
         return ""
     if head.norm_output:
-        return ("the head's config says norm_output and it has norms before fc, as in EAGLE-3.1: each level "
-                "reads the normed state of the one before. SpecForge's heads of May to September 2026 were "
-                "trained without that: for those give HeadOverrides(norm_output=False)")
-    return ("the head's config says norm_output: each level reads the state before the norm, as SpecForge "
-            "trained it. For the normed state give HeadOverrides(norm_output=True)")
+        return (
+            "the head's config says norm_output and it has norms before fc, as in EAGLE-3.1: each level "
+            "reads the normed state of the one before. SpecForge's heads of May to September 2026 were "
+            "trained without that: for those give HeadOverrides(norm_output=False)"
+        )
+    return (
+        "the head's config says norm_output: each level reads the state before the norm, as SpecForge "
+        "trained it. For the normed state give HeadOverrides(norm_output=True)"
+    )
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
     """Returns the attention window that a head was trained with; with full attention such a head would collapse."""
     kinds = set(checked(config.get("layer_types") or ["sliding_attention"], Words, "layer_types"))
-    if not config.get("sliding_window") or not config.get("use_sliding_window",
-                                                          True) or kinds == {"full_attention"}:
+    if not config.get("sliding_window") or not config.get("use_sliding_window", True) or kinds == {"full_attention"}:
         return None
     if kinds != {"sliding_attention"}:
-        raise ValueError(f"The head's layers are of several kinds ({', '.join(sorted(kinds))}); one window "
-                         "for all is supported.")
+        raise ValueError(
+            f"The head's layers are of several kinds ({', '.join(sorted(kinds))}); one window for all is supported."
+        )
     return checked(config["sliding_window"], Count, "sliding_window")
 
 
-def _feature_layers(config: Mapping[str, Any], count: int, target: TargetShape,
-                    overrides: HeadOverrides) -> tuple[int, ...]:
+def _feature_layers(
+    config: Mapping[str, Any], count: int, target: TargetShape, overrides: HeadOverrides
+) -> tuple[int, ...]:
     """Returns indices into transformers' hidden_states: layer inputs."""
     n = target.layers
     nested = _object(config, "eagle_config")
@@ -224,9 +253,11 @@ def _feature_layers(config: Mapping[str, Any], count: int, target: TargetShape,
     inputs = _ids(config, "eagle_aux_hidden_state_layer_ids") or tuple(i + 1 for i in outputs)
     layers = overrides.feature_layers or inputs or (2, n // 2, n - 3)
     if len(layers) != count or len(set(layers)) != count or not all(0 <= i < n for i in layers):
-        raise ValueError(f"The head's fc joins {count} features, and the layers {layers} of {n} were found "
-                         f"for them. Give {count} different indices below {n}: load(..., "
-                         "head=HeadOverrides(feature_layers=...)).")
+        raise ValueError(
+            f"The head's fc joins {count} features, and the layers {layers} of {n} were found "
+            f"for them. Give {count} different indices below {n}: load(..., "
+            "head=HeadOverrides(feature_layers=...))."
+        )
     return layers
 
 
@@ -245,5 +276,10 @@ def _overridden(config: HeadConfig, overrides: HeadOverrides) -> HeadConfig:
     norm_output = config.norm_output
     if overrides.norm_output is not None:
         norm_output = overrides.norm_output
-    return replace(config, rope=rope, max_positions=overrides.max_positions or config.max_positions,
-                   window=overrides.window or config.window, norm_output=norm_output)
+    return replace(
+        config,
+        rope=rope,
+        max_positions=overrides.max_positions or config.max_positions,
+        window=overrides.window or config.window,
+        norm_output=norm_output,
+    )

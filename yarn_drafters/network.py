@@ -56,19 +56,19 @@ class HeadConfig:
     head_dim: int
     vocab_size: int
     draft_vocab_size: int
-    feature_layers: tuple[int, ...]     # indices into transformers' hidden_states: k is the input of layer k
+    feature_layers: tuple[int, ...]  # indices into transformers' hidden_states: k is the input of layer k
     max_positions: int
     rope: Rope = Rope()
     layers: int = 1
     rms_eps: float = 1e-5
     norm_before_residual: bool = False  # the residual is the normed feature (speculators)
-    norm_output: bool = False           # the next level reads the normed state (EAGLE-3.1)
-    norm_before_fc: bool = False        # one RMSNorm over the concatenated features (vLLM, speculators)
-    fc_norm: bool = False               # one RMSNorm per feature (EAGLE-3.1)
-    qk_norm: bool = False               # Qwen3-style layers (speculators)
+    norm_output: bool = False  # the next level reads the normed state (EAGLE-3.1)
+    norm_before_fc: bool = False  # one RMSNorm over the concatenated features (vLLM, speculators)
+    fc_norm: bool = False  # one RMSNorm per feature (EAGLE-3.1)
+    qk_norm: bool = False  # Qwen3-style layers (speculators)
     attention_bias: bool = False
     fc_bias: bool = False
-    window: int | None = None           # tokens that a slot sees, itself included; None: all
+    window: int | None = None  # tokens that a slot sees, itself included; None: all
     layout: str = "eagle3"
 
 
@@ -108,15 +108,15 @@ class Attention(nn.Module):
             self.q_norm = nn.Identity()
             self.k_norm = nn.Identity()
 
-    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend,
-                product: Product) -> Tensor:
+    def forward(
+        self, x: Tensor, cos_sin: tuple[Tensor, Tensor], layer: int, attend: Attend, product: Product
+    ) -> Tensor:
         q = self.q_norm(self._heads(through(self.q_proj, x, product)))
         q = rotate(q.transpose(1, 2), *cos_sin)
         k, v = self.keys_values(x, cos_sin, product)
         return through(self.o_proj, attend(layer, q, k, v).transpose(1, 2).flatten(2), product)
 
-    def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product
-                    ) -> tuple[Tensor, Tensor]:
+    def keys_values(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], product: Product) -> tuple[Tensor, Tensor]:
         """Returns rotated keys and values [B, nkv, n, d] of x [B, n, width]."""
         k = self.k_norm(self._heads(through(self.k_proj, x, product)))
         v = self._heads(through(self.v_proj, x, product))
@@ -152,8 +152,9 @@ class FirstLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend,
-                product: Product) -> Tensor:
+    def forward(
+        self, embedded: Tensor, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, product: Product
+    ) -> Tensor:
         normed = self.hidden_norm(hidden)
         residual = normed if self.config.norm_before_residual else hidden
         both = torch.cat([self.input_layernorm(embedded), normed], dim=-1)
@@ -172,8 +173,7 @@ class PlainLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_eps)
         self.mlp = MLP(config)
 
-    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend,
-                product: Product) -> Tensor:
+    def forward(self, hidden: Tensor, cos_sin: tuple[Tensor, Tensor], attend: Attend, product: Product) -> Tensor:
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos_sin, self.index, attend, product)
         return hidden + self.mlp(self.post_attention_layernorm(hidden), product)
 
@@ -208,8 +208,8 @@ class Eagle3Network(nn.Module):
         else:
             self.input_norm = nn.Identity()
         self.fc_norm = nn.ModuleList(
-            RMSNorm(config.target_hidden_size, config.rms_eps) for _ in config.feature_layers
-            if config.fc_norm)
+            RMSNorm(config.target_hidden_size, config.rms_eps) for _ in config.feature_layers if config.fc_norm
+        )
         self.fc = nn.Linear(wide, h, bias=config.fc_bias)
         self.midlayer = FirstLayer(config)
         self.layers = nn.ModuleList(PlainLayer(config, i) for i in range(1, config.layers))
@@ -236,8 +236,9 @@ class Eagle3Network(nn.Module):
             features = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
         return through(self.fc, self.input_norm(features), product)
 
-    def forward(self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend,
-                product: Product = linear) -> Tensor:
+    def forward(
+        self, hidden: Tensor, tokens: Tensor, positions: Tensor, attend: Attend, product: Product = linear
+    ) -> Tensor:
         """hidden [B, n, H] (fused features or own states), tokens and positions [B, n] -> states [B, n, H].
 
         The returned states are the input of the next drafted level and of `logits`.

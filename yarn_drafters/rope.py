@@ -30,25 +30,27 @@ class Rope(Checked):
 
     base: Annotated[float, Option(low=1, above=True)] = 10000.0  # EAGLE's training code always uses it
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
-    factor: Annotated[float, Option(low=1, high=2 ** 20)] = 1.0
+    factor: Annotated[float, Option(low=1, high=2**20)] = 1.0
     original: Count = 2048
-    beta_fast: Positive = 32.0      # YaRN, paper 3.2
+    beta_fast: Positive = 32.0  # YaRN, paper 3.2
     beta_slow: Positive = 1.0
-    low_freq_factor: Positive = 1.0     # Llama 3
+    low_freq_factor: Positive = 1.0  # Llama 3
     high_freq_factor: Positive = 4.0
-    attention_factor: Positive | None = None    # None: 0.1 ln(factor) + 1, YaRN Eq. 22
+    attention_factor: Positive | None = None  # None: 0.1 ln(factor) + 1, YaRN Eq. 22
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low_freq_factor >= self.high_freq_factor:
-            raise ValueError(f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
-                             f"{self.high_freq_factor:g}; the latter must be more.")
+            raise ValueError(
+                f"low_freq_factor is {self.low_freq_factor:g} and high_freq_factor "
+                f"{self.high_freq_factor:g}; the latter must be more."
+            )
 
-    @lru_cache(maxsize=16)      # noqa: B019 - frozen values, and few of them
+    @lru_cache(maxsize=16)  # noqa: B019 - frozen values, and few of them
     def inverse_frequencies(self, dim: int) -> Tensor:
         """Returns [dim / 2] float32, on the host; cached, so do not write to it."""
         powers = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
-        plain = 1.0 / (self.base ** powers)
+        plain = 1.0 / (self.base**powers)
         if self.kind == "default":
             return plain
         if self.kind == "linear":
@@ -57,7 +59,7 @@ class Rope(Checked):
             return self._llama3(plain)
         return self._yarn(dim)
 
-    @lru_cache(maxsize=16)      # noqa: B019 - as above; copied to the device once
+    @lru_cache(maxsize=16)  # noqa: B019 - as above; copied to the device once
     def _frequencies_on(self, device: torch.device, dim: int) -> Tensor:
         return self.inverse_frequencies(dim).to(device)
 
@@ -77,6 +79,7 @@ class Rope(Checked):
     def _yarn(self, dim: int) -> Tensor:
         """NTK-by-parts (YaRN, section 3.2): fast frequencies stay, slow ones are divided by `factor`, with a
         ramp between."""
+
         def dimension(rotations: float) -> float:
             return dim * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(self.base))
 

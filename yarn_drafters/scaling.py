@@ -10,17 +10,21 @@ from longgraft.config.options import Count, Positive, checked
 from longgraft.target_model.positions import lengthened
 from longgraft.yarn_drafters.rope import Rope
 
-NEEDED = {"default": (), "linear": ("factor",), "yarn": ("factor", "original_max_position_embeddings"),
-          "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")}
+NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+}
 
 
 def scaling(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns rope_scaling, or rope_parameters of transformers v5, always with a rope_type."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     settings = checked(config.get(name), dict | None, name) or {}
-    return settings | {"rope_type": checked(settings.get("rope_type") or settings.get("type") or "default",
-                                            str,
-                                         "rope_type")}
+    return settings | {
+        "rope_type": checked(settings.get("rope_type") or settings.get("type") or "default", str, "rope_type")
+    }
 
 
 def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
@@ -36,12 +40,15 @@ def rope_of(config: Mapping[str, Any], layout: str) -> Rope:
         raise ValueError(f"The head's rope type is {kind!r}. Known: {', '.join(NEEDED)}.")
     missing = [key for key in NEEDED[kind] if settings.get(key) is None]
     if missing:
-        raise ValueError(f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with "
-                         "to rope_scaling in config.json.")
+        raise ValueError(
+            f"The head's {kind} rope has no {', '.join(missing)}. Add what it was trained with "
+            "to rope_scaling in config.json."
+        )
     values: dict[str, Any] = {key: checked(settings[key], Positive, key) for key in NEEDED[kind]}
     if "original_max_position_embeddings" in values:
-        values["original"] = checked(values.pop("original_max_position_embeddings"), Count,
-                                   "original_max_position_embeddings")
+        values["original"] = checked(
+            values.pop("original_max_position_embeddings"), Count, "original_max_position_embeddings"
+        )
     if kind == "yarn":
         for key in ("beta_fast", "beta_slow"):
             values[key] = checked(settings.get(key) or getattr(Rope, key), Positive, key)
@@ -65,10 +72,14 @@ def _attention_factor(settings: Mapping[str, Any]) -> float | None:
         return checked(settings["attention_factor"], Positive, "attention_factor")
     if settings.get("mscale") is None or settings.get("mscale_all_dim") is None:
         return None
-    scale, all_dims = (0.1 * checked(settings[key], float, key) * math.log(settings["factor"]) + 1.0
-                     for key in ("mscale", "mscale_all_dim"))
+    scale, all_dims = (
+        0.1 * checked(settings[key], float, key) * math.log(settings["factor"]) + 1.0
+        for key in ("mscale", "mscale_all_dim")
+    )
     if not (scale > 0 and all_dims > 0):
-        raise ValueError(f"mscale {settings['mscale']} and mscale_all_dim {settings['mscale_all_dim']} scale "
-                         "the head's attention by a factor that is not positive. Write what it was trained "
-                         "with.")
+        raise ValueError(
+            f"mscale {settings['mscale']} and mscale_all_dim {settings['mscale_all_dim']} scale "
+            "the head's attention by a factor that is not positive. Write what it was trained "
+            "with."
+        )
     return scale / all_dims

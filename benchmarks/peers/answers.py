@@ -59,9 +59,12 @@ class Answer:
         """Returns the answer's fields of a row, with its rates in tokens per second."""
         later = self.new_tokens - self.first
         return asdict(self) | {
-            "prompt_tokens": len(prompt.ids), "read": len(prompt.ids) / self.read_seconds,
-            "decode": later / self.decode_seconds, "tokens_per_step": later / self.steps if self.steps else None,
-            "seconds": self.read_seconds + self.decode_seconds}
+            "prompt_tokens": len(prompt.ids),
+            "read": len(prompt.ids) / self.read_seconds,
+            "decode": later / self.decode_seconds,
+            "tokens_per_step": later / self.steps if self.steps else None,
+            "seconds": self.read_seconds + self.decode_seconds,
+        }
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Setup:
 
 
 Decode = Callable[[Sequence[int]], Answer]
-Engine = Callable[[Setup], Iterator[tuple[str, Decode]]]        # yields the name of each method and its decoding
+Engine = Callable[[Setup], Iterator[tuple[str, Decode]]]  # yields the name of each method and its decoding
 
 
 def read_prompts(path: Path) -> list[Prompt]:
@@ -140,5 +143,12 @@ def answer_of_pieces(pieces: Sequence[tuple[float, Sequence[int]]], began: float
     ids = [token for _, tokens in pieces for token in tokens]
     first = len(pieces[0][1])
     steps = len(pieces) - 1
-    return Answer(pieces[0][0] - began, pieces[-1][0] - pieces[0][0], ids, len(ids), first, steps,
-                  accepted=len(ids) - first - steps)
+    return Answer(
+        pieces[0][0] - began,
+        pieces[-1][0] - pieces[0][0],
+        ids,
+        len(ids),
+        first,
+        steps,
+        accepted=len(ids) - first - steps,
+    )

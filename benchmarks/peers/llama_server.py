@@ -17,9 +17,9 @@ from urllib.request import Request, urlopen
 
 from benchmarks.peers.answers import Answer, Decode, Setup
 
-ROOM = 128          # positions that a server may draft behind the last one
-WARM_UP = "one, two, three, four, five, six, seven, eight,"     # is read before anything is timed
-TIMEOUT = 3600      # seconds that a server may take for an answer
+ROOM = 128  # positions that a server may draft behind the last one
+WARM_UP = "one, two, three, four, five, six, seven, eight,"  # is read before anything is timed
+TIMEOUT = 3600  # seconds that a server may take for an answer
 
 Ask = Callable[[str, dict[str, Any]], Any]
 
@@ -47,8 +47,9 @@ def decode_anew(setup: Setup, ids: Sequence[int]) -> Answer:
 def started(setup: Setup, longest: int) -> Iterator[Ask]:
     """Runs a server with room for prompts of so many tokens."""
     threads = f"-t {setup.threads} -tb {setup.threads}"
-    with running(f"{setup.command} -m {shlex.quote(setup.file)} {threads} -np 1 "
-                 f"-c {longest + setup.new + ROOM}") as ask:
+    with running(
+        f"{setup.command} -m {shlex.quote(setup.file)} {threads} -np 1 -c {longest + setup.new + ROOM}"
+    ) as ask:
         yield ask
 
 
@@ -63,22 +64,40 @@ def decode(ask: Ask, new: int, ids: Sequence[int]) -> Answer:
     Raises:
         RuntimeError: the server kept a part of the prompt from before.
     """
-    found = ask("/completion", {"prompt": list(ids), "n_predict": new, "temperature": 0, "ignore_eos": True,
-                                "cache_prompt": False, "return_tokens": True})
+    found = ask(
+        "/completion",
+        {
+            "prompt": list(ids),
+            "n_predict": new,
+            "temperature": 0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+            "return_tokens": True,
+        },
+    )
     times = found["timings"]
     if times["prompt_n"] != len(ids):
-        raise RuntimeError(f"The server read {times['prompt_n']} of {len(ids)} tokens and had kept the others. "
-                           "Start it without a cache of prompts.")
+        raise RuntimeError(
+            f"The server read {times['prompt_n']} of {len(ids)} tokens and had kept the others. "
+            "Start it without a cache of prompts."
+        )
     tokens = found.get("tokens")
     encoded_again = tokens is None
     # ik_llama.cpp returns the text alone.  It counts all tokens of its last pass, of which the text has only the first.
     if encoded_again:
         tokens = ask("/tokenize", {"content": found["content"], "add_special": False})["tokens"]
     new_tokens = times["predicted_n"]
-    accepted = times.get("draft_n_accepted", 0)     # a server names no drafts if there were none
-    return Answer(times["prompt_ms"] / 1000, times["predicted_ms"] / 1000, tokens, new_tokens,
-                  steps=new_tokens - 1 - accepted, drafted=times.get("draft_n", 0), accepted=accepted,
-                  encoded_again=encoded_again)
+    accepted = times.get("draft_n_accepted", 0)  # a server names no drafts if there were none
+    return Answer(
+        times["prompt_ms"] / 1000,
+        times["predicted_ms"] / 1000,
+        tokens,
+        new_tokens,
+        steps=new_tokens - 1 - accepted,
+        drafted=times.get("draft_n", 0),
+        accepted=accepted,
+        encoded_again=encoded_again,
+    )
 
 
 def version_of(command: str) -> str:
@@ -114,7 +133,7 @@ def ready(address: str) -> bool:
     try:
         with urlopen(address + "/health", timeout=10):
             return True
-    except OSError:     # it does not listen yet, or still loads its model (503)
+    except OSError:  # it does not listen yet, or still loads its model (503)
         return False
 
 

@@ -29,7 +29,7 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
 
     for name in chosen(setup.methods, METHODS):
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.enable_prefix_caching = False     # prompts of a suite begin alike
+        scheduler.enable_prefix_caching = False  # prompts of a suite begin alike
         scheduler.max_num_batched_tokens = setup.longest + setup.new
         options = {"scheduler_config": scheduler, "INFERENCE_NUM_THREADS": setup.threads}
         if METHODS[name]:
@@ -37,8 +37,10 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
         try:
             pipeline = openvino_genai.LLMPipeline(setup.file, "CPU", **options)
         except RuntimeError as error:
-            raise ValueError(f"OpenVINO GenAI cannot read {setup.file}: {str(error).splitlines()[-1]}. If the file has "
-                             "Q5_0 tensors, give the copy that `benchmarks.engines widen` writes.") from error
+            raise ValueError(
+                f"OpenVINO GenAI cannot read {setup.file}: {str(error).splitlines()[-1]}. If the file has "
+                "Q5_0 tensors, give the copy that `benchmarks.engines widen` writes."
+            ) from error
         decode(pipeline, METHODS[name], 4, range(100, 116))
         yield name, partial(decode, pipeline, METHODS[name], setup.new)
 
@@ -55,7 +57,7 @@ def decode(pipeline: Any, how: dict[str, int], new: int, ids: Sequence[int]) -> 
         setattr(config, key, value)
     pieces: list[tuple[float, list[int]]] = []
 
-    class Pieces(openvino_genai.StreamerBase):      # type: ignore[misc]
+    class Pieces(openvino_genai.StreamerBase):  # type: ignore[misc]
         """Notes when the new tokens of each pass came."""
 
         def write(self, tokens: int | Sequence[int]) -> Any:
@@ -97,9 +99,9 @@ def q8_of_q5(rows: Any) -> Any:
     import numpy
 
     blocks = rows.reshape(-1, BLOCK)
-    high = blocks[:, SCALE:SCALE + HIGH].copy().view("<u4")
+    high = blocks[:, SCALE : SCALE + HIGH].copy().view("<u4")
     fifth = (high >> numpy.arange(CODES, dtype=numpy.uint32)) & 1
-    low = blocks[:, SCALE + HIGH:]
+    low = blocks[:, SCALE + HIGH :]
     codes = numpy.concatenate([low & 15, low >> 4], axis=1) | (fifth << 4).astype(numpy.uint8)
     signed = codes.astype(numpy.int8) - numpy.int8(16)
     wide = numpy.concatenate([blocks[:, :SCALE], signed.view(numpy.uint8)], axis=1)

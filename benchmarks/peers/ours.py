@@ -11,8 +11,8 @@ from benchmarks.peers.answers import Answer, Decode, Setup
 if TYPE_CHECKING:
     from longgraft.engine.session import Session
 
-METHODS = "ar", "graft-x-text", "suffix"        # plain decoding, the default on a CPU, and the fastest baseline
-WARM_UP = 16        # tokens of a prompt that is read before anything is timed
+METHODS = "ar", "graft-x-text", "suffix"  # plain decoding, the default on a CPU, and the fastest baseline
+WARM_UP = 16  # tokens of a prompt that is read before anything is timed
 
 
 def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
@@ -35,5 +35,12 @@ def decode(session: Session, new: int, ids: Sequence[int]) -> Answer:
 
     found = answer(session.open(list(ids), new, eos=()), False)
     stats = found.stats
-    return Answer(stats.prefill_seconds, stats.decode_seconds, found.token_ids, len(found.token_ids), steps=stats.steps,
-                  drafted=sum(stats.proposed_by_depth), accepted=sum(stats.accepted_per_step))
+    return Answer(
+        stats.prefill_seconds,
+        stats.decode_seconds,
+        found.token_ids,
+        len(found.token_ids),
+        steps=stats.steps,
+        drafted=sum(stats.proposed_by_depth),
+        accepted=sum(stats.accepted_per_step),
+    )

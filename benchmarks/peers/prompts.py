@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from longgraft.eval.runs.config import SweepConfig
 
 
-def prompts_of(config: SweepConfig, suites: Sequence[str] = (), lengths: Sequence[int] = (), count: int = 0
-               ) -> Iterator[Prompt]:
+def prompts_of(
+    config: SweepConfig, suites: Sequence[str] = (), lengths: Sequence[int] = (), count: int = 0
+) -> Iterator[Prompt]:
     """Yields the prompts of a sweep with this configuration, cut as the sweep cuts them.
 
     Args:
@@ -32,5 +33,5 @@ def prompts_of(config: SweepConfig, suites: Sequence[str] = (), lengths: Sequenc
     for suite, by_length in planned(config, check_plan(config), Reader.open(config.model)).items():
         for length, found in by_length.items():
             if suite in (suites or config.suites) and length in (lengths or (length,)):
-                for fitted in found[:count or None]:
+                for fitted in found[: count or None]:
                     yield Prompt(fitted.example.suite, length, fitted.example.id, fitted.ids)

@@ -24,7 +24,7 @@ class Pieces:
     def put(self, value: Any) -> None:
         if self._prompt_came:
             self.all.append((time.perf_counter(), value.flatten().tolist()))
-        self._prompt_came = True        # the first call brings the prompt
+        self._prompt_came = True  # the first call brings the prompt
 
     def end(self) -> None:
         """Does nothing: no token is held back."""
@@ -39,7 +39,7 @@ def methods_of(setup: Setup) -> Iterator[tuple[str, Decode]]:
     torch.set_num_threads(setup.threads)
     path = Path(setup.file)
     model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    model.generation_config.eos_token_id = None     # answers go on behind an end token
+    model.generation_config.eos_token_id = None  # answers go on behind an end token
     for name in names:
         decode(model, METHODS[name], 4, range(100, 116))
         yield name, partial(decode, model, METHODS[name], setup.new)
@@ -52,6 +52,7 @@ def decode(model: Any, how: dict[str, int], new: int, ids: Sequence[int]) -> Ans
     prompt = torch.tensor([list(ids)])
     pieces = Pieces()
     began = time.perf_counter()
-    model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new, streamer=pieces,
-                   **how)
+    model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=new, streamer=pieces, **how
+    )
     return answer_of_pieces(pieces.all, began)

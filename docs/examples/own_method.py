@@ -25,7 +25,7 @@ class Boilerplate:
         chain = [ask.root]
         if ask.root in self.tokens:
             place = self.tokens.index(ask.root)
-            chain += self.tokens[place + 1:place + ask.budget]
+            chain += self.tokens[place + 1 : place + ask.budget]
         return ProposalTree.chain(torch.tensor(chain), RETRIEVED)
 
 

@@ -1,6 +1,6 @@
 """Starts a server of the embedded toy model and asks it as an OpenAI client does (extra `serve`).
 
-    python docs/examples/server_and_client.py
+python docs/examples/server_and_client.py
 """
 
 import json
@@ -30,7 +30,7 @@ def wait_until_ready(server: subprocess.Popen) -> None:
         try:
             urlopen(f"{ADDRESS}/health").close()
             return
-        except URLError:        # it still loads the model
+        except URLError:  # it still loads the model
             time.sleep(0.2)
     raise RuntimeError(f"The server ended with status {server.returncode}.")
 

@@ -16,11 +16,12 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-NODES = 60          # most nodes of a tree
+NODES = 60  # most nodes of a tree
 
 
-def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chunk: int, seed: int = 0
-               ) -> dict[str, Any]:
+def check_bits(
+    target: Target, prompts: Sequence[Sequence[int]], trees: int, chunk: int, seed: int = 0
+) -> dict[str, Any]:
     """Compares logits of random trees with those of plain decoding.
 
     Each tree follows a prompt that was read in chunks.  For plain decoding the prompt is read in two chunks, cut at
@@ -54,7 +55,7 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
         worst = 0.0
         for _ in range(trees):
             tree = _random_tree(target.vocab_size, generator)
-            report, = target.run([Segment(tree, ours)], Wants())
+            (report,) = target.run([Segment(tree, ours)], Wants())
             with _one_thread():
                 alone = _along_the_path(target, plain, tree)
             plain.crop(len(ids))
@@ -67,9 +68,14 @@ def check_bits(target: Target, prompts: Sequence[Sequence[int]], trees: int, chu
     level = "bits"
     if all_differ:
         level = f"none ({all_differ} of {trees * len(rows)} trees differ)"
-    return {"level": level, "rows": rows,
-            "dtype": str(target.dtype)[6:], "weights": target.weights, "threads": torch.get_num_threads(),
-            "by_torch": _by_torch(target)}
+    return {
+        "level": level,
+        "rows": rows,
+        "dtype": str(target.dtype)[6:],
+        "weights": target.weights,
+        "threads": torch.get_num_threads(),
+        "by_torch": _by_torch(target),
+    }
 
 
 def _by_torch(target: Target) -> list[str]:
@@ -97,13 +103,16 @@ def lines(report: dict[str, Any]) -> list[str]:
         out.append(f"{row['prompt_tokens']:>8,} prompt tokens, {row['trees']:>5} {trees}: {result}")
     if report["level"] != "bits" and report["by_torch"]:
         out.append(f"torch multiplies in {', '.join(report['by_torch'])}; its sums depend on the other rows of a pass")
-    return [*out, f"level: {report['level']} ({report['dtype']}, {report['weights']} weights, threads: "
-                  f"{report['threads']} and 1)"]
+    return [
+        *out,
+        f"level: {report['level']} ({report['dtype']}, {report['weights']} weights, threads: "
+        f"{report['threads']} and 1)",
+    ]
 
 
 def _read(target: Target, cache: KVCache, tokens: Tensor) -> Tensor:
     """Commits the tokens and returns the last one's logits [V]."""
-    report, = target.run([Segment(ProposalTree.chain(tokens), cache, "last")], Wants())
+    (report,) = target.run([Segment(ProposalTree.chain(tokens), cache, "last")], Wants())
     cache.keep(torch.arange(len(tokens)))
     return report.logits[0].clone()
 
@@ -123,7 +132,7 @@ def _along_the_path(target: Target, cache: KVCache, tree: ProposalTree) -> Tenso
     while parents[path[0]] >= 0:
         path.insert(0, parents[path[0]])
     for node in path:
-        logits = _read(target, cache, tree.tokens[node:node + 1])
+        logits = _read(target, cache, tree.tokens[node : node + 1])
     return logits
 
 

@@ -39,9 +39,9 @@ from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
-SPLITS = (50, 40, 24)       # nodes kept of 60 by a fixed split, which leaves 10, 20 or 36 to retrieval
-QUANTILES = 12              # candidate thresholds per gate
-Prompt = tuple[Sequence[int], Sequence[int]]    # (ids, ids to replay; empty: the target's own draws)
+SPLITS = (50, 40, 24)  # nodes kept of 60 by a fixed split, which leaves 10, 20 or 36 to retrieval
+QUANTILES = 12  # candidate thresholds per gate
+Prompt = tuple[Sequence[int], Sequence[int]]  # (ids, ids to replay; empty: the target's own draws)
 
 
 @dataclass
@@ -103,7 +103,7 @@ class _Warmup:
         """Returns the tree that gate `depth` would have made: the best of its levels, and retrieved nodes."""
         nodes = kept_nodes(ask.budget, KEPT_OF_60[depth])
         whole = self.drafter
-        levels = min(depth + 1, whole.levels)       # the last level of a shallow tree stands for deeper gates
+        levels = min(depth + 1, whole.levels)  # the last level of a shallow tree stands for deeper gates
         short = Eagle3Drafter(whole.memory, lambda level: Verdict(nodes - 1), levels, whole.top_k)
         return self._graft(ask, on_host(short.propose(ask)))
 
@@ -145,15 +145,23 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
     # reads the drafts.
     parts = loaded.parts
     bounds = find(PAPERS, loaded.settings.flags).choices
-    warmup = _Warmup(replace(parts, choices=bounds, persist=True, kept={}, regions=EAGER,
-                             calibration=replace(parts.calibration, snapshot=None)))
+    warmup = _Warmup(
+        replace(
+            parts,
+            choices=bounds,
+            persist=True,
+            kept={},
+            regions=EAGER,
+            calibration=replace(parts.calibration, snapshot=None),
+        )
+    )
     session = replace(loaded, method=as_method(warmup, "warm-up")).session(Settings(budget=how.budget))
     nodes = session.engine.budget
     halves: tuple[list[_Step], list[_Step]] = ([], [])
     looping = 0
     for index, (ids, recorded) in enumerate(tqdm(prompts, desc="warm-up", unit="prompt")):
         warmup.steps = []
-        replay = recorded[:how.max_new_tokens]
+        replay = recorded[: how.max_new_tokens]
         sampling = _sampling(replay, how.temperature, index)
         decoded = answer(session.open(ids, len(replay) or how.max_new_tokens, sampling)).token_ids
         _replay(warmup.steps, [*ids, *decoded])
@@ -163,26 +171,35 @@ def calibrate(loaded: Loaded, prompts: Sequence[Prompt], how: WarmupSettings, ou
         if not looped:
             halves[index % 2].extend(warmup.steps)
     chosen, unseen = halves
-    if not (chosen and unseen):     # one half has all steps: nothing is left to report on but itself
+    if not (chosen and unseen):  # one half has all steps: nothing is left to report on but itself
         chosen = unseen = halves[0] + halves[1]
     if not chosen:
-        raise ValueError(f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
-                         "themselves, the others ended at once. Give other prompts, or --temperature 1.")
+        raise ValueError(
+            f"The warm-up gave no step to learn from: of {len(prompts)} answers {looping} repeat "
+            "themselves, the others ended at once. Give other prompts, or --temperature 1."
+        )
     costs = _costs(loaded, warmup, nodes) if how.draft_cost is None else (how.draft_cost, 1.0)
     thresholds, gain = choose(chosen, costs, how.keep)
     split = max(SPLITS, key=lambda k: sum(step.accepted_split[k] for step in chosen + unseen))
-    about = {"prompts": str(len(prompts)), "looping": str(looping), "steps": str(len(chosen)),
-             **made_for(nodes, bounds),
-             "temperature": f"{how.temperature:g}", "date": time.strftime("%Y-%m-%d"),
-             "draft_cost": f"{costs[0] / costs[1]:.3f}",
-             "gain_on_chosen_half": f"{gain:.3f}",
-             "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
-             "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}"}
+    about = {
+        "prompts": str(len(prompts)),
+        "looping": str(looping),
+        "steps": str(len(chosen)),
+        **made_for(nodes, bounds),
+        "temperature": f"{how.temperature:g}",
+        "date": time.strftime("%Y-%m-%d"),
+        "draft_cost": f"{costs[0] / costs[1]:.3f}",
+        "gain_on_chosen_half": f"{gain:.3f}",
+        "gain_on_other_half": f"{_gain(unseen, thresholds, costs):.3f}",
+        "acceptance_on_other_half": f"{_gain(unseen, thresholds, (0.0, 1.0)):.3f}",
+    }
     result = Calibration(thresholds, split, warmup.retriever.matrix.snapshot(), "calibrated", about)
     path = out or default_path(loaded.identity)
     result.save(path, loaded.identity)
-    print(f"longgraft: {result.describe()}, split {split}; " + ", ".join(f"{k} {v}" for k, v in about.items()),
-          file=sys.stderr)
+    print(
+        f"longgraft: {result.describe()}, split {split}; " + ", ".join(f"{k} {v}" for k, v in about.items()),
+        file=sys.stderr,
+    )
     return path
 
 
@@ -195,8 +212,7 @@ def _sampling(replay: Sequence[int], temperature: float, index: int) -> Sampling
     return Sampling(temperature)
 
 
-def choose(steps: Sequence[_Step], costs: tuple[float, float],
-           keep: bool = False) -> tuple[dict[int, float], float]:
+def choose(steps: Sequence[_Step], costs: tuple[float, float], keep: bool = False) -> tuple[dict[int, float], float]:
     """Returns the thresholds with the most tokens per second over the logged steps, and their gain.
 
     Every combination of quantiles is tried.  keep: only combinations whose tokens per step are at least the dense
@@ -227,8 +243,9 @@ def _gain(steps: Sequence[_Step], thresholds: Mapping[int, float], costs: tuple[
 
     def speed(stages: list[int]) -> float:
         tokens = sum(step.accepted[stage] + 1 for step, stage in zip(steps, stages, strict=True))
-        levels = (len(step.confidence) if stage == UNPRUNED else stage + 1
-                  for step, stage in zip(steps, stages, strict=True))
+        levels = (
+            len(step.confidence) if stage == UNPRUNED else stage + 1 for step, stage in zip(steps, stages, strict=True)
+        )
         return tokens / sum(count * draft + verify for count in levels)
 
     return speed([stage_of(step, thresholds) for step in steps]) / speed([UNPRUNED] * len(steps))
@@ -247,7 +264,7 @@ def accepted(tree: ProposalTree, rest: Sequence[int]) -> int:
 def _replay(steps: Sequence[_Step], text: Sequence[int]) -> None:
     """Counts how much of the text, prompt and answer, each tree would have accepted; the text depends on no tree."""
     for step in steps:
-        rest = text[step.position + 1:]
+        rest = text[step.position + 1 :]
         step.accepted = {stage: accepted(tree, rest) for stage, tree in step.stages.items()}
         step.accepted_split = {kept: accepted(tree, rest) for kept, tree in step.splits.items()}
         step.stages = {}

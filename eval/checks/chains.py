@@ -88,10 +88,20 @@ def summed(of_prompts: Sequence[Right], drafter: str, suite: str, bucket: int) -
         return
     for condition in of_prompts[0]:
         right = torch.cat([of_prompt[condition] for of_prompt in of_prompts])
-        so_far = torch.cat([torch.ones_like(right[:, :1]), right.cumprod(1).bool()], dim=1)     # [S, 1 + D]
+        so_far = torch.cat([torch.ones_like(right[:, :1]), right.cumprod(1).bool()], dim=1)  # [S, 1 + D]
         for index in range(right.shape[1]):
-            yield Depth(drafter, suite, bucket, condition, index + 1, len(of_prompts), len(right),
-                        int(right[:, index].sum()), int(so_far[:, index].sum()), int(so_far[:, index + 1].sum()))
+            yield Depth(
+                drafter,
+                suite,
+                bucket,
+                condition,
+                index + 1,
+                len(of_prompts),
+                len(right),
+                int(right[:, index].sum()),
+                int(so_far[:, index].sum()),
+                int(so_far[:, index + 1].sum()),
+            )
 
 
 @torch.inference_mode()
@@ -104,18 +114,18 @@ def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], st
     hidden = torch.cat([report.hidden[layer] for layer in network.config.feature_layers], dim=-1)
     text = text.to(target.device)
     first = start - 1
-    end = first + len(hidden)       # slots first .. T - 2
+    end = first + len(hidden)  # slots first .. T - 2
     slots = torch.arange(first, end, device=target.device)
     layout = Layout(first, torch.arange(len(hidden)), None, target.device)
     fused = memory.passes.run(HeadRows(hidden.to(network.fc.weight.dtype)), Part.FUSE)
     states = memory.passes.run(HeadRows(fused, text[start:], slots, memory.cache, layout), Part.FEED)
     target_rows = [(layer.keys[:, :, :end], layer.values[:, :, :end]) for layer in memory.cache.layers]
-    starts = torch.arange(start, len(ids) - depth, device=target.device)        # [S]
+    starts = torch.arange(start, len(ids) - depth, device=target.device)  # [S]
 
     def is_right(states: Tensor, at_depth: int) -> Tensor:
         return network.target_ids(network.logits(states).argmax(-1)) == text[starts + at_depth]
 
-    first_states = states[:len(starts)]
+    first_states = states[: len(starts)]
     columns = {condition: [is_right(first_states, 1)] for condition in (OWN, ROWS, TARGET)}
     for condition in (OWN, ROWS):
         chain = _Chain(target_rows, starts, memory.window, keeps_rows=condition == OWN)
@@ -125,7 +135,7 @@ def eagle3_chains(target: Target, network: Eagle3Network, ids: Sequence[int], st
             state = network(state[None], tokens[None], chain.step(at_depth)[None], chain.attend)[0]
             columns[condition].append(is_right(state, at_depth))
     for at_depth in range(2, depth + 1):
-        later_states = states[at_depth - 1:][:len(starts)]
+        later_states = states[at_depth - 1 :][: len(starts)]
         columns[TARGET].append(is_right(later_states, at_depth))
     return _stacked(columns)
 
@@ -147,8 +157,9 @@ class _Chain:
         at: Slot of each chain.
     """
 
-    def __init__(self, target_rows: Sequence[tuple[Tensor, Tensor]], starts: Tensor, window: int | None,
-                 keeps_rows: bool) -> None:
+    def __init__(
+        self, target_rows: Sequence[tuple[Tensor, Tensor]], starts: Tensor, window: int | None, keeps_rows: bool
+    ) -> None:
         self.target_rows = target_rows
         self.starts = starts
         self.window = window
@@ -194,11 +205,11 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
     config = network.config
     shared = SharedParts(target)
     _, cache = _read(target, text, start - 1, Wants(), lambda observation: None)
-    keys, values = (numbers_of(rows[:, :, :len(ids) - 1], target.dtype) for rows in cache.last)
+    keys, values = (numbers_of(rows[:, :, : len(ids) - 1], target.dtype) for rows in cache.last)
     text = text.to(target.device)
     weight = network.mlp.up_proj.weight
     first = max(0, start - config.window)
-    at = torch.arange(start, len(ids) - 1, device=target.device)                # [n]: queries
+    at = torch.arange(start, len(ids) - 1, device=target.device)  # [n]: queries
     behind = torch.arange(first, start, device=target.device)
     near = network.rows(shared.embed(text[behind][None], weight), shared.angles(behind[None], config.head_dim))
     back = at[:, None] - torch.cat([behind, at])
@@ -211,24 +222,29 @@ def longspec_chains(target: Target, network: LongSpecNetwork, ids: Sequence[int]
     best = []
     for gap in range(1, depth + 1):
         far = at[:, None] - torch.arange(len(ids) - 1, device=target.device) >= gap
-        states = network(shared.embed(text[at][None], weight), shared.angles(at[None], config.head_dim), attend_own,
-                         lambda q, far=far: _masked(q, keys, values, far))
+        states = network(
+            shared.embed(text[at][None], weight),
+            shared.angles(at[None], config.head_dim),
+            attend_own,
+            lambda q, far=far: _masked(q, keys, values, far),
+        )
         best.append(target.logits(states[0]).argmax(-1) == text[at + 1])
     columns: dict[str, list[Tensor]] = {OWN: [], TARGET: []}
     for index in range(depth):
-        columns[OWN].append(best[index][index:][:len(starts)])
-        columns[TARGET].append(best[0][index:][:len(starts)])
+        columns[OWN].append(best[index][index:][: len(starts)])
+        columns[TARGET].append(best[0][index:][: len(starts)])
     return _stacked(columns)
 
 
-def _read(target: Target, text: Tensor, end: int, wants: Wants, observe: Callable[[Observation], None]
-          ) -> tuple[Report, KVCache]:
+def _read(
+    target: Target, text: Tensor, end: int, wants: Wants, observe: Callable[[Observation], None]
+) -> tuple[Report, KVCache]:
     """Returns what the target reports of tokens end .. T - 2, and its cache; `observe` gets those before."""
     cache = target.cache(len(text))
     verifier = Verifier(target, cache, Greedy(), Clock())
     for observation in read_prompt(verifier, text[:end], wants, following=int(text[end])):
         observe(observation)
-    report, = target.run([Segment(ProposalTree.chain(text[end:-1], origin=ROOT), cache, logits="none")], wants)
+    (report,) = target.run([Segment(ProposalTree.chain(text[end:-1], origin=ROOT), cache, logits="none")], wants)
     return report, cache
 
 
@@ -244,6 +260,8 @@ CHAINS: Mapping[type, Callable[..., Right]] = {Eagle3Network: eagle3_chains, Lon
 def chains(target: Target, network: object, ids: Sequence[int], start: int, depth: int) -> Right:
     """Drafts chains of either kind of drafter; raises ValueError if the text is too short."""
     if start < 2 or len(ids) - depth <= start:
-        raise ValueError(f"A text of {len(ids):,} tokens that begins at token {start:,} has no start with {depth} "
-                         "tokens behind. Give a longer --max-new-tokens, or a smaller --depth.")
+        raise ValueError(
+            f"A text of {len(ids):,} tokens that begins at token {start:,} has no start with {depth} "
+            "tokens behind. Give a longer --max-new-tokens, or a smaller --depth."
+        )
     return CHAINS[type(network)](target, network, ids, start, depth)

@@ -10,7 +10,7 @@ from longgraft.budget.cost_model import Costs
 from longgraft.budget.sample_text import sample_tokens
 from longgraft.methods.assembly import Loaded
 
-PARTS = ("draft", "verify", "accept")       # parts of a step whose seconds passes, levels and feeds already include
+PARTS = ("draft", "verify", "accept")  # parts of a step whose seconds passes, levels and feeds already include
 # Tokens that are read and decoded to measure the rest of a step.
 PROMPT = 256
 ANSWER = 33
@@ -18,8 +18,13 @@ ANSWER = 33
 
 def measured(loaded: Loaded, prefixes: Sequence[int], seconds: float) -> Costs:
     """Measures costs; the rest of a step is 0 if positions allow no answer after the prompt, or it ends at once."""
-    costs = measure(loaded.target, loaded.parts.head, Extent(prefixes, seconds), loaded.parts.regions,
-                    sample_tokens(loaded.tokenizer))
+    costs = measure(
+        loaded.target,
+        loaded.parts.head,
+        Extent(prefixes, seconds),
+        loaded.parts.regions,
+        sample_tokens(loaded.tokenizer),
+    )
     session = loaded.session()
     read = min(PROMPT, min(session.engine.limits.values()) - ANSWER)
     if read < 1:

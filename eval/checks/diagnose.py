@@ -19,7 +19,7 @@ from longgraft.methods.assembly import Loaded
 from longgraft.methods.needs import HEAD, Need, Sources
 from longgraft.zoo.longspec.methods import LONGSPEC
 
-KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)      # kinds of drafters that `chains` can follow
+KINDS: tuple[Need, ...] = (HEAD, LONGSPEC)  # kinds of drafters that `chains` can follow
 
 
 def diagnose(pair: Pair, options: Diagnosis) -> tuple[Session, list[Depth]]:
@@ -28,7 +28,7 @@ def diagnose(pair: Pair, options: Diagnosis) -> tuple[Session, list[Depth]]:
     Raises:
         ValueError: a suite is unknown or has nothing to follow, or no prompt is long enough.
     """
-    suites = {suite: _examples(suite, options) for suite in options.suites}     # errors come before a load
+    suites = {suite: _examples(suite, options) for suite in options.suites}  # errors come before a load
     settings = Settings(method=PLAIN, device=options.device, dtype=options.dtype)
     loaded = assemble(pair.model, None, settings)
     session = loaded.session()
@@ -45,8 +45,10 @@ def diagnose(pair: Pair, options: Diagnosis) -> tuple[Session, list[Depth]]:
                 right = [chains(loaded.target, network, ids, start, options.depth) for start, ids in texts]
                 depths += summed(right, name, suite, length)
     if not depths:
-        raise ValueError(f"No prompt of {', '.join(options.suites)} is long enough for the shortest length, with more "
-                         f"than {options.depth} tokens to follow. Give shorter --buckets, or a smaller --depth.")
+        raise ValueError(
+            f"No prompt of {', '.join(options.suites)} is long enough for the shortest length, with more "
+            f"than {options.depth} tokens to follow. Give shorter --buckets, or a smaller --depth."
+        )
     return session, depths
 
 
@@ -68,7 +70,7 @@ def _text_ids(session: Session, fitted: Fitted, options: Diagnosis) -> Sequence[
     if options.text == "greedy":
         return session.generate(list(fitted.ids), options.max_new_tokens, progress=False).token_ids
     recorded = session.tokenizer(fitted.example.recording, add_special_tokens=False)["input_ids"]
-    return recorded[:options.max_new_tokens]
+    return recorded[: options.max_new_tokens]
 
 
 def _drafters(loaded: Loaded, pair: Pair, options: Diagnosis) -> Mapping[str, object]:

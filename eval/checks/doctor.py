@@ -34,8 +34,8 @@ from longgraft.yarn_drafters.layouts import TargetShape, head_config, norm_notic
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 
 PACKAGES = ("longgraft", "torch", "transformers", "datasets", "numpy", "flash-attn")
-TIGHT = 0.9         # share of the free memory that may be used: an allocator needs the rest between its blocks
-GIB = 2 ** 30
+TIGHT = 0.9  # share of the free memory that may be used: an allocator needs the rest between its blocks
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,14 @@ class Footprint:
     per_token: int
 
 
-def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype | None, weights: str = "auto",
-            cache: torch.dtype | None = None) -> FitReport:
+def examine(
+    pair: Pair,
+    context: int,
+    device: torch.device,
+    dtype: torch.dtype | None,
+    weights: str = "auto",
+    cache: torch.dtype | None = None,
+) -> FitReport:
     """Checks if a target and a head fit together and into memory.
 
     Args:
@@ -79,7 +85,7 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     Raises:
         ValueError: the target cannot be decoded here, or the head belongs to another target.
     """
-    programs = resident() if device.type == "cpu" else 0      # before a GGUF file is described, which leaves memory
+    programs = resident() if device.type == "cpu" else 0  # before a GGUF file is described, which leaves memory
     entry = not_here(pair.model)
     if entry is not None:
         check_packages(entry.name)
@@ -91,9 +97,11 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
     text = config.get_text_config(decoder=True)
     shape = TargetShape.of(config)
     positions = most_positions(config) or UNBOUNDED
-    lines = [*machine(device),
-             f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
-             f"{shape.vocab:,}, {positions:,} positions, {str(dtype)[6:]} on {device}"]
+    lines = [
+        *machine(device),
+        f"target {name}: {text.model_type}, {shape.layers} layers, hidden {shape.hidden:,}, vocabulary "
+        f"{shape.vocab:,}, {positions:,} positions, {str(dtype)[6:]} on {device}",
+    ]
     in_blocks = place.gguf and weights in ("auto", "gguf") and device.type == "cpu" and dtype in DTYPES
     blocks = None
     if in_blocks:
@@ -117,8 +125,10 @@ def examine(pair: Pair, context: int, device: torch.device, dtype: torch.dtype |
         lines.append(f"context {context:,}: too long, {positions:,} positions are allowed")
     wants = Wants(layers=layers, topk=WIDTH)
     rows = min(context, largest_chunk(text, dtype, device, wants))
-    fixed = {"matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
-              f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants)}
+    fixed = {
+        "matrix": (shape.vocab + 1) * WIDTH * 4 + shape.vocab * 8,
+        f"a chunk of {rows:,}": chunk_bytes(text, dtype, rows, wants),
+    }
     left = free_bytes(device)
     needed, enough = memory(shares, fixed, context, left, programs)
     if packed and device.type == "cpu" and dtype in DTYPES and enough:
@@ -146,9 +156,11 @@ def before_download(entry: Entry, context: int, device: torch.device, programs: 
         device: The device.
         programs: Bytes of this process's programs, which lie in memory already.
     """
-    lines = [*machine(device),
-             f"model {entry.name}: {entry.title}, {entry.licence}, {entry.positions:,} positions; not on this machine: "
-             f"{entry.megabytes:,} MB would be downloaded from {entry.hub or 'the package index'}"]
+    lines = [
+        *machine(device),
+        f"model {entry.name}: {entry.title}, {entry.licence}, {entry.positions:,} positions; not on this machine: "
+        f"{entry.megabytes:,} MB would be downloaded from {entry.hub or 'the package index'}",
+    ]
     if entry.terms:
         lines.append(f"terms of use: {entry.terms}")
     fits = context <= entry.positions
@@ -173,16 +185,20 @@ def machine(device: torch.device) -> list[str]:
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             left, total = torch.cuda.mem_get_info(index)
-            lines.append(f"device cuda:{index}: {torch.cuda.get_device_name(index)}, {left / GIB:.1f} of "
-                         f"{total / GIB:.1f} GiB free")
+            lines.append(
+                f"device cuda:{index}: {torch.cuda.get_device_name(index)}, {left / GIB:.1f} of "
+                f"{total / GIB:.1f} GiB free"
+            )
     else:
-        lines.append(f"device: CPU, {torch.get_num_threads()} threads, {free_bytes(device) / GIB:.1f} GiB free; no "
-                     "CUDA device")
+        lines.append(
+            f"device: CPU, {torch.get_num_threads()} threads, {free_bytes(device) / GIB:.1f} GiB free; no CUDA device"
+        )
     return [*lines, *(f"attention {name}: {reason or 'available'}" for name, reason in available().items())]
 
 
-def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, left: int,
-           process: int = 0) -> tuple[list[str], bool]:
+def memory(
+    shares: dict[str, Footprint], fixed: dict[str, int], context: int, left: int, process: int = 0
+) -> tuple[list[str], bool]:
     """Computes the most memory that a prompt of `context` tokens takes, in words, and if `left` bytes hold it.
 
     Args:
@@ -201,13 +217,16 @@ def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, le
     shown = ", ".join(f"{name} {size / 2**20:,.1f}" for name, size in parts.items())
     lines = [f"memory for {context:,} tokens: {total / 2**20:,.1f} MiB ({shown})"]
     if process:
-        lines.append(f"peak of the process: {(total + process) / 2**20:,.1f} MiB, {process / 2**20:,.1f} of them its "
-                     "programs")
+        lines.append(
+            f"peak of the process: {(total + process) / 2**20:,.1f} MiB, {process / 2**20:,.1f} of them its programs"
+        )
     if total <= TIGHT * left:
         return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: fits"], True
     if total <= left:
-        return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: tight; lower --chunk, or use a "
-                        "smaller dtype"], True
+        return [
+            *lines,
+            f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: tight; lower --chunk, or use a smaller dtype",
+        ], True
     per_token = sum(share.per_token for share in shares.values())
     most = int((TIGHT * left - (total - context * per_token)) / per_token)
     advice = "not even its weights do"
@@ -216,8 +235,9 @@ def memory(shares: dict[str, Footprint], fixed: dict[str, int], context: int, le
     return [*lines, f"memory: {total / GIB:,.2f} of {left / GIB:,.2f} GiB free: does not fit; {advice}"], False
 
 
-def _target(config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blocks: int | None
-            ) -> tuple[Footprint, int]:
+def _target(
+    config: Any, dtype: torch.dtype, int8: bool, cache: torch.dtype, blocks: int | None
+) -> tuple[Footprint, int]:
     """Returns (what a target keeps, bytes of its packed weights); blocks: bytes of weights in blocks of a GGUF file."""
     from transformers import AutoModelForCausalLM
 
@@ -243,10 +263,12 @@ def _head(pair: Pair, name: str, shape: TargetShape) -> tuple[tuple[HeadConfig, 
     settings = head_config(config, shapes, shape, HeadOverrides())
     own_embedding = any(our_name(key, settings.layout) == "embed_tokens.weight" for key in shapes)
     rope = settings.rope
-    line = (f"drafter: layout {settings.layout}, hidden {settings.hidden_size:,}, draft vocabulary "
-            f"{settings.draft_vocab_size:,} of {settings.vocab_size:,}, features from the inputs of layers "
-            f"{settings.feature_layers}, rope {rope.kind} (base {rope.base:,.0f}, factor {rope.factor:g}), "
-            f"{settings.max_positions:,} positions: fits")
+    line = (
+        f"drafter: layout {settings.layout}, hidden {settings.hidden_size:,}, draft vocabulary "
+        f"{settings.draft_vocab_size:,} of {settings.vocab_size:,}, features from the inputs of layers "
+        f"{settings.feature_layers}, rope {rope.kind} (base {rope.base:,.0f}, factor {rope.factor:g}), "
+        f"{settings.max_positions:,} positions: fits"
+    )
     notice = norm_notice(config, settings)
     if notice:
         line += f"; {notice}"
@@ -264,8 +286,9 @@ def _folder(path: str | Path) -> Path | None:
     if Path(path).is_dir():
         return Path(path)
     if str(path).count("/") != 1 or str(path).startswith((".", "/")):
-        raise ValueError(f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub "
-                         "id (owner/name).")
+        raise ValueError(
+            f"Drafter {path} is not a folder. Give a folder with config.json and the weights, or a hub id (owner/name)."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -284,19 +307,20 @@ def header(folder: Path) -> dict[str, tuple[int, ...]]:
     try:
         for file in files:
             with safe_open(file, framework="pt") as tensors:
-                for key in tensors.keys():      # noqa: SIM118 - it is no mapping
+                for key in tensors.keys():  # noqa: SIM118 - it is no mapping
                     shapes[key] = tuple(tensors.get_slice(key).get_shape())
         if not files:
             weights = torch.load(folder / "pytorch_model.bin", map_location="meta", weights_only=True)
             shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
     except (SafetensorError, OSError, RuntimeError, EOFError, AttributeError) as error:
-        raise ValueError(f"Drafter {folder}: the weights cannot be read ({str(error).splitlines()[0]}). Download them "
-                         "again.") from error
+        raise ValueError(
+            f"Drafter {folder}: the weights cannot be read ({str(error).splitlines()[0]}). Download them again."
+        ) from error
     return shapes
 
 
 def _bytes(module: torch.nn.Module) -> int:
-    parameters = {id(parameter): parameter for parameter in module.parameters()}      # shared ones once
+    parameters = {id(parameter): parameter for parameter in module.parameters()}  # shared ones once
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
 
 

@@ -32,8 +32,9 @@ CHUNK = 32
 DRAWS = {"greedy": Sampling(), "sampled": Sampling(temperature=1.0, seed=5)}
 
 
-def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling,
-          max_new_tokens: int) -> dict[str, Any]:
+def check(
+    session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling, max_new_tokens: int
+) -> dict[str, Any]:
     """Compares answers with plain decoding's.
 
     Returns for each prompt the first divergence and, for greedy answers, the margin of plain decoding's logits there;
@@ -49,8 +50,15 @@ def check(session: Session, prompts: Sequence[Sequence[int]], sampling: Sampling
         reached = f"{session.promise} ({why}; {diverge} of {len(rows)} diverge)"
     else:
         reached = _level(rows, dtype)
-    return {"level": reached, "promise": session.promise, "dtype": dtype, "rows": rows, "epsilon": EPSILON,
-            "weights": session.target.weights, "temperature": sampling.temperature}
+    return {
+        "level": reached,
+        "promise": session.promise,
+        "dtype": dtype,
+        "rows": rows,
+        "epsilon": EPSILON,
+        "weights": session.target.weights,
+        "temperature": sampling.temperature,
+    }
 
 
 def _compared(session: Session, plain: Session, ids: list[int], sampling: Sampling, limit: int) -> dict[str, Any]:
@@ -62,16 +70,22 @@ def _compared(session: Session, plain: Session, ids: list[int], sampling: Sampli
         tokens = answer(session.open(ids, limit, sampling)).token_ids
         plain_tokens = answer(plain.open(ids, limit, sampling)).token_ids
     divergence = first_divergence(tokens, plain_tokens)
-    row: dict[str, Any] = {"prompt_tokens": len(ids), "new_tokens": len(plain_tokens),
-                           "first_divergence": divergence, "margin": None, "at": None}
-    if divergence is not None and sampling.temperature == 0:        # of draws a margin says nothing
+    row: dict[str, Any] = {
+        "prompt_tokens": len(ids),
+        "new_tokens": len(plain_tokens),
+        "first_divergence": divergence,
+        "margin": None,
+        "at": None,
+    }
+    if divergence is not None and sampling.temperature == 0:  # of draws a margin says nothing
         text = [*ids, *plain_tokens[:divergence]]
         row["margin"], row["at"] = margin(session.target, session.target.cache(len(text)), text)
     return row
 
 
-def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO,
-                    new_tokens: int = 24) -> int:
+def assert_lossless(
+    method: str | Method | Proposer, model: Any = None, drafter: str | Path | None = AUTO, new_tokens: int = 24
+) -> int:
     """Raises AssertionError unless the method decodes plain decoding's tokens in float32; returns the accepted guesses.
 
     It reads two prompts, one of a single token and one that repeats itself, so that lookups find something, in chunks;
@@ -95,8 +109,10 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
         raise ValueError(f"{named.name} cannot be checked: {loaded.notes[0]}. Give what it needs.")
     promise = loaded.method.promise
     if promise == "lossy":
-        raise ValueError(f"Method {loaded.method.name!r} is lossy: its tokens need not be plain decoding's. Check a "
-                         "method that promises exact tokens or their distribution.")
+        raise ValueError(
+            f"Method {loaded.method.name!r} is lossy: its tokens need not be plain decoding's. Check a "
+            "method that promises exact tokens or their distribution."
+        )
     generator = torch.Generator().manual_seed(0)
     repeated = torch.randint(loaded.target.vocab_size, (25,), generator=generator).repeat(3).tolist()
     sessions = [loaded.session(Settings(budget=budget, chunk=CHUNK)) for budget in BUDGETS]
@@ -108,9 +124,11 @@ def assert_lossless(method: str | Method | Proposer, model: Any = None, drafter:
                 ours = answer(session.open(ids, new_tokens, sampling))
                 at = first_divergence(ours.token_ids, plain)
                 if at is not None and (promise == "exact" or sampling.temperature == 0):
-                    raise AssertionError(f"{loaded.method.name}, budget {budget}, {name}, prompt of {len(ids)} tokens: "
-                                         f"it decodes {ours.token_ids[at:at + 1]} where plain decoding has "
-                                         f"{plain[at:at + 1]}, at new token {at}.")
+                    raise AssertionError(
+                        f"{loaded.method.name}, budget {budget}, {name}, prompt of {len(ids)} tokens: "
+                        f"it decodes {ours.token_ids[at : at + 1]} where plain decoding has "
+                        f"{plain[at : at + 1]}, at new token {at}."
+                    )
                 accepted += sum(ours.stats.accepted_per_step)
     return accepted
 
@@ -120,7 +138,7 @@ def margin(target: Target, cache: KVCache, ids: Sequence[int]) -> tuple[float, f
 
     The logits are computed in the model's own precision.
     """
-    report, = target.run([Segment(ProposalTree.chain(torch.tensor(ids)), cache, "last")], Wants())
+    (report,) = target.run([Segment(ProposalTree.chain(torch.tensor(ids)), cache, "last")], Wants())
     best = report.logits[0].float().topk(2).values
     return float(best[0] - best[1]), float(best[0])
 

@@ -20,18 +20,20 @@ from longgraft.eval.prompts.example import Example
 
 # The gap between two units; at a cut it is dropped.
 GAPS = {
-    "turn": re.compile(r"\n+(?=[^\n:]{1,100}:)"),       # a turn starts a line with its speaker: "PhD A: ..."
+    "turn": re.compile(r"\n+(?=[^\n:]{1,100}:)"),  # a turn starts a line with its speaker: "PhD A: ..."
     "line": re.compile(r"\n"),
     # A full stop after an initial or a title ends no sentence.
-    "sentence": re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')\]\u201d\u2019]))"
-                           r"(?<!\b[A-Z]\.)(?<!\b[DM]r\.)(?<!\bMs\.)(?<!\bMrs\.)\s+|"
-                           r"(?<=[\u3002\uff01\uff1f])|\n\s*\n"),      # Chinese full stop, ! and ?
+    "sentence": re.compile(
+        r"(?:(?<=[.!?])|(?<=[.!?][\"')\]\u201d\u2019]))"
+        r"(?<!\b[A-Z]\.)(?<!\b[DM]r\.)(?<!\bMs\.)(?<!\bMrs\.)\s+|"
+        r"(?<=[\u3002\uff01\uff1f])|\n\s*\n"
+    ),  # Chinese full stop, ! and ?
     "word": re.compile(r"\s+"),
 }
 # Units to try in order: a finer one if a unit is so long that the prompt would fall out of its bucket.
 FINER = {"turn": ("turn", "sentence", "word"), "sentence": ("sentence", "word"), "line": ("line", "sentence", "word")}
 
-WHOLE = 0       # stands for the length of prompts that are not cut
+WHOLE = 0  # stands for the length of prompts that are not cut
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,9 @@ def fit(example: Example, tokenizer: Any, length: int) -> Fitted | None:
     return _Measured(example, tokenizer).fit(Bucket.of(example, length))
 
 
-def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
-         prompts: int, most: int | None = None) -> dict[int, list[Fitted]]:
+def plan(
+    examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int], prompts: int, most: int | None = None
+) -> dict[int, list[Fitted]]:
     """Returns at most `prompts` prompts for every length, the same ones wherever possible; [] if there are none.
 
     Prompts that fill the longest bucket and can be cut to all others come first, then the others by the longest bucket
@@ -115,8 +118,9 @@ def plan(examples: Sequence[Example], tokenizer: Any, lengths: Sequence[int],
     return chosen
 
 
-def _chosen(examples: Sequence[Example], tokenizer: Any, ladder: Sequence[int],
-            prompts: int, most: int | None) -> dict[int, list[Fitted]]:
+def _chosen(
+    examples: Sequence[Example], tokenizer: Any, ladder: Sequence[int], prompts: int, most: int | None
+) -> dict[int, list[Fitted]]:
     """Returns `plan` for prompts that are chosen by their length."""
     pool: list[dict[int, Fitted]] = []
     rest: list[tuple[int, _Measured]] = []
@@ -133,7 +137,7 @@ def _chosen(examples: Sequence[Example], tokenizer: Any, ladder: Sequence[int],
         else:
             rest.append((measured.reach(ladder), measured))
     chosen = {length: [fits[length] for fits in pool] for length in ladder}
-    for _, measured in sorted(rest, key=lambda reached: -reached[0]):       # stable: else in the given order
+    for _, measured in sorted(rest, key=lambda reached: -reached[0]):  # stable: else in the given order
         short = [length for length in ladder if len(chosen[length]) < prompts]
         for length, fitted in measured.climb(ladder, short).items():
             chosen[length].append(fitted)
@@ -173,7 +177,7 @@ class _Measured:
         self.example = example
         self._tokenizer = tokenizer
         self._most = most
-        self.ids = array("i", example.encode(tokenizer))     # an array, because books have hundreds of thousands
+        self.ids = array("i", example.encode(tokenizer))  # an array, because books have hundreds of thousands
 
     def reach(self, ladder: Sequence[int]) -> int:
         """Returns how many buckets of an ascending ladder begin below this prompt's length."""

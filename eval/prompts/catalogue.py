@@ -21,8 +21,19 @@ SPEC_KINDS = {
 
 # SPEED-Bench, arXiv 2604.09557: categories of its qualitative split, and entropy tiers and thousands of prompt tokens
 # of its throughput splits. The tokens are counted with the tokenizer o200k_base.
-SPEED_CATEGORIES = ("coding", "humanities", "math", "multilingual", "qa", "rag", "reasoning", "roleplay", "stem",
-                    "summarization", "writing")
+SPEED_CATEGORIES = (
+    "coding",
+    "humanities",
+    "math",
+    "multilingual",
+    "qa",
+    "rag",
+    "reasoning",
+    "roleplay",
+    "stem",
+    "summarization",
+    "writing",
+)
 SPEED_TIERS = ("low_entropy", "mixed", "high_entropy")
 SPEED_THOUSANDS = (1, 2, 8, 16, 32)
 
@@ -74,21 +85,29 @@ class Suite:
 
 # Prompts and lengths are from THUDM/LongBench, LongBench/config/dataset2prompt.json and dataset2maxlen.json at
 # 2e00731f. Code has no chat template, as in LongBench/pred.py.
-QMSUM = ("You are given a meeting transcript and a query containing a question or instruction. Answer the query in one "
-         "or more sentences.\n\nTranscript:\n{context}\n\nNow, answer the query based on the above meeting transcript "
-         "in one or more sentences.\n\nQuery: {input}\nAnswer:")
-GOV_REPORT = ("You are given a report by a government agency. Write a one-page summary of the report.\n\nReport:\n"
-              "{context}\n\nNow, write a one-page summary of the report.\n\nSummary:")
-MULTI_NEWS = ("You are given several news passages. Write a one-page summary of all news. \n\nNews:\n{context}\n\n"
-              "Now, write a one-page summary of all the news.\n\nSummary:")
+QMSUM = (
+    "You are given a meeting transcript and a query containing a question or instruction. Answer the query in one "
+    "or more sentences.\n\nTranscript:\n{context}\n\nNow, answer the query based on the above meeting transcript "
+    "in one or more sentences.\n\nQuery: {input}\nAnswer:"
+)
+GOV_REPORT = (
+    "You are given a report by a government agency. Write a one-page summary of the report.\n\nReport:\n"
+    "{context}\n\nNow, write a one-page summary of the report.\n\nSummary:"
+)
+MULTI_NEWS = (
+    "You are given several news passages. Write a one-page summary of all news. \n\nNews:\n{context}\n\n"
+    "Now, write a one-page summary of all the news.\n\nSummary:"
+)
 LCC = "Please complete the code given below. \n{context}Next line of code:\n"
 REPOBENCH = "Please complete the code given below. \n{context}{input}Next line of code:\n"
 # LongBench v2's prompt without examples or reasoning, prompts/0shot.txt; pred.py strips the texts and generates 128
 # tokens.
-LONGBENCH_V2 = ("Please read the following text and answer the question below.\n\n<text>\n{context}\n</text>\n\n"
-                "What is the correct answer to this question: {question}\nChoices:\n(A) {choice_A}\n(B) {choice_B}\n"
-                "(C) {choice_C}\n(D) {choice_D}\n\n"
-                "Format your response as follows: \"The correct answer is (insert answer here)\".")
+LONGBENCH_V2 = (
+    "Please read the following text and answer the question below.\n\n<text>\n{context}\n</text>\n\n"
+    "What is the correct answer to this question: {question}\nChoices:\n(A) {choice_A}\n(B) {choice_B}\n"
+    "(C) {choice_C}\n(D) {choice_D}\n\n"
+    'Format your response as follows: "The correct answer is (insert answer here)".'
+)
 
 
 def _longbench(name: str, clause: str, template: str, unit: str, max_new_tokens: int) -> Suite:
@@ -98,14 +117,37 @@ def _longbench(name: str, clause: str, template: str, unit: str, max_new_tokens:
 
 def _longbench_v2(clause: str, *lengths: str) -> Suite:
     # The repository on the hub holds one file, data.json. Contexts are of all kinds, so they are cut at lines.
-    return Suite(clause, LONGBENCH_V2, max_new_tokens=128, strip=True, hub=("THUDM/LongBench-v2", "", "train"),
-                 files=("longbench_v2.jsonl", "longbench_v2.parquet", "data.json"), kinds=lengths, kind_column="length")
+    return Suite(
+        clause,
+        LONGBENCH_V2,
+        max_new_tokens=128,
+        strip=True,
+        hub=("THUDM/LongBench-v2", "", "train"),
+        files=("longbench_v2.jsonl", "longbench_v2.parquet", "data.json"),
+        kinds=lengths,
+        kind_column="length",
+    )
 
 
-def _questions(clause: str, *hub: str, source: str = "", column: str = "", lead: str = "",
-               files: tuple[str, ...] = (), kinds: tuple[str, ...] = ()) -> Suite:
-    return Suite(clause, max_new_tokens=QUESTION_TOKENS, hub=hub, source=source, column=column, lead=lead, files=files,
-                 kinds=kinds)
+def _questions(
+    clause: str,
+    *hub: str,
+    source: str = "",
+    column: str = "",
+    lead: str = "",
+    files: tuple[str, ...] = (),
+    kinds: tuple[str, ...] = (),
+) -> Suite:
+    return Suite(
+        clause,
+        max_new_tokens=QUESTION_TOKENS,
+        hub=hub,
+        source=source,
+        column=column,
+        lead=lead,
+        files=files,
+        kinds=kinds,
+    )
 
 
 def _blazedit(thousand: int) -> Suite:
@@ -113,20 +155,31 @@ def _blazedit(thousand: int) -> Suite:
 
     4,000 tokens are vLLM's limit of an answer, in `vllm bench`.
     """
-    return Suite(f"BlazEdit: edit a Python file of about {thousand},000 characters", max_new_tokens=4000,
-                 hub=(f"vdaita/edit_{thousand}k_char", "", "train"), edit=("code", "change_request", ""))
+    return Suite(
+        f"BlazEdit: edit a Python file of about {thousand},000 characters",
+        max_new_tokens=4000,
+        hub=(f"vdaita/edit_{thousand}k_char", "", "train"),
+        edit=("code", "change_request", ""),
+    )
 
 
-def _speed_bench(clause: str, split: str, name: str, kinds: tuple[str, ...] = (),
-                 fixed_length: int | None = None) -> Suite:
+def _speed_bench(
+    clause: str, split: str, name: str, kinds: tuple[str, ...] = (), fixed_length: int | None = None
+) -> Suite:
     """Returns a suite of SPEED-Bench.
 
     Its files are those of the suite `name`, then those of NeMo Skills' prepare.py, of a copy of the hub's repository,
     and of Model-Optimizer's prepare_data.py.
     """
     files = (f"{name}.jsonl", f"{split}.jsonl", f"{split}/test*.parquet", f"speed/{split}/test*.parquet")
-    return Suite(clause, max_new_tokens=QUESTION_TOKENS, hub=("nvidia/SPEED-Bench", split, "test"), files=files,
-                 kinds=kinds, fixed_length=fixed_length)
+    return Suite(
+        clause,
+        max_new_tokens=QUESTION_TOKENS,
+        hub=("nvidia/SPEED-Bench", split, "test"),
+        files=files,
+        kinds=kinds,
+        fixed_length=fixed_length,
+    )
 
 
 def _speed_bench_suites() -> dict[str, Suite]:
@@ -151,31 +204,57 @@ SUITES: dict[str, Suite] = {
     "gov_report": _longbench("gov_report", "LongBench: summarise a government report", GOV_REPORT, "sentence", 512),
     "multi_news": _longbench("multi_news", "LongBench: summarise several news articles", MULTI_NEWS, "sentence", 512),
     "lcc": _longbench("lcc", "LongBench: the next line of a source file", LCC, "line", 64),
-    "repobench-p": _longbench("repobench-p", "LongBench: the next line, other files of the repository given",
-                              REPOBENCH, "line", 64),
+    "repobench-p": _longbench(
+        "repobench-p", "LongBench: the next line, other files of the repository given", REPOBENCH, "line", 64
+    ),
     "longbench_v2": _longbench_v2("LongBench v2: a question with four choices about a long text"),
-    "pg19": Suite("PG-19: a book, to be continued", "{context}", "sentence", chat=False,
-                  hub=("emozilla/pg19", "", "test")),
+    "pg19": Suite(
+        "PG-19: a book, to be continued", "{context}", "sentence", chat=False, hub=("emozilla/pg19", "", "test")
+    ),
     "spec_bench": _questions("Spec-Bench: short questions of six kinds, some with a second turn", source=SPEC_BENCH),
-    "humaneval": _questions("HumanEval: complete a function", "openai/openai_humaneval", "", "test",
-                            column="prompt", lead="Complete the code I provided.\n"),
+    "humaneval": _questions(
+        "HumanEval: complete a function",
+        "openai/openai_humaneval",
+        "",
+        "test",
+        column="prompt",
+        lead="Complete the code I provided.\n",
+    ),
     "gsm8k": _questions("GSM8K: grade-school mathematics", "openai/gsm8k", "main", "test"),
     "alpaca": _questions("Alpaca: instructions", "tatsu-lab/alpaca", "", "train"),
-    "cnn_dm": _questions("CNN/DailyMail: summarise an article (EAGLE's `sum`)", "abisee/cnn_dailymail", "3.0.0", "test",
-                         column="article", lead="Summarize: ", files=("eagle_sum.jsonl", "sum.jsonl")),
+    "cnn_dm": _questions(
+        "CNN/DailyMail: summarise an article (EAGLE's `sum`)",
+        "abisee/cnn_dailymail",
+        "3.0.0",
+        "test",
+        column="article",
+        lead="Summarize: ",
+        files=("eagle_sum.jsonl", "sum.jsonl"),
+    ),
     "qa": _questions("Natural Questions, without a text", "google-research-datasets/nq_open", "", "validation"),
     "mt_bench": _questions("MT-Bench: open questions, two turns", "HuggingFaceH4/mt_bench_prompts", "", "train"),
     "can_it_edit": Suite("CanItEdit: edit a Python file as described", hub=("nuprl/CanItEdit", "", "test")),
-    "instruct_coder": Suite("InstructCoder: edit a piece of code", hub=("likaixin/InstructCoder", "", "train"),
-                            edit=("input", "instruction", "output")),
+    "instruct_coder": Suite(
+        "InstructCoder: edit a piece of code",
+        hub=("likaixin/InstructCoder", "", "train"),
+        edit=("input", "instruction", "output"),
+    ),
     "blazedit_5k": _blazedit(5),
     "blazedit_10k": _blazedit(10),
     **_speed_bench_suites(),
-    **{f"longbench_v2_{length}": _longbench_v2(f"LongBench v2: its texts of the length {length} alone", length)
-       for length in LONGBENCH_V2_LENGTHS},
-    **{f"spec_bench_{kind}": _questions(f"Spec-Bench: its questions of the kind {kind} alone", source=SPEC_BENCH,
-                                        files=("spec_bench.jsonl",), kinds=categories)
-       for kind, categories in SPEC_KINDS.items()},
+    **{
+        f"longbench_v2_{length}": _longbench_v2(f"LongBench v2: its texts of the length {length} alone", length)
+        for length in LONGBENCH_V2_LENGTHS
+    },
+    **{
+        f"spec_bench_{kind}": _questions(
+            f"Spec-Bench: its questions of the kind {kind} alone",
+            source=SPEC_BENCH,
+            files=("spec_bench.jsonl",),
+            kinds=categories,
+        )
+        for kind, categories in SPEC_KINDS.items()
+    },
 }
 
 # For messages: the suites that are not a part of another.

@@ -73,9 +73,18 @@ class Example:
         continuations: Mapping[str, str] = {}
         if self.later and self.continuations:
             continuations = self.later[0]
-        return replace(self, id=self.turn_ids[1], before=self.follow_ups[0], body="", after="", answers=(),
-                       follow_ups=self.follow_ups[1:], continuations=continuations, later=self.later[1:],
-                       history=(*self.history, (self.prompt(), answer)))
+        return replace(
+            self,
+            id=self.turn_ids[1],
+            before=self.follow_ups[0],
+            body="",
+            after="",
+            answers=(),
+            follow_ups=self.follow_ups[1:],
+            continuations=continuations,
+            later=self.later[1:],
+            history=(*self.history, (self.prompt(), answer)),
+        )
 
     def turns(self) -> list[Example]:
         """Returns this turn and the later ones, without the answers between them."""
@@ -123,8 +132,9 @@ class Example:
             messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": self.prompt(body)})
         if self.chat and getattr(tokenizer, "chat_template", None):
-            encoded = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True,
-                                                    return_dict=True)
+            encoded = tokenizer.apply_chat_template(
+                messages, tokenize=True, add_generation_prompt=True, return_dict=True
+            )
             return encoded["input_ids"]
         return tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
 

@@ -88,6 +88,7 @@ def parts_of(where: str, row: Row, suite: Suite) -> Parts:
 
 def _context_parts(where: str, row: Row, suite: Suite) -> Parts:
     """Returns the parts of a context in its official prompt."""
+
     def text_at(place: re.Match[str]) -> str:
         text = text_of(where, row, (place[1],))
         return text.strip() if suite.strip else text
@@ -128,8 +129,10 @@ def _free_parts(where: str, row: Row, suite: Suite) -> Parts:
     for column in ("text", "context"):
         if row.get(column):
             return Parts("", text_of(where, row, (column,)), chat=False)
-    raise ValueError(f"{where}: no prompt. Needed: one of messages, turns, {', '.join(QUESTIONS)}, text, context.\n"
-                     f"Columns found: {', '.join(row) or 'none'}.")
+    raise ValueError(
+        f"{where}: no prompt. Needed: one of messages, turns, {', '.join(QUESTIONS)}, text, context.\n"
+        f"Columns found: {', '.join(row) or 'none'}."
+    )
 
 
 def _question_parts(where: str, row: Row, suite: Suite, column: str) -> Parts:
@@ -139,7 +142,7 @@ def _question_parts(where: str, row: Row, suite: Suite, column: str) -> Parts:
     question = text_of(where, row, (column,))
     if column == suite.column:
         question = suite.lead + question
-    if column == "instruction" and row.get("input"):        # Alpaca's form
+    if column == "instruction" and row.get("input"):  # Alpaca's form
         question += "\n\n" + text_of(where, row, ("input",))
     return Parts(question)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from longgraft.config.data_files import whole
 from longgraft.eval.prompts.sources import PlacedRow, Row, identity_of, read_rows, text_of
 
-Recordings = dict[str, dict[str, str]]      # row id -> source (`true` or a model) -> text
+Recordings = dict[str, dict[str, str]]  # row id -> source (`true` or a model) -> text
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,10 @@ def _add(texts: Recordings, placed: PlacedRow, suite: str, source: str) -> None:
     where, row = placed
     if row.get("suite") not in (None, suite):
         return
-    text = text_of(where, row, ("continuation",))[:_end(where, row)]
+    text = text_of(where, row, ("continuation",))[: _end(where, row)]
     identity = identity_of(where, row)
     if identity is None:
-        raise ValueError(f"{where}: no id of the row that was continued. Needed: _id; columns found: "
-                         f"{', '.join(row)}.")
+        raise ValueError(f"{where}: no id of the row that was continued. Needed: _id; columns found: {', '.join(row)}.")
     if text:
         by_source = texts.setdefault(identity, {})
         by_source.setdefault(str(row.get("model") or source), text)

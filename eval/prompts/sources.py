@@ -79,8 +79,10 @@ def _lacks(name: str, folder: Path, wanted: Sequence[str]) -> str:
     hub = ""
     if name in SUITES and SUITES[name].hub:
         hub = ", or leave out --data to load it from the hub"
-    return (f"Suite {name!r} is not in {folder}: looked for {', '.join(wanted)}; its JSONL files: {present}.\n"
-            f"Put one of these there, give the path of a JSONL file as the suite{hub}.")
+    return (
+        f"Suite {name!r} is not in {folder}: looked for {', '.join(wanted)}; its JSONL files: {present}.\n"
+        f"Put one of these there, give the path of a JSONL file as the suite{hub}."
+    )
 
 
 def read_rows(path: Path) -> list[PlacedRow]:

@@ -28,8 +28,10 @@ __all__ = ["SUITES", "Example", "load_suite"]
 LONGBENCH_V2 = "longbench_v2"
 # The text on the hub in place of prompts that SPEED-Bench's sources do not let it pass on.
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
-FETCH = ("Run `python prepare_data.py --dataset speed --config all` in NVIDIA/Model-Optimizer's examples/specdec_bench "
-         "and give its folder data/speed as --data. NeMo Skills' prepare.py works, too.")
+FETCH = (
+    "Run `python prepare_data.py --dataset speed --config all` in NVIDIA/Model-Optimizer's examples/specdec_bench "
+    "and give its folder data/speed as --data. NeMo Skills' prepare.py works, too."
+)
 
 
 def load_suite(name: str, data: Path | None = None, recorded: Sequence[Path] = ()) -> list[Example]:
@@ -76,15 +78,19 @@ def _rows_of(name: str, data: Path | None) -> list[PlacedRow]:
     elif suite is not None:
         rows = hub_rows(name, suite)
     else:
-        raise ValueError(f"Suite {name!r} is unknown. Known: {WHOLE_SUITES}; `longgraft suites` lists their parts.\n"
-                         "Or give the path of a JSONL file (ending .jsonl), or a folder (--data) that holds "
-                         f"{name}.jsonl.")
+        raise ValueError(
+            f"Suite {name!r} is unknown. Known: {WHOLE_SUITES}; `longgraft suites` lists their parts.\n"
+            "Or give the path of a JSONL file (ending .jsonl), or a folder (--data) that holds "
+            f"{name}.jsonl."
+        )
     if suite is None or not suite.kinds:
         return rows
     chosen = [placed for placed in rows if placed.row.get(suite.kind_column) in suite.kinds]
     if not chosen:
-        raise ValueError(f"{rows[0].place} and the rows after it have no {suite.kind_column} "
-                         f"{' or '.join(suite.kinds)}, which {name} needs. Give the suite's own file.")
+        raise ValueError(
+            f"{rows[0].place} and the rows after it have no {suite.kind_column} "
+            f"{' or '.join(suite.kinds)}, which {name} needs. Give the suite's own file."
+        )
     return chosen
 
 
@@ -97,10 +103,22 @@ def _example(name: str, placed: PlacedRow, number: int, catalogue: Mapping[str, 
     _check_fetched(where, parts)
     identity = identity_of(where, row) or f"{name}-{number}"
     later = [texts.texts_of(turn_id(identity, turn)) for turn, _ in enumerate(parts.follow_ups, 2)]
-    return Example(name, identity, parts.before, parts.body, parts.after, answers=_answers(row),
-                   follow_ups=parts.follow_ups, chat=parts.chat, unit=parts.unit, max_new_tokens=suite.max_new_tokens,
-                   continuations=texts.texts_of(identity, _texts_in(where, row, suite)), later=tuple(later),
-                   prediction=parts.prediction, fixed_length=suite.fixed_length)
+    return Example(
+        name,
+        identity,
+        parts.before,
+        parts.body,
+        parts.after,
+        answers=_answers(row),
+        follow_ups=parts.follow_ups,
+        chat=parts.chat,
+        unit=parts.unit,
+        max_new_tokens=suite.max_new_tokens,
+        continuations=texts.texts_of(identity, _texts_in(where, row, suite)),
+        later=tuple(later),
+        prediction=parts.prediction,
+        fixed_length=suite.fixed_length,
+    )
 
 
 def _prompt_name(name: str, row: Row, catalogue: Mapping[str, Suite]) -> str:
@@ -119,8 +137,10 @@ def _prompt_name(name: str, row: Row, catalogue: Mapping[str, Suite]) -> str:
 def _check_fetched(where: str, parts: Parts) -> None:
     for text in (parts.before, *parts.follow_ups):
         if WITHHELD in text:
-            raise ValueError(f"{where}: SPEED-Bench has no text for this prompt on the hub, only a note that it must "
-                             f"be fetched from its source.\n{FETCH}")
+            raise ValueError(
+                f"{where}: SPEED-Bench has no text for this prompt on the hub, only a note that it must "
+                f"be fetched from its source.\n{FETCH}"
+            )
 
 
 def _texts_in(where: str, row: Row, suite: Suite) -> dict[str, str]:
@@ -166,7 +186,7 @@ def _catalogue(data: Path | None) -> dict[str, Suite]:
     catalogue = dict(SUITES)
     try:
         for name, entry in parse_object(path.read_bytes(), str(path)).items():
-            if isinstance(entry, dict):     # the file also has a note on the prompts' source
+            if isinstance(entry, dict):  # the file also has a note on the prompts' source
                 suite = catalogue.get(name, Suite("", unit="sentence"))
                 catalogue[name] = replace(suite, template=entry["prompt"], max_new_tokens=entry.get("max_gen"))
     except (OSError, ValueError, KeyError, AttributeError) as error:

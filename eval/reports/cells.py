@@ -22,7 +22,7 @@ from longgraft.eval.statistics import Mean
 ALL = "all"
 LOSSY = "lossy"
 
-Pair = tuple[Row, Row]      # a row, and plain decoding's of the same prompt and repeat
+Pair = tuple[Row, Row]  # a row, and plain decoding's of the same prompt and repeat
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,8 @@ def _measured(cell: TableCell, prompts: Sequence[Sequence[Row]]) -> TableCell:
         answer_seconds=mean(seconds),
         tokens_per_step=mean(row.tokens_per_step for row in rows),
         kinds=groups.summed(rows, lambda row: row.kinds),
-        forwards=forwards)
+        forwards=forwards,
+    )
 
 
 def _compared(cell: TableCell, prompts: Sequence[Sequence[Row]], plain: Mapping[Key, Row]) -> TableCell:
@@ -194,8 +195,13 @@ def _compared(cell: TableCell, prompts: Sequence[Sequence[Row]], plain: Mapping[
             step_costs.append(median_ratio(pairs, _step_ratio))
     if not speedups:
         return cell
-    return replace(cell, speedup=Mean.geometric(speedups), speedups=tuple(sorted(speedups)),
-                   end_to_end=Mean.geometric(end_to_end), step_cost=median(step_costs))
+    return replace(
+        cell,
+        speedup=Mean.geometric(speedups),
+        speedups=tuple(sorted(speedups)),
+        end_to_end=Mean.geometric(end_to_end),
+        step_cost=median(step_costs),
+    )
 
 
 def paired(repeats: Sequence[Row], plain: Mapping[Key, Row]) -> list[Pair]:

@@ -14,7 +14,7 @@ from longgraft.eval.statistics import Mean
 
 counts_of = attrgetter("token_ids", "steps", "accepted_per_step", "accepted_by_origin", "stages")
 
-Pair = tuple[Row, Row]      # the first run's row, and the second's of the same key
+Pair = tuple[Row, Row]  # the first run's row, and the second's of the same key
 
 
 def compare(first: Run, second: Run) -> list[str]:
@@ -34,9 +34,11 @@ def lines(first: Sequence[Result], second: Sequence[Result]) -> list[str]:
     pairs, changed = _pairs(first, second)
     first_keys = {row.key for row in first}
     second_keys = {row.key for row in second}
-    out = [f"{len(pairs)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
-           f"{len(second_keys - first_keys)}; failed in the first {len(failures(first))}, in the second "
-           f"{len(failures(second))}."]
+    out = [
+        f"{len(pairs)} rows in common; only in the first {len(first_keys - second_keys)}, only in the second "
+        f"{len(second_keys - first_keys)}; failed in the first {len(failures(first))}, in the second "
+        f"{len(failures(second))}."
+    ]
     if changed:
         out.append(f"{changed} more were measured on prompts of the same id and another text, and are left out.")
     differ = []
@@ -64,11 +66,15 @@ def _pairs(first: Sequence[Result], second: Sequence[Result]) -> tuple[list[Pair
             else:
                 changed += 1
     if changed and not pairs:
-        raise ValueError("The prompts of the two runs have the same ids and other texts, so no rows can be "
-                         "compared. Measure both on the same files.")
+        raise ValueError(
+            "The prompts of the two runs have the same ids and other texts, so no rows can be "
+            "compared. Measure both on the same files."
+        )
     if not pairs:
-        raise ValueError("The two runs have no measured row in common (one suite, length, prompt, mode, method "
-                         f"and repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}.")
+        raise ValueError(
+            "The two runs have no measured row in common (one suite, length, prompt, mode, method "
+            f"and repeat).\nThe first has {_contents(first)}.\nThe second has {_contents(second)}."
+        )
     return pairs, changed
 
 
@@ -87,14 +93,15 @@ def _ratios(pairs: Sequence[Pair]) -> list[str]:
     for key, alike in grouped(pairs, lambda pair: pair[0].key._replace(prompt_id="", repeat=0)).items():
         prompts = grouped(alike, lambda pair: pair[0].key.prompt_id)
         speed = _ratio(prompts, "decode_tokens_per_second", Mean.geometric)
-        mat = _ratio(prompts, "mat", Mean.of)     # a prompt may have none in the second run
-        lines.append(f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: "
-                     f"tokens per second {speed}, MAT {mat}; {prompt_count(len(prompts))}")
+        mat = _ratio(prompts, "mat", Mean.of)  # a prompt may have none in the second run
+        lines.append(
+            f"{key.mode}, {key.suite}, {length_name(key.bucket)}, {key.method}: "
+            f"tokens per second {speed}, MAT {mat}; {prompt_count(len(prompts))}"
+        )
     return lines
 
 
-def _ratio(prompts: Mapping[str, Sequence[Pair]], name: str,
-           average: Callable[[Sequence[float]], Mean]) -> str:
+def _ratio(prompts: Mapping[str, Sequence[Pair]], name: str, average: Callable[[Sequence[float]], Mean]) -> str:
     """Returns second over first, paired by prompt; prompts where the first has none are left out."""
     ratios = []
     for pairs in prompts.values():
@@ -116,8 +123,10 @@ def _contents(rows: Sequence[Result]) -> str:
     lengths = grouped(rows, lambda row: length_name(row.key.bucket))
     methods = grouped(rows, lambda row: row.key.method)
     modes = grouped(rows, lambda row: row.key.mode)
-    return (f"suites {_names(suites)}; lengths {_names(lengths)}; methods {_names(methods)}; "
-            f"modes {_names(modes)}; {len(failures(rows))} of {len(rows)} rows failed")
+    return (
+        f"suites {_names(suites)}; lengths {_names(lengths)}; methods {_names(methods)}; "
+        f"modes {_names(modes)}; {len(failures(rows))} of {len(rows)} rows failed"
+    )
 
 
 def _names(groups: Iterable[str]) -> str:

@@ -11,8 +11,20 @@ from longgraft.eval.reports.groups import grouped
 from longgraft.eval.reports.tables import length_name, section
 from longgraft.eval.runs.batches import Batch, BatchKey
 
-COLUMNS = ("suite", "length", "at once", "method", "prompts", "tokens/s", "times one at once", "times ar",
-           "first token, s", "tokens/s of a request", "MAT", "identical")
+COLUMNS = (
+    "suite",
+    "length",
+    "at once",
+    "method",
+    "prompts",
+    "tokens/s",
+    "times one at once",
+    "times ar",
+    "first token, s",
+    "tokens/s of a request",
+    "MAT",
+    "identical",
+)
 ABOUT = """
 ### Several requests at once
 

@@ -16,7 +16,7 @@ from longgraft.eval.reports.panels import pyplot, save, style_of
 from longgraft.eval.reports.tables import length_name, markdown, number
 
 LINES = {OWN: "-", ROWS: ":", TARGET: "--"}
-ENOUGH = 30     # fewest starts that must have come to a depth: a share of fewer means little
+ENOUGH = 30  # fewest starts that must have come to a depth: a share of fewer means little
 LABELS = {OWN: "its own", ROWS: "the target's keys and values", TARGET: "its features, too"}
 
 
@@ -35,7 +35,7 @@ def write(folder: Path, depths: Sequence[Depth], about: str) -> list[Path]:
     summary = ["# What a drafter still knows, by depth", "", about, "", *table(depths)]
     summary_file.write_text("\n".join(summary) + "\n", encoding="utf-8")
     paths = [rows_file, summary_file]
-    with suppress(ImportError):     # figures are an extra
+    with suppress(ImportError):  # figures are an extra
         paths.append(draw(folder / "diagnosis.svg", depths, about))
     return paths
 
@@ -55,9 +55,12 @@ def table(depths: Sequence[Depth]) -> list[str]:
                 lines.append([*start, name, condition, *map(number, values)])
     most = max(depth.depth for depth in depths)
     head = ["drafter", "suite", "prompt", "starts", "", "condition", *map(str, range(1, most + 1))]
-    return ["Acceptance: right, of the starts that were right at all depths before.  "
-            "Agreement: right, of all starts, the text's tokens being fed.  Gap: target less own.", "",
-            *markdown(head, lines).splitlines()]
+    return [
+        "Acceptance: right, of the starts that were right at all depths before.  "
+        "Agreement: right, of all starts, the text's tokens being fed.  Gap: target less own.",
+        "",
+        *markdown(head, lines).splitlines(),
+    ]
 
 
 def _gaps(drafters: Sequence[float | None], targets: Sequence[float | None]) -> list[float | None]:
@@ -111,8 +114,9 @@ def draw(path: Path, depths: Sequence[Depth], about: str) -> Path:
     return path
 
 
-def _draw_line(panel: Any, depths: Sequence[Depth], share: Callable[[Depth], float | None],
-               style: dict[str, Any]) -> None:
+def _draw_line(
+    panel: Any, depths: Sequence[Depth], share: Callable[[Depth], float | None], style: dict[str, Any]
+) -> None:
     """Draws the shares that are known, by depth."""
     known = [depth for depth in depths if share(depth) is not None]
     if known:

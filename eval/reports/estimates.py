@@ -12,7 +12,7 @@ from longgraft.eval.runs.rows import Judged, Row
 
 What = Literal["probability", "match"]
 COLUMNS = ("mode", "method", "by", "bin", "nodes", "expected", "accepted")
-FEWEST = 30     # nodes: a share of fewer means little
+FEWEST = 30  # nodes: a share of fewer means little
 
 
 def judged(rows: Sequence[Row], what: What) -> dict[str, Judged]:

@@ -13,14 +13,15 @@ from longgraft.eval.reports.panels import COLOURS, bars, legend
 from longgraft.eval.reports.tables import length_name, prompt_count
 from longgraft.eval.statistics import Mean
 
-GROUP = 0.84                    # width of a length's group of bars; the groups are one apart
+GROUP = 0.84  # width of a length's group of bars; the groups are one apart
 # Grey, because no method changes them.
 READING = "#DDDDDD"
 PLAIN_ANSWER = "#555555"
 
 
-def speedup_by_length(plt: Any, cells: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str],
-                      default: str) -> Any:
+def speedup_by_length(
+    plt: Any, cells: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str], default: str
+) -> Any:
     """Draws a panel of speed-ups for each mode, and the seconds of a request in the first one.
 
     Args:
@@ -31,8 +32,7 @@ def speedup_by_length(plt: Any, cells: Sequence[TableCell], shown: Mapping[str, 
         default: The method whose answers are timed beside plain decoding's; the fastest if it was not measured.
     """
     widths = [5.6] * len(modes) + [4.2]
-    figure, axes = plt.subplots(1, len(widths), figsize=(sum(widths), 4.0), width_ratios=widths,
-                                squeeze=False)
+    figure, axes = plt.subplots(1, len(widths), figsize=(sum(widths), 4.0), width_ratios=widths, squeeze=False)
     *panels, seconds = axes[0]
     cells_by_mode = grouped(cells, lambda cell: cell.mode)
     for panel, mode in zip(panels, modes, strict=True):
@@ -70,11 +70,26 @@ def _speeds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], de
         label = shown[method]
         if method == default:
             label += " (default)"
-        bars(panel, centres, means, list(shown).index(method), width=0.92 * width, bottom=1.0, label=label,
-             error_kw={"linewidth": 1.0, "capsize": 2.5, "ecolor": "#222222"})
+        bars(
+            panel,
+            centres,
+            means,
+            list(shown).index(method),
+            width=0.92 * width,
+            bottom=1.0,
+            label=label,
+            error_kw={"linewidth": 1.0, "capsize": 2.5, "ecolor": "#222222"},
+        )
     panel.axhline(1.0, color="#000000", linewidth=1.0)
-    panel.annotate("plain\ndecoding", (1.0, 1.0), (3, 0), xycoords=("axes fraction", "data"),
-                   textcoords="offset points", fontsize=8, va="center")
+    panel.annotate(
+        "plain\ndecoding",
+        (1.0, 1.0),
+        (3, 0),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        fontsize=8,
+        va="center",
+    )
     panel.set_axisbelow(True)
     panel.margins(y=0.12)
     panel.set_ylim(bottom=0)
@@ -90,8 +105,15 @@ def _write_above(panel: Any, centre: float, mean: Mean) -> None:
     top = mean.value
     if mean.interval is not None:
         top = mean.interval[1]
-    panel.annotate(f"{mean.value:.2f}", (centre, max(1.0, top)), (0, 3), textcoords="offset points",
-                   fontsize=9, ha="center", fontweight="bold")
+    panel.annotate(
+        f"{mean.value:.2f}",
+        (centre, max(1.0, top)),
+        (0, 3),
+        textcoords="offset points",
+        fontsize=9,
+        ha="center",
+        fontweight="bold",
+    )
 
 
 def _timed(cells: Sequence[TableCell], shown: Mapping[str, str], default: str) -> str | None:
@@ -123,8 +145,14 @@ def _seconds(panel: Any, cells: Sequence[TableCell], shown: Mapping[str, str], t
         answer = cell.answer_seconds or 0.0
         panel.barh(place, reading, color=READING)
         panel.barh(place, answer, left=reading, color=colour)
-        panel.annotate(f"{reading:.1f} + {answer:.1f}", (reading + answer, place), (4, 0),
-                       textcoords="offset points", va="center", fontsize=8)
+        panel.annotate(
+            f"{reading:.1f} + {answer:.1f}",
+            (reading + answer, place),
+            (4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+        )
         ticks.append(f"{length_name(cell.bucket)} {name}")
     panel.set_title("Seconds: reading (grey) + answer")
     panel.set_yticks(range(len(drawn)), ticks)

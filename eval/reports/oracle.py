@@ -15,8 +15,8 @@ from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Row
 from longgraft.eval.statistics import Mean
 
-Prompt = tuple[str, str]        # suite, id
-Speeds = Mapping[str, Mapping[Prompt, float]]       # method -> prompt -> speed-up
+Prompt = tuple[str, str]  # suite, id
+Speeds = Mapping[str, Mapping[Prompt, float]]  # method -> prompt -> speed-up
 
 ABOUT = """
 ### Oracles: how much faster it could be
@@ -31,7 +31,7 @@ accepted: what a perfect choice of budgets gains from these drafts. "No mistake"
 accepted, with as many rows a pass as are fastest, up to the most that were measured: the most that any drafter gains in
 passes of one chain.  Lengths far beyond those of the prices have neither.
 """
-BEYOND = 1.25       # times the longest measured prefix, up to which prices are used
+BEYOND = 1.25  # times the longest measured prefix, up to which prices are used
 
 
 def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
@@ -43,7 +43,7 @@ def oracle_tables(run: Run, rows: Sequence[Row]) -> list[str]:
     """
     prices, missing = _prices(run)
     about = ABOUT + missing
-    longest = -1.0      # no length is priced
+    longest = -1.0  # no length is priced
     if prices is not None:
         about += BY_PRICE.format(rows=", ".join(map(str, _priced_widths(prices))))
         longest = BEYOND * max(prices.passes)
@@ -83,8 +83,10 @@ def bounds(rows: Sequence[Row], prices: Costs | None) -> list[tuple[str, list[fl
     prompts = max(map(len, speeds.values()))
     compared = [method for method in speeds if len(speeds[method]) == prompts]
     fastest = max(compared, key=lambda method: _mean(speeds[method]))
-    named = [(f"{fastest}, measured", list(speeds[fastest].values())),
-             ("hindsight: the fastest method of each prompt", hindsight(speeds))]
+    named = [
+        (f"{fastest}, measured", list(speeds[fastest].values())),
+        ("hindsight: the fastest method of each prompt", hindsight(speeds)),
+    ]
     if prices is not None:
         rows_by_method = by_method(first_repeats(rows))
         efficient = [without_waste(row, prices) for row in rows_by_method[fastest]]

@@ -14,14 +14,25 @@ from longgraft.eval.reports.tables import length_name, lossless_level, markdown,
 from longgraft.eval.runs.quiet import BUSY
 from longgraft.eval.runs.rows import Result, Row
 
-SLOWER = 0.97       # of plain decoding's speed: slower than timing varies
-DRIFT = 0.15        # change of plain decoding's own speed above which rows are marked
-FIRST = 3           # rows of plain decoding with which the later ones are compared
+SLOWER = 0.97  # of plain decoding's speed: slower than timing varies
+DRIFT = 0.15  # change of plain decoding's own speed above which rows are marked
+FIRST = 3  # rows of plain decoding with which the later ones are compared
 
-MAIN = ("length", "prompts", "method", "speed-up", "worst to best", "slower by > 3 %", "MAT", "reading, s",
-        "answer, s", "end to end", "losslessness")
+MAIN = (
+    "length",
+    "prompts",
+    "method",
+    "speed-up",
+    "worst to best",
+    "slower by > 3 %",
+    "MAT",
+    "reading, s",
+    "answer, s",
+    "end to end",
+    "losslessness",
+)
 
-Place = tuple[str, int]     # suite, length
+Place = tuple[str, int]  # suite, length
 CellsByMethod = Mapping[str, TableCell]
 
 
@@ -58,9 +69,11 @@ def lead(cells: Sequence[TableCell], default: str) -> list[str]:
             end_to_end.append(f"{number(cell.end_to_end)} {where}")
     if not decoding:
         return []
-    return [f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. "
-            f"With the reading of the prompt: {', '.join(end_to_end)}. "
-            f"{same} of {checked} answers have plain decoding's tokens.\n"]
+    return [
+        f"Speed-up of `{default}`, the default here: {', '.join(decoding)}. "
+        f"With the reading of the prompt: {', '.join(end_to_end)}. "
+        f"{same} of {checked} answers have plain decoding's tokens.\n"
+    ]
 
 
 def pooled_cells(cells: Sequence[TableCell]) -> list[TableCell]:
@@ -104,8 +117,19 @@ def _main_line(cell: TableCell, dtype: str, best: bool) -> list[str]:
     level = lossless_level(cell, dtype)
     if cell.failures:
         level += f"; {cell.failures} failed"
-    return [length_name(cell.bucket), prompts, cell.label, speed, worst_to_best, slower, mat,
-            number(cell.prefill_seconds), number(cell.answer_seconds), end_to_end, level]
+    return [
+        length_name(cell.bucket),
+        prompts,
+        cell.label,
+        speed,
+        worst_to_best,
+        slower,
+        mat,
+        number(cell.prefill_seconds),
+        number(cell.answer_seconds),
+        end_to_end,
+        level,
+    ]
 
 
 def suite_overview(cells: Sequence[TableCell], default: str) -> list[str]:
@@ -186,13 +210,17 @@ def disturbances(rows: Sequence[Result]) -> Iterator[str]:
     loads = [row.other_load for row in timed if row.other_load is not None]
     if loads:
         disturbed = sum(load > BUSY for load in loads)
-        yield (f"While rows were timed, other programs kept {median(loads):.2f} cores busy (median; at most "
-               f"{max(loads):.2f}); {disturbed} of {len(loads)} rows had more than {BUSY} beside them.")
+        yield (
+            f"While rows were timed, other programs kept {median(loads):.2f} cores busy (median; at most "
+            f"{max(loads):.2f}); {disturbed} of {len(loads)} rows had more than {BUSY} beside them."
+        )
     ratios = drifts(timed)
     if ratios:
         drifted = sum(abs(ratio - 1) > DRIFT for ratio in ratios)
-        yield (f"Plain decoding ran at {min(ratios):.2f} to {max(ratios):.2f} of the speed of its first prompts "
-               f"of the same length; {drifted} of {len(ratios)} prompts are off by more than {DRIFT:.0%}.")
+        yield (
+            f"Plain decoding ran at {min(ratios):.2f} to {max(ratios):.2f} of the speed of its first prompts "
+            f"of the same length; {drifted} of {len(ratios)} prompts are off by more than {DRIFT:.0%}."
+        )
 
 
 def drifts(rows: Sequence[Row]) -> list[float]:

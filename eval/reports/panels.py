@@ -26,14 +26,20 @@ def pyplot() -> Any:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    plt.rcParams |= {"svg.hashsalt": "longgraft", "font.size": 10, "legend.frameon": False,
-                     "axes.spines.top": False, "axes.spines.right": False,
-                     "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 0.4}
+    plt.rcParams |= {
+        "svg.hashsalt": "longgraft",
+        "font.size": 10,
+        "legend.frameon": False,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "grid.linewidth": 0.4,
+    }
     return plt
 
 
-def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2
-                 ) -> tuple[Any, list[Any]]:
+def side_by_side(plt: Any, titles: Sequence[str], height: float = 3.8, width: float = 5.2) -> tuple[Any, list[Any]]:
     """Returns a figure and its panels, which share a vertical axis; height, width: inches of each panel."""
     size = (width * len(titles), height)
     figure, axes = plt.subplots(1, len(titles), figsize=size, sharey=True, squeeze=False)
@@ -58,16 +64,25 @@ def bars(panel: Any, centres: Sequence[float], means: Sequence[Mean], index: int
     below = []
     above = []
     for mean in means:
-        low, high = mean.interval or (nan, nan)     # not a number: no interval is drawn
+        low, high = mean.interval or (nan, nan)  # not a number: no interval is drawn
         heights.append(mean.value - bottom)
         below.append(mean.value - low)
         above.append(high - mean.value)
-    panel.bar(centres, heights, yerr=[below, above], color=COLOURS[index % len(COLOURS)],
-              hatch=HATCHES[index // len(COLOURS) % len(HATCHES)], edgecolor="white", linewidth=0, **style)
+    panel.bar(
+        centres,
+        heights,
+        yerr=[below, above],
+        color=COLOURS[index % len(COLOURS)],
+        hatch=HATCHES[index // len(COLOURS) % len(HATCHES)],
+        edgecolor="white",
+        linewidth=0,
+        **style,
+    )
 
 
-def series(items: Mapping[tuple[str, str], list[Item]], shown: Mapping[str, str], mode: str
-           ) -> Iterator[tuple[str, dict[str, Any], list[Item]]]:
+def series(
+    items: Mapping[tuple[str, str], list[Item]], shown: Mapping[str, str], mode: str
+) -> Iterator[tuple[str, dict[str, Any], list[Item]]]:
     """Yields the name in the legend, the style and the items of each method that has any in this mode.
 
     items: the cells or rows by mode and method
@@ -94,8 +109,9 @@ def legend(panels: Sequence[Any]) -> None:
     if len(panels) == 1:
         columns = 3
     if named:
-        panels[0].figure.legend(named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0),
-                                ncols=min(len(named), columns))
+        panels[0].figure.legend(
+            named.values(), named.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=min(len(named), columns)
+        )
 
 
 def save(plt: Any, figure: Any, caption: str, path: Path) -> None:

@@ -19,7 +19,7 @@ from longgraft.eval.runs.folder import Run, numbers
 from longgraft.eval.runs.rows import Result, Row
 
 SUFFIXES = (".svg", ".png", ".pdf")
-LABELS = {"mat": "MAT: accepted tokens per step", "speedup": "decoding speedup"}     # by field of a cell
+LABELS = {"mat": "MAT: accepted tokens per step", "speedup": "decoding speedup"}  # by field of a cell
 
 
 def draw(run: Run, labels: Mapping[str, str] | None = None, suffix: str = ".svg") -> list[Path]:
@@ -97,8 +97,10 @@ def _why_nothing(rows: Sequence[Result], description: str) -> str:
     if not rows:
         return f"There are no {description} to draw."
     if len(failed) < len(rows):
-        return (f"There is nothing to draw: of the {description} ({len(rows)}), {len(failed)} are failures and "
-                "the others ended at once.")
+        return (
+            f"There is nothing to draw: of the {description} ({len(rows)}), {len(failed)} are failures and "
+            "the others ended at once."
+        )
     return f"All {description} ({len(rows)}) are failures. The first: {failed[0].error}"
 
 
@@ -112,8 +114,7 @@ def _caption(run: Run, of_figure: Sequence[TableCell], each: str) -> str:
     return f"{environment['target']}, {numbers(environment)}, {environment['device']}; {prompts} a {each}"
 
 
-def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str]
-                   ) -> Any:
+def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Draws MAT, the mean over prompts and its 95 % interval, against prompt length, one panel per mode."""
     figure, panels = side_by_side(plt, modes)
     ticks = sorted(grouped(of_lengths, lambda cell: cell.bucket))
@@ -142,8 +143,9 @@ def _mat_by_length(plt: Any, of_lengths: Sequence[TableCell], shown: Mapping[str
     return figure
 
 
-def _by_suite(plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str],
-              field: str) -> Any:
+def _by_suite(
+    plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str], modes: Sequence[str], field: str
+) -> Any:
     """Draws the mean over uncut prompts and its interval: a group of bars per suite, a panel per mode."""
     suites = list(grouped(of_suites, lambda cell: cell.suite))
     methods = [method for method in shown if method != PLAIN]
@@ -160,8 +162,15 @@ def _by_suite(plt: Any, of_suites: Sequence[TableCell], shown: Mapping[str, str]
                 if mean is not None:
                     centres.append(suites.index(cell.suite) + offset)
                     means.append(mean)
-            bars(panel, centres, means, list(shown).index(method), width=0.9 * width, label=shown[method],
-                 error_kw={"linewidth": 0.8, "capsize": 2})
+            bars(
+                panel,
+                centres,
+                means,
+                list(shown).index(method),
+                width=0.9 * width,
+                label=shown[method],
+                error_kw={"linewidth": 0.8, "capsize": 2},
+            )
         if field == "speedup":
             panel.axhline(1.0, color="#000000", linewidth=0.8, linestyle=":")
         panel.set_axisbelow(True)

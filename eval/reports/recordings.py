@@ -20,7 +20,7 @@ def recordings(rows: Sequence[Row], tokenizer: Any, model: str) -> list[dict[str
     answers: dict[tuple[str, str], dict[str, str]] = {}
     for row in sorted(rows, key=lambda row: row.key.bucket):
         text = tokenizer.decode(row.token_ids, skip_special_tokens=True)
-        if text:        # an answer that ended at once cannot be replayed
+        if text:  # an answer that ended at once cannot be replayed
             suite = suite_name(row.key.suite)
             prompt = row.key.prompt_id
             answers[suite, prompt] = {"_id": prompt, "suite": suite, "continuation": text, "model": model}

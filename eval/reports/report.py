@@ -24,11 +24,40 @@ from longgraft.eval.runs.rows import Failure, Key, Result, Row
 from longgraft.eval.statistics import Mean
 
 COLUMNS = (
-    "mode", "suite", "bucket", "method", "prompts", "loops", "failures", "mat", "mat_low", "mat_high", "mat_pooled",
-    "tokens_per_second_q1", "tokens_per_second", "tokens_per_second_q3", "speedup", "speedup_low", "speedup_high",
-    "prefill_seconds", "answer_seconds", "end_to_end", "end_to_end_low", "end_to_end_high", "promise", "lossless",
-    "speedup_median", "speedup_worst", "speedup_best", "tokens_per_step", *(f"{kind}_steps" for kind in KINDS),
-    "step_cost", "draft_forwards", "own_passes", "answers")
+    "mode",
+    "suite",
+    "bucket",
+    "method",
+    "prompts",
+    "loops",
+    "failures",
+    "mat",
+    "mat_low",
+    "mat_high",
+    "mat_pooled",
+    "tokens_per_second_q1",
+    "tokens_per_second",
+    "tokens_per_second_q3",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "prefill_seconds",
+    "answer_seconds",
+    "end_to_end",
+    "end_to_end_low",
+    "end_to_end_high",
+    "promise",
+    "lossless",
+    "speedup_median",
+    "speedup_worst",
+    "speedup_best",
+    "tokens_per_step",
+    *(f"{kind}_steps" for kind in KINDS),
+    "step_cost",
+    "draft_forwards",
+    "own_passes",
+    "answers",
+)
 SCORE_COLUMNS = ("mode", "suite", "bucket", "metric", "method", "mean", "prompts")
 
 DEFINITIONS = """
@@ -53,11 +82,11 @@ TURNS = """
 
 MODE_NOTES = {
     "replay": "Recorded continuations take the place of the target's draws; all forwards and costs are real. "
-              "A replay cannot diverge: losslessness is checked on a second answer, which is drawn.",
+    "A replay cannot diverge: losslessness is checked on a second answer, which is drawn.",
     "sampled": "The target's own draws. Decoders that are not ours draw other random numbers: they are "
-               "measured greedily alone.",
-    "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers "
-              "that loop."}
+    "measured greedily alone.",
+    "greedy": "Small models loop when decoded greedily, and in a loop every guess is right: see the answers that loop.",
+}
 
 
 def write(folder: Path) -> None:
@@ -142,11 +171,13 @@ def _provenance(run: Run) -> str:
     git = environment["git"][:12]
     if environment.get("changed"):
         git += ", with uncommitted changes"
-    return (f"{environment['target']}, {numbers(environment)}, attention {environment['attention']}, on "
-            f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, "
-            f"transformers {environment['transformers']}; git {git}. "
-            f"At most {config['max_new_tokens']} new tokens, {times} repeats, seed {config['seed']}, "
-            f"temperature {config['temperature']} where sampled.")
+    return (
+        f"{environment['target']}, {numbers(environment)}, attention {environment['attention']}, on "
+        f"{environment['device']} with {environment['threads']} threads; torch {environment['torch']}, "
+        f"transformers {environment['transformers']}; git {git}. "
+        f"At most {config['max_new_tokens']} new tokens, {times} repeats, seed {config['seed']}, "
+        f"temperature {config['temperature']} where sampled."
+    )
 
 
 def _learned(rows: Sequence[Result]) -> Iterator[str]:
@@ -157,9 +188,11 @@ def _learned(rows: Sequence[Result]) -> Iterator[str]:
             if row.learned_from is not None:
                 before.append(row.learned_from)
         if before:
-            yield (f"- `{method}` learns over the run: its prompts began with what it had learnt from "
-                   f"{min(before)} to {max(before)} others of their mode, suite and length. "
-                   "A prompt's repeats began alike.")
+            yield (
+                f"- `{method}` learns over the run: its prompts began with what it had learnt from "
+                f"{min(before)} to {max(before)} others of their mode, suite and length. "
+                "A prompt's repeats began alike."
+            )
 
 
 def _gaps(config: Mapping[str, Any], rows: Sequence[Result]) -> str:
@@ -219,11 +252,30 @@ def _lines_of_cells(run: Run) -> Iterator[list[Any]]:
 
 
 def _line(cell: TableCell, dtype: str) -> list[Any]:
-    return [cell.mode, cell.suite, cell.bucket, cell.method, cell.prompts, cell.loops, cell.failures,
-            *_ends(cell.mat), cell.mat_pooled, *(cell.rate or (None,) * 3), *_ends(cell.speedup),
-            cell.prefill_seconds, cell.answer_seconds, *_ends(cell.end_to_end), cell.promise,
-            lossless_level(cell, dtype), *spread(cell), cell.tokens_per_step, *map(cell.kinds.get, KINDS),
-            cell.step_cost, cell.forwards.get("draft"), cell.forwards.get("own")]
+    return [
+        cell.mode,
+        cell.suite,
+        cell.bucket,
+        cell.method,
+        cell.prompts,
+        cell.loops,
+        cell.failures,
+        *_ends(cell.mat),
+        cell.mat_pooled,
+        *(cell.rate or (None,) * 3),
+        *_ends(cell.speedup),
+        cell.prefill_seconds,
+        cell.answer_seconds,
+        *_ends(cell.end_to_end),
+        cell.promise,
+        lossless_level(cell, dtype),
+        *spread(cell),
+        cell.tokens_per_step,
+        *map(cell.kinds.get, KINDS),
+        cell.step_cost,
+        cell.forwards.get("draft"),
+        cell.forwards.get("own"),
+    ]
 
 
 def _ends(mean: Mean | None) -> tuple[float | None, float | None, float | None]:

@@ -42,8 +42,10 @@ class StepShape:
     def of(cls, name: str, config: Mapping[str, Any]) -> StepShape:
         """Returns the shape of a variant in a run of this configuration."""
         variant = Variant.parse(name)
-        bounds = {"--draft-levels": config.get("draft_levels", LEVELS),
-                  "--draft-top-k": config.get("draft_top_k", TOP_K)}
+        bounds = {
+            "--draft-levels": config.get("draft_levels", LEVELS),
+            "--draft-top-k": config.get("draft_top_k", TOP_K),
+        }
         method = find(variant.method, bounds)
         bounds |= method.flags
         levels = 0
@@ -55,8 +57,10 @@ class StepShape:
 def costs_of_run(run: Run) -> Costs:
     """Returns the costs of the machine that a sweep ran on."""
     if not run.times_parts:
-        raise ValueError(f"{run.folder} was measured on a GPU without --profile: its seconds by part say when "
-                         "work was launched, not what it took. Run the sweep again with --profile.")
+        raise ValueError(
+            f"{run.folder} was measured on a GPU without --profile: its seconds by part say when "
+            "work was launched, not what it took. Run the sweep again with --profile."
+        )
     return costs_of(run.rows, run.environment, run.config)
 
 
@@ -88,14 +92,17 @@ def costs_of(rows: Sequence[Result], environment: Mapping[str, Any], config: Map
             drafts.setdefault(prefix, {})[shape.width] = spent["draft"] / shape.levels
     methods = by_method(good)
     if not passes:
-        raise ValueError(f"Costs are taken from rows of the methods {PLAIN} and {DENSE} at the same prompt "
-                         f"length; this run has {', '.join(sorted(methods)) or 'no row'}.")
+        raise ValueError(
+            f"Costs are taken from rows of the methods {PLAIN} and {DENSE} at the same prompt "
+            f"length; this run has {', '.join(sorted(methods)) or 'no row'}."
+        )
     speaking = _variants(methods, PAPERS) or _variants(methods, DENSE)
     host = _per_step([row for row in good if row.key.method in speaking])
     for part in ("verify", "accept", "draft"):
         host.pop(part, None)
-    return Costs(_key(environment), f"a sweep's rows, torch {environment['torch']}", passes, drafts, drafts,
-                 sum(host.values()))
+    return Costs(
+        _key(environment), f"a sweep's rows, torch {environment['torch']}", passes, drafts, drafts, sum(host.values())
+    )
 
 
 def _key(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -114,7 +121,7 @@ def _variants(names: Iterable[str], method: str) -> list[str]:
     """Returns the variants of this method with the run's own head and any settings."""
     variants = []
     for name in names:
-        if not name.startswith(method):     # also methods that are not installed here
+        if not name.startswith(method):  # also methods that are not installed here
             continue
         variant = Variant.parse(name)
         if variant.method == method and not variant.head:

@@ -50,8 +50,9 @@ def acceptance_figure(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], m
 
 def estimates_figure(plt: Any, rows: Sequence[Row], shown: Mapping[str, str], modes: Sequence[str]) -> Any:
     """Draws accepted share against mean estimate of the nodes in each tenth of it, and their number below."""
-    figure, axes = plt.subplots(2, len(modes), figsize=(5.2 * len(modes), 5.4), sharex=True, sharey="row",
-                                squeeze=False, height_ratios=(3, 1))
+    figure, axes = plt.subplots(
+        2, len(modes), figsize=(5.2 * len(modes), 5.4), sharex=True, sharey="row", squeeze=False, height_ratios=(3, 1)
+    )
     groups = by_mode_and_method(rows)
     for (panel, below), mode in zip(axes.T, modes, strict=True):
         panel.plot([0, 1], [0, 1], color="#000000", linewidth=0.8, linestyle=":")

@@ -11,18 +11,33 @@ from longgraft.eval.reports.tables import length_name, section
 from longgraft.eval.runs.folder import Run
 from longgraft.eval.runs.rows import Row
 
-DEEPEST = 8         # positions of a draft in tables
+DEEPEST = 8  # positions of a draft in tables
 PARTS = ("draft", "retrieve", "merge", "control", "verify", "accept", "update", "observe", "host")
 ORIGINS = ("draft", "retrieved", "both")
 SHARES: Mapping[str, tuple[str, ...]] = {
-    "verification": ("verify", "accept"), "drafting": ("draft",), "retrieving": ("retrieve",)}
+    "verification": ("verify", "accept"),
+    "drafting": ("draft",),
+    "retrieving": ("retrieve",),
+}
 STEP_COLUMNS = (
-    "mode", "bucket", "method",
+    "mode",
+    "bucket",
+    "method",
     *(f"{part}_ms" for part in PARTS),
-    "verification_share", "drafting_share", "retrieving_share", "other_share",
-    "accepted_draft", "accepted_retrieved", "accepted_both",
-    "drafts", "acceptance_by_position", "conditional_by_position", "stages",
-    "first_token_seconds", "peak_memory_mib")
+    "verification_share",
+    "drafting_share",
+    "retrieving_share",
+    "other_share",
+    "accepted_draft",
+    "accepted_retrieved",
+    "accepted_both",
+    "drafts",
+    "acceptance_by_position",
+    "conditional_by_position",
+    "stages",
+    "first_token_seconds",
+    "peak_memory_mib",
+)
 
 ACCEPTANCE = """
 ### Acceptance by position
@@ -162,8 +177,13 @@ def lines_of_steps(rows: Sequence[Row], run: Run) -> Iterator[list[Any]]:
     groups = grouped(rows, lambda row: (row.key.mode, row.key.bucket, row.key.method))
     for about, repeats in groups.items():
         prefill_seconds = median(row.prefill_seconds for row in repeats)
-        yield [*about, *_time_columns(repeats, run.times_parts), *_acceptance_columns(repeats),
-               prefill_seconds, _peak_mebibytes(repeats, run)]
+        yield [
+            *about,
+            *_time_columns(repeats, run.times_parts),
+            *_acceptance_columns(repeats),
+            prefill_seconds,
+            _peak_mebibytes(repeats, run),
+        ]
 
 
 def _time_columns(rows: Sequence[Row], times_parts: bool) -> Iterator[float | None]:
@@ -198,4 +218,4 @@ def _peak_mebibytes(rows: Sequence[Row], run: Run) -> int | None:
     """Returns the peak of the device's memory; None on a CPU, where it includes what all methods need."""
     if run.on_cpu:
         return None
-    return round(max(row.peak_memory_bytes for row in rows) / 2 ** 20)
+    return round(max(row.peak_memory_bytes for row in rows) / 2**20)

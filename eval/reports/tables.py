@@ -14,7 +14,7 @@ from longgraft.eval.reports.cells import ALL, LOSSY, TableCell
 from longgraft.eval.statistics import Mean
 
 KINDS = ("plain", "memory", "draft")
-LISTED = 20     # most divergences, failures and differing rows that are listed
+LISTED = 20  # most divergences, failures and differing rows that are listed
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -63,8 +63,22 @@ def prompt_count(count: int) -> str:
 
 def suite_table(cells: Sequence[TableCell]) -> list[str]:
     """Returns the table of one mode with a line for each suite, length and method: spread, and steps."""
-    head = ("suite", "length", "method", "prompts", "that loop", "median speed-up", "worst", "best", "MAT",
-            "over all steps", f"steps: {' / '.join(KINDS)}", "step", "draft forwards", "own passes")
+    head = (
+        "suite",
+        "length",
+        "method",
+        "prompts",
+        "that loop",
+        "median speed-up",
+        "worst",
+        "best",
+        "MAT",
+        "over all steps",
+        f"steps: {' / '.join(KINDS)}",
+        "step",
+        "draft forwards",
+        "own passes",
+    )
     lines = []
     for cell in sorted(cells, key=lambda cell: (cell.suite, cell.bucket, cell.promise == LOSSY)):
         if cell.prompts and cell.suite != ALL and cell.method != PLAIN:
@@ -74,10 +88,22 @@ def suite_table(cells: Sequence[TableCell]) -> list[str]:
 
 def _suite_line(cell: TableCell) -> list[str]:
     middle, worst, best = spread(cell)
-    return [suite_name(cell.suite), length_name(cell.bucket), cell.label, str(cell.prompts), str(cell.loops),
-            number(middle), number(worst), number(best), number(cell.mat), number(cell.mat_pooled),
-            _shares_of_steps(cell), number(cell.step_cost), number(cell.forwards.get("draft")),
-            number(cell.forwards.get("own"))]
+    return [
+        suite_name(cell.suite),
+        length_name(cell.bucket),
+        cell.label,
+        str(cell.prompts),
+        str(cell.loops),
+        number(middle),
+        number(worst),
+        number(best),
+        number(cell.mat),
+        number(cell.mat_pooled),
+        _shares_of_steps(cell),
+        number(cell.step_cost),
+        number(cell.forwards.get("draft")),
+        number(cell.forwards.get("own")),
+    ]
 
 
 def spread(cell: TableCell) -> tuple[float | None, float | None, float | None]:
@@ -112,7 +138,7 @@ def lossless_level(cell: TableCell, dtype: str) -> str:
     if not any(check.held(cell.promise, cell.mode) for check in parted):
         return f"{cell.promise}: {differ}, as they may"
     margins = [check.margin for check in parted if check.margin is not None]
-    if len(margins) < len(parted):      # of draws, a margin says nothing
+    if len(margins) < len(parted):  # of draws, a margin says nothing
         return f"{reached}: {differ}"
     if all(check.near(dtype) for check in parted):
         return f"{reached}: {differ}, margins below {EPSILON} or one step of {dtype}"

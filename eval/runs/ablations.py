@@ -24,12 +24,11 @@ from longgraft.methods.calibration import Calibration
 from longgraft.methods.find import BUDGET, CORE, find, zoo
 from longgraft.methods.needs import Missing, Sources
 
-ROUNDS = (1, 3, 5, 10, 25, 50)      # numbers of warm-up prompts, as in Table 4
-FIELD = "field"     # every method of the core and the zoo whose needs are available
+ROUNDS = (1, 3, 5, 10, 25, 50)  # numbers of warm-up prompts, as in Table 4
+FIELD = "field"  # every method of the core and the zoo whose needs are available
 
 
-def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None,
-            dry: bool = False) -> SweepConfig:
+def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = None, dry: bool = False) -> SweepConfig:
     """Returns the sweep of an ablation; calibrations that it needs are made in `out`, once.
 
     Methods that the configuration names are measured, too.
@@ -47,14 +46,17 @@ def prepare(name: str, config: SweepConfig, out: Path, warmup: Path | None = Non
     methods = tuple(_field(config)) if name == FIELD else GROUPS[name]
     if name in CALIBRATED and not dry:
         setting, calibrated = CALIBRATED[name]
-        check_plan(config)      # errors of its suites come before a model is loaded
+        check_plan(config)  # errors of its suites come before a model is loaded
         prompts: Sequence[Example] = ()
         if name == "warmup":
             prompts = _warmup_prompts(warmup)
         calibrations = calibrated(config, Bench.open(config), out, prompts)
         methods += tuple(f"{PAPERS}+{setting}={key}" for key in calibrations)
-    return replace(config, methods=tuple(dict.fromkeys((*methods, *config.methods))),
-                   calibrations=config.calibrations | calibrations)
+    return replace(
+        config,
+        methods=tuple(dict.fromkeys((*methods, *config.methods))),
+        calibrations=config.calibrations | calibrations,
+    )
 
 
 def _field(config: SweepConfig) -> Iterator[str]:
@@ -90,8 +92,10 @@ def _field(config: SweepConfig) -> Iterator[str]:
 
 def _warmup_prompts(path: Path | None) -> Sequence[Example]:
     if path is None:
-        raise ValueError("The ablation of warm-up rounds needs prompts to warm up on. Give --warmup-prompts FILE, a "
-                         "JSONL of conversations that are in none of the suites.")
+        raise ValueError(
+            "The ablation of warm-up rounds needs prompts to warm up on. Give --warmup-prompts FILE, a "
+            "JSONL of conversations that are in none of the suites."
+        )
     return read_prompts(path, max(ROUNDS))
 
 
@@ -115,8 +119,9 @@ def _by_suite(config: SweepConfig, bench: Bench, out: Path, _: Sequence[Example]
         rest = [example for example in examples if example.id not in measured]
         prompts = _prompts_of(rest, config, bench)
         if not prompts:
-            raise ValueError(f"All rows of {suite} are measured, and none is left to choose thresholds on. Lower "
-                             "--prompts.")
+            raise ValueError(
+                f"All rows of {suite} are measured, and none is left to choose thresholds on. Lower --prompts."
+            )
         name = suite_name(suite)
         calibrations[name] = _calibrated(config, bench, prompts, out, f"thresholds-{name}")
     return calibrations

@@ -68,10 +68,18 @@ def _unless_cold(name: str | None) -> str | None:
 def _loaded(config: SweepConfig) -> Loaded:
     """Loads the target with the run's head and calibration."""
     drafter = _unless_cold(config.drafter)
-    settings = Settings(method=DEFAULT if drafter else HEADLESS, calibration=_unless_cold(config.calibration),
-                        draft_levels=config.draft_levels, draft_top_k=config.draft_top_k, device=config.device,
-                        dtype=config.dtype, weights=config.weights, kv_dtype=config.kv_dtype,
-                        attention=config.attention, costs=config.costs)
+    settings = Settings(
+        method=DEFAULT if drafter else HEADLESS,
+        calibration=_unless_cold(config.calibration),
+        draft_levels=config.draft_levels,
+        draft_top_k=config.draft_top_k,
+        device=config.device,
+        dtype=config.dtype,
+        weights=config.weights,
+        kv_dtype=config.kv_dtype,
+        attention=config.attention,
+        costs=config.costs,
+    )
     return assemble(config.model, drafter, settings)
 
 
@@ -118,7 +126,7 @@ def _missing_variants(config: SweepConfig, engines: VariantEngines) -> dict[str,
         try:
             build(engines.method(variant), engines.parts(variant), variant.adaptive(config.budget))
         except Missing as error:
-            if not config.allow_missing:        # then it is an error before anything runs
+            if not config.allow_missing:  # then it is an error before anything runs
                 raise
             missing[variant.name] = str(error).splitlines()[0]
     return missing

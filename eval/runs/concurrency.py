@@ -107,10 +107,20 @@ def _answered(session: Session, key: BatchKey, prompts: Sequence[Fitted], draws:
             compared += 1
             different += answer != alone
     stats = [request.request.stats for request in requests if request.request is not None]
-    return Batch(key, len(prompts), sum(map(len, answers)), seconds, tuple(first_token_seconds),
-                 tuple(one_request.decode_tokens_per_second for one_request in stats), _pooled_mat(stats),
-                 different, compared, scheduler.passes, scheduler.nodes,
-                 sum(one_request.forwards.get("draft", 0) for one_request in stats))
+    return Batch(
+        key,
+        len(prompts),
+        sum(map(len, answers)),
+        seconds,
+        tuple(first_token_seconds),
+        tuple(one_request.decode_tokens_per_second for one_request in stats),
+        _pooled_mat(stats),
+        different,
+        compared,
+        scheduler.passes,
+        scheduler.nodes,
+        sum(one_request.forwards.get("draft", 0) for one_request in stats),
+    )
 
 
 def _request(session: Session, prompt: Fitted, draw: Draw) -> Scheduled:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 MODES = ("replay", "sampled", "greedy")
 # As in EAGLE's tables and the paper's Tables 1 and 5: uncut question sets, temperature 0, up to 1,024 new tokens.
-SHORT = {"suites": ("humaneval", "gsm8k", "cnn_dm", "alpaca", "mt_bench"), "lengths": (), "modes": ("greedy",),
-         "prompts": 20, "max_new_tokens": 1024}
+SHORT = {
+    "suites": ("humaneval", "gsm8k", "cnn_dm", "alpaca", "mt_bench"),
+    "lengths": (),
+    "modes": ("greedy",),
+    "prompts": 20,
+    "max_new_tokens": 1024,
+}
 
 
 @dataclass(frozen=True)
@@ -29,42 +34,78 @@ class SweepConfig(Checked):
     lengths: prompt tokens; empty: prompts uncut, and their later turns.  heads: name -> folder or hub id
     """
 
-    suites: tuple[str, ...] = option(("repobench-p", "lcc", "qmsum", "gov_report"),
-                                     "Names, or files (JSONL, Parquet); see `longgraft suites`")
+    suites: tuple[str, ...] = option(
+        ("repobench-p", "lcc", "qmsum", "gov_report"), "Names, or files (JSONL, Parquet); see `longgraft suites`"
+    )
     data: str | None = option(None, "Folder of local JSONL or Parquet files", none="the hub")
-    recorded: tuple[str, ...] = option((), "JSONL of {_id, continuation}, replayed before all others; repeatable; see "
-                                           "`longgraft recordings`", many=True, metavar="FILE")
-    lengths: tuple[int, ...] = option((4096, 8192, 16384, 32768), "Prompt lengths in tokens, e.g. 4k,8k,16k,32k",
-                                      flag="--buckets", unit="tokens", low=1, high=POSITIONS)
-    methods: tuple[str, ...] = option(COMPARED, "See `longgraft methods`; method@head takes a "
-                                      "--head; method+budget=30, +depth=, +width=, +levels=, +top_k=, +window=, "
-                                      "+thresholds=, +warm= and its own choices set that of one method; "
-                                      "`transformers`, `transformers-lookup`: its own generate, plain and by prompt "
-                                      "lookup")
+    recorded: tuple[str, ...] = option(
+        (),
+        "JSONL of {_id, continuation}, replayed before all others; repeatable; see `longgraft recordings`",
+        many=True,
+        metavar="FILE",
+    )
+    lengths: tuple[int, ...] = option(
+        (4096, 8192, 16384, 32768),
+        "Prompt lengths in tokens, e.g. 4k,8k,16k,32k",
+        flag="--buckets",
+        unit="tokens",
+        low=1,
+        high=POSITIONS,
+    )
+    methods: tuple[str, ...] = option(
+        COMPARED,
+        "See `longgraft methods`; method@head takes a "
+        "--head; method+budget=30, +depth=, +width=, +levels=, +top_k=, +window=, "
+        "+thresholds=, +warm= and its own choices set that of one method; "
+        "`transformers`, `transformers-lookup`: its own generate, plain and by prompt "
+        "lookup",
+    )
     modes: tuple[str, ...] = option(("replay",), "replay, sampled, greedy, or several", flag="--mode", choices=MODES)
-    prompts: int = option(5, "Prompts per suite and length, evenly spread over a suite that is taken whole",
-                          unit="prompts", low=1, high=10 ** 6)
+    prompts: int = option(
+        5,
+        "Prompts per suite and length, evenly spread over a suite that is taken whole",
+        unit="prompts",
+        low=1,
+        high=10**6,
+    )
     repeats: int = option(3, "Repeats of each decoding", low=1, high=1000)
     max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128, help="Most tokens of an answer")
-    concurrency: tuple[int, ...] = option((), "Requests at once, e.g. 1,2,4,8,16: each suite and length is answered "
-                                          "again by so many, and the tables say what all of them and each of them get",
-                                          low=1, high=1024, none="each prompt alone")
+    concurrency: tuple[int, ...] = option(
+        (),
+        "Requests at once, e.g. 1,2,4,8,16: each suite and length is answered "
+        "again by so many, and the tables say what all of them and each of them get",
+        low=1,
+        high=1024,
+        none="each prompt alone",
+    )
     temperature: float = like(SamplingSettings, "temperature", default=1.0, help="Temperature of mode sampled")
     seed: int = like(SamplingSettings, "seed", help="Seed of mode sampled")
     # A replay itself cannot show a divergence.
-    check_tokens: int | None = option(None, "Tokens that every method draws once per prompt beside a replay, to be "
-                                      "compared with those of plain decoding", unit="tokens", low=1, high=2 ** 20,
-                                      none="as many as are replayed")
+    check_tokens: int | None = option(
+        None,
+        "Tokens that every method draws once per prompt beside a replay, to be compared with those of plain decoding",
+        unit="tokens",
+        low=1,
+        high=2**20,
+        none="as many as are replayed",
+    )
     model: str | None = like(Pair, "model")
     drafter: str | None = like(Pair, "drafter")
-    allow_missing: bool = option(False, "Methods whose head or other need is missing become failures in the tables, "
-                                        "instead of an error before anything is measured")
+    allow_missing: bool = option(
+        False,
+        "Methods whose head or other need is missing become failures in the tables, "
+        "instead of an error before anything is measured",
+    )
     heads: dict[str, str] = option({}, "For method@NAME; repeatable", flag="--head", many=True, metavar="NAME=PATH")
     given: dict[str, str] = like(Settings, "given")
     calibration: str | None = like(Settings, "calibration")
-    calibrations: dict[str, str] = option({}, "File of `longgraft calibrate`, for method+thresholds=NAME and "
-                                              "+warm=NAME; repeatable", flag="--calibrated", many=True,
-                                          metavar="NAME=PATH")
+    calibrations: dict[str, str] = option(
+        {},
+        "File of `longgraft calibrate`, for method+thresholds=NAME and +warm=NAME; repeatable",
+        flag="--calibrated",
+        many=True,
+        metavar="NAME=PATH",
+    )
     budget: Budget = like(Settings, "budget", none="what pays, where the method can choose; else its own, mostly 60")
     costs: str | None = like(Settings, "costs")
     draft_levels: int = like(Settings, "draft_levels")
@@ -74,10 +115,12 @@ class SweepConfig(Checked):
     weights: str = like(Settings, "weights")
     kv_dtype: str | None = like(Settings, "kv_dtype")
     attention: str = like(Settings, "attention")
-    quiet: bool = option(False, "Refuse to start while other programs use the processor, and wait for them "
-                                "between prompts")
-    profile: bool = option(False, "On a GPU: true seconds by part, at the price of a wait each; `longgraft costs` "
-                                  "needs it")
+    quiet: bool = option(
+        False, "Refuse to start while other programs use the processor, and wait for them between prompts"
+    )
+    profile: bool = option(
+        False, "On a GPU: true seconds by part, at the price of a wait each; `longgraft costs` needs it"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,8 +129,10 @@ class SweepConfig(Checked):
         if not (self.suites and self.modes):
             raise ValueError("A sweep needs a suite and a mode; none was given.")
         if max(self.concurrency, default=0) > self.prompts:
-            raise ValueError(f"concurrency is {max(self.concurrency)}, and of each suite and length {self.prompts} "
-                             "prompts are taken. Give --prompts of as many or more.")
+            raise ValueError(
+                f"concurrency is {max(self.concurrency)}, and of each suite and length {self.prompts} "
+                "prompts are taken. Give --prompts of as many or more."
+            )
         for variant in self.variants:
             if variant.head:
                 _check_given(variant, "head", variant.head, self.heads, "head")
@@ -138,8 +183,11 @@ class Diagnosis(Checked):
     prompts: int = like(SweepConfig, "prompts", help="Prompts per suite and length")
     max_new_tokens: int = like(SweepConfig, "max_new_tokens", help="Most tokens of a continuation; each is a start")
     depth: int = option(8, "Tokens ahead that are predicted", unit="tokens", low=1, high=64)
-    text: str = option("recorded", "What follows a prompt: the row's own continuation, or the target's greedy answer",
-                       choices=("recorded", "greedy"))
+    text: str = option(
+        "recorded",
+        "What follows a prompt: the row's own continuation, or the target's greedy answer",
+        choices=("recorded", "greedy"),
+    )
     heads: dict[str, str] = like(SweepConfig, "heads", help="Further EAGLE-3 heads, by the names they get; repeatable")
     given: dict[str, str] = like(Settings, "given")
     device: str | None = like(Settings, "device")

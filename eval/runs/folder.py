@@ -13,10 +13,21 @@ from longgraft.eval.runs.rows import Result, read_rows
 from longgraft.eval.runs.variants import COLD
 
 CONFIG: Mapping[str, type | tuple[type, ...]] = {
-    "max_new_tokens": int, "repeats": int, "seed": int, "temperature": (int, float)}
+    "max_new_tokens": int,
+    "repeats": int,
+    "seed": int,
+    "temperature": (int, float),
+}
 ENVIRONMENT: Mapping[str, type | tuple[type, ...]] = {
-    "target": str, "dtype": str, "attention": str, "device": str, "threads": int, "torch": str, "transformers": str,
-    "git": str}
+    "target": str,
+    "dtype": str,
+    "attention": str,
+    "device": str,
+    "threads": int,
+    "torch": str,
+    "transformers": str,
+    "git": str,
+}
 
 
 @dataclass(frozen=True)
@@ -40,8 +51,13 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Reads a folder; a ValueError names the file, and what of it is missing or has another shape."""
-        return cls(folder, read_rows(folder), read_table(folder / "config.json", CONFIG),
-                   read_table(folder / "environment.json", ENVIRONMENT), read_batches(folder))
+        return cls(
+            folder,
+            read_rows(folder),
+            read_table(folder / "config.json", CONFIG),
+            read_table(folder / "environment.json", ENVIRONMENT),
+            read_batches(folder),
+        )
 
     @property
     def on_cpu(self) -> bool:
@@ -70,8 +86,10 @@ class Run:
         git = about["git"][:12]
         if about.get("changed"):
             git += " with uncommitted changes"
-        return (f"{self.folder}: {about['target']} in {numbers(about)} on {about['device']}, {about['threads']} "
-                f"threads, git {git}, {about.get('time', 'at an unknown time')}")
+        return (
+            f"{self.folder}: {about['target']} in {numbers(about)} on {about['device']}, {about['threads']} "
+            f"threads, git {git}, {about.get('time', 'at an unknown time')}"
+        )
 
 
 def numbers(environment: Mapping[str, Any]) -> str:

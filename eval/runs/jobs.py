@@ -9,7 +9,7 @@ from longgraft.eval.prompts.buckets import Fitted
 from longgraft.eval.runs.config import SweepConfig
 from longgraft.eval.runs.rows import Done, Failure, Key
 
-Plan = Mapping[str, Mapping[int, list[Fitted]]]     # suite -> length -> prompts
+Plan = Mapping[str, Mapping[int, list[Fitted]]]  # suite -> length -> prompts
 
 
 @dataclass
@@ -75,7 +75,7 @@ def missing(config: SweepConfig, job: Job, fitted: Fitted) -> set[Key]:
         if mode == "replay" and not fitted.example.continuations:
             continue
         for variant in config.variants:
-            if mode == "sampled" and not variant.ours:      # transformers draws other random numbers
+            if mode == "sampled" and not variant.ours:  # transformers draws other random numbers
                 continue
             for repeat in range(config.repeats):
                 wanted.add(job.key(fitted, mode, variant.name, repeat))
@@ -97,5 +97,6 @@ def failed_turn(config: SweepConfig, job: Job, fitted: Fitted, why: str) -> Iter
     """Yields the same for one turn."""
     promises = {variant.name: variant.promise for variant in config.variants}
     for key in sorted(missing(config, job, fitted)):
-        yield Failure(key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method],
-                      fitted.example.fingerprint(key.mode))
+        yield Failure(
+            key, why, fitted.example.turn, fitted.cut_tokens, promises[key.method], fitted.example.fingerprint(key.mode)
+        )

@@ -19,8 +19,16 @@ from longgraft.eval.runs.variants import TRANSFORMERS, Variant
 class PromptMeasurement:
     """One prompt, from which `decode` starts any number of times, by any of the variants."""
 
-    def __init__(self, factory: VariantEngines, variants: Iterable[Variant], ids: Sequence[int], limit: int,
-                 learning: bool = True, prediction: Sequence[int] = (), pool: str = "") -> None:
+    def __init__(
+        self,
+        factory: VariantEngines,
+        variants: Iterable[Variant],
+        ids: Sequence[int],
+        limit: int,
+        learning: bool = True,
+        prediction: Sequence[int] = (),
+        pool: str = "",
+    ) -> None:
         """Reads the prompt.
 
         Args:
@@ -51,8 +59,9 @@ class PromptMeasurement:
             return None
         return self._before.get((variant.name, run))
 
-    def decode(self, variant: Variant, sampling: Sampling, limit: int, eos: Sequence[int] = (),
-               run: str = "") -> tuple[list[int], Stats]:
+    def decode(
+        self, variant: Variant, sampling: Sampling, limit: int, eos: Sequence[int] = (), run: str = ""
+    ) -> tuple[list[int], Stats]:
         """Returns (new tokens, their statistics).
 
         Every repeat starts from the same state.
@@ -85,14 +94,19 @@ class PromptMeasurement:
         request = engine.open(generation)
         clock = engine.clock
         clock.counted()
-        with clock.part("host"):        # the outermost part alone waits for a GPU
+        with clock.part("host"):  # the outermost part alone waits for a GPU
             tokens = [token for step in request for token in step.tokens]
         last = sum(clock.lap().values())
         stats = request.stats
         prefill = stats.prefill_seconds + self._fork.prefill_seconds(engine.proposer.memories)
         by_part = {**stats.seconds_by_part, "host": stats.seconds_by_part.get("host", 0.0) + last}
-        return tokens, replace(stats, prefill_seconds=prefill, decode_seconds=stats.decode_seconds + last,
-                               seconds_by_part=by_part, reused_tokens=0)
+        return tokens, replace(
+            stats,
+            prefill_seconds=prefill,
+            decode_seconds=stats.decode_seconds + last,
+            seconds_by_part=by_part,
+            reused_tokens=0,
+        )
 
     def margin(self, tokens: Sequence[int]) -> tuple[float, float]:
         """Returns (difference of the target's two largest logits, the larger) after the prompt and these tokens."""

@@ -58,10 +58,12 @@ def check_plan(config: SweepConfig) -> Suites:
         if "replay" in config.modes:
             examples = [example for example in examples if example.recording]
             if not examples:
-                raise ValueError(f"No row of {suite} has a recorded continuation to replay, the default mode. Give "
-                                 "--mode greedy for the model's own answers, or --recorded FILE.")
+                raise ValueError(
+                    f"No row of {suite} has a recorded continuation to replay, the default mode. Give "
+                    "--mode greedy for the model's own answers, or --recorded FILE."
+                )
         if config.modes != ("replay",):
-            score(suite_name(suite), "", ("",))         # raises now if a package is missing
+            score(suite_name(suite), "", ("",))  # raises now if a package is missing
         read[suite] = examples
     return read
 
@@ -73,8 +75,10 @@ def planned(config: SweepConfig, suites: Suites, reader: Reader) -> Plan:
         ValueError: no prompt is long enough, or a length is beyond the target's positions.
     """
     if config.lengths and max(config.lengths) > reader.max_positions:
-        raise ValueError(f"Prompts of {max(config.lengths):,} tokens were asked for, and {reader.name} has "
-                         f"{reader.max_positions:,} positions. Give shorter --buckets.")
+        raise ValueError(
+            f"Prompts of {max(config.lengths):,} tokens were asked for, and {reader.name} has "
+            f"{reader.max_positions:,} positions. Give shorter --buckets."
+        )
     most = reader.max_positions - config.max_new_tokens
     plans = {}
     for suite, examples in suites.items():
@@ -95,6 +99,8 @@ def _no_prompt(config: SweepConfig, suites: Suites) -> str:
     if lengths:
         existing = " and ".join(f"{length:,}" for length in lengths)
         flag = ",".join(f"{length // 1024}k" for length in lengths)
-        return (f"The prompts of {', '.join(config.suites)} have {existing} tokens, and none fits a bucket of {wanted} "
-                f"tokens and the target's positions. Give --buckets {flag}.")
+        return (
+            f"The prompts of {', '.join(config.suites)} have {existing} tokens, and none fits a bucket of {wanted} "
+            f"tokens and the target's positions. Give --buckets {flag}."
+        )
     return f"No prompt of {', '.join(config.suites)} is long enough for {wanted} tokens. Give shorter --buckets."

@@ -40,8 +40,12 @@ class Progress:
         if now - self._when >= pause:
             self._printed = self._count
             self._when = now
-            print(f"longgraft: {self._count:,} of {self._total:,} rows, {self._count / self._total:.0%}, "
-                  f"{(now - self._began) / 60:.1f} minutes", file=sys.stderr, flush=True)
+            print(
+                f"longgraft: {self._count:,} of {self._total:,} rows, {self._count / self._total:.0%}, "
+                f"{(now - self._began) / 60:.1f} minutes",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def close(self) -> None:
         if self._bar is not None:

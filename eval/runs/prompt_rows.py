@@ -24,7 +24,7 @@ from longgraft.eval.runs.rows import Failure, Key, Result, Row, done
 from longgraft.eval.runs.variants import Variant
 from longgraft.eval.scores import score
 
-FAILURES = (ValueError, RuntimeError, MemoryError)      # errors of one prompt or variant, not of the run
+FAILURES = (ValueError, RuntimeError, MemoryError)  # errors of one prompt or variant, not of the run
 
 
 def run_prompt(config: SweepConfig, bench: Bench, job: Job) -> Iterator[Result]:
@@ -82,16 +82,24 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     limit = _limit(config, example)
     most = session.target.max_positions
     if len(fitted.ids) + limit > most:
-        raise ValueError(f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
-                         f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
-                         "shorter length with `longgraft sweep`.")
+        raise ValueError(
+            f"The prompt has {len(fitted.ids):,} tokens and {limit:,} may follow, but "
+            f"{session.target.name} has {most:,} positions. Lower --max-new-tokens, or cut prompts to a "
+            "shorter length with `longgraft sweep`."
+        )
     methods = {key.method for key in wanted}
     variants = bench.able(variant for variant in config.variants if variant.name in methods)
     # Replays are checked against plain decoding, also if a resumed run already has its rows.
     variants = list(dict.fromkeys((Variant.plain(), *variants)))
     predicted = example.predicted(session.tokenizer)
-    with PromptMeasurement(bench.engines, variants, fitted.ids, max(limit, config.check_tokens or 0),
-                           prediction=predicted, pool=f"{job.suite} {job.length}") as state:
+    with PromptMeasurement(
+        bench.engines,
+        variants,
+        fitted.ids,
+        max(limit, config.check_tokens or 0),
+        prediction=predicted,
+        pool=f"{job.suite} {job.length}",
+    ) as state:
         checks = _Checks(config, state)
         modes = {key.mode for key in wanted}
         for mode in config.modes:
@@ -99,7 +107,7 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
                 continue
             draw = draw_of(config, bench, example, mode)
             checks.plain[mode] = job.done.get(job.key(fitted, mode, PLAIN, 0), [])
-            with suppress(*FAILURES):       # the first decoding is not timed; a failure will occur again below
+            with suppress(*FAILURES):  # the first decoding is not timed; a failure will occur again below
                 state.decode(Variant.plain(), draw.sampling, min(2, draw.limit))
             for repeat in range(config.repeats):
                 for variant in interleaved(variants, example.id, repeat):
@@ -109,8 +117,9 @@ def measure_prompt(config: SweepConfig, bench: Bench, job: Job, fitted: Fitted, 
     for key in sorted(wanted):
         if key.method in bench.missing:
             promise = Variant.parse(key.method).promise
-            yield Failure(key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise,
-                          example.fingerprint(key.mode))
+            yield Failure(
+                key, bench.missing[key.method], example.turn, fitted.cut_tokens, promise, example.fingerprint(key.mode)
+            )
 
 
 def interleaved(variants: Sequence[Variant], prompt: str, repeat: int) -> list[Variant]:
@@ -139,16 +148,33 @@ def _measure(bench: Bench, checks: _Checks, variant: Variant, draw: Draw, key: K
             checks.plain[key.mode] = tokens
         check = checks.of(variant, key.mode, draw, tokens)
     except FAILURES as error:
-        return Failure(key, f"{type(error).__name__}: {error}", example.turn, fitted.cut_tokens, variant.promise,
-                       example.fingerprint(key.mode))
+        return Failure(
+            key,
+            f"{type(error).__name__}: {error}",
+            example.turn,
+            fitted.cut_tokens,
+            variant.promise,
+            example.fingerprint(key.mode),
+        )
     scored = None
     if key.mode != "replay" and key.repeat == 0:
         text = bench.session.tokenizer.decode(tokens, skip_special_tokens=True)
         scored = score(example.suite, text, example.answers)
-    return Row(key, **stats.as_dict(), token_ids=tokens, loop=loops(tokens), lossless=check,
-               promise=variant.promise, score=scored, limit=draw.limit,
-               learned_from=state.learned_from(variant, key.mode), turn=example.turn, cut_tokens=fitted.cut_tokens,
-               other_load=other_load, fingerprint=example.fingerprint(key.mode))
+    return Row(
+        key,
+        **stats.as_dict(),
+        token_ids=tokens,
+        loop=loops(tokens),
+        lossless=check,
+        promise=variant.promise,
+        score=scored,
+        limit=draw.limit,
+        learned_from=state.learned_from(variant, key.mode),
+        turn=example.turn,
+        cut_tokens=fitted.cut_tokens,
+        other_load=other_load,
+        fingerprint=example.fingerprint(key.mode),
+    )
 
 
 @dataclass(frozen=True)
@@ -239,5 +265,5 @@ def warm_up(config: SweepConfig, bench: Bench, fitted: Fitted) -> None:
     variants = bench.able(config.variants)
     with PromptMeasurement(bench.engines, variants, fitted.ids[-256:], 8, learning=False) as state:
         for variant in variants:
-            with suppress(*FAILURES):       # the method's own rows will have the error
+            with suppress(*FAILURES):  # the method's own rows will have the error
                 state.decode(variant, Sampling(), 8)

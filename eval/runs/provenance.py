@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from longgraft.engine.session import Session
 
 CPUINFO = Path("/proc/cpuinfo")
-VECTORS = "avx512_vnni", "avx_vnni", "avx512f", "avx2"     # flags of the kernel, the fastest first
+VECTORS = "avx512_vnni", "avx_vnni", "avx512f", "avx2"  # flags of the kernel, the fastest first
 
 
 def environment(session: Session) -> dict[str, Any]:
@@ -26,13 +26,24 @@ def environment(session: Session) -> dict[str, Any]:
     device = session.target.device
     on_gpu = device.type == "cuda"
     changed = git("status", "--porcelain", "--untracked-files=no")
-    return {"git": git("rev-parse", "HEAD"), "changed": changed not in ("", "unknown"), "about": session.about,
-            "python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__,
-            "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({processor()})",
-            "cuda": torch.version.cuda, "threads": torch.get_num_threads(), "cores": os.cpu_count(),
-            "target": session.target.name, "dtype": str(session.target.dtype)[6:],
-            "weights": session.target.weights, "attention": session.target.attention, "argv": argv(),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z")}
+    return {
+        "git": git("rev-parse", "HEAD"),
+        "changed": changed not in ("", "unknown"),
+        "about": session.about,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "device": torch.cuda.get_device_name(device) if on_gpu else f"CPU ({processor()})",
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "target": session.target.name,
+        "dtype": str(session.target.dtype)[6:],
+        "weights": session.target.weights,
+        "attention": session.target.attention,
+        "argv": argv(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
 
 
 def processor() -> str:
@@ -54,7 +65,8 @@ def argv() -> list[str]:
 def git(*command: str) -> str:
     """Returns git's output on this code; "unknown" if it is no checkout, or there is no git."""
     try:
-        return subprocess.run(["git", *command], capture_output=True, text=True, check=True,
-                              cwd=Path(__file__).parent).stdout.strip()
+        return subprocess.run(
+            ["git", *command], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 STAT = Path("/proc/stat")
-BUSY = 0.3          # cores; above it a run that asks for a quiet machine does not start, and a row is marked
-SECONDS = 2.0       # for which a machine is watched before a run
-PATIENCE = 300.0    # seconds for which a run that has begun waits for a quiet machine
+BUSY = 0.3  # cores; above it a run that asks for a quiet machine does not start, and a row is marked
+SECONDS = 2.0  # for which a machine is watched before a run
+PATIENCE = 300.0  # seconds for which a run that has begun waits for a quiet machine
 
 
 class OtherLoad:
@@ -50,9 +50,11 @@ def check_quiet(seconds: float = SECONDS) -> None:
     """Watches the machine for some seconds; raises ValueError if other programs keep more than `BUSY` cores busy."""
     cores = busy_cores(seconds)
     if cores > BUSY:
-        raise ValueError(f"Other programs keep {cores:.1f} of {os.cpu_count()} cores busy (load average "
-                         f"{os.getloadavg()[0]:.1f}). Stop them, or leave out --quiet: rows then say how busy the "
-                         "machine was.")
+        raise ValueError(
+            f"Other programs keep {cores:.1f} of {os.cpu_count()} cores busy (load average "
+            f"{os.getloadavg()[0]:.1f}). Stop them, or leave out --quiet: rows then say how busy the "
+            "machine was."
+        )
 
 
 def wait_for_quiet(seconds: float = SECONDS, patience: float = PATIENCE) -> None:

@@ -17,7 +17,7 @@ from longgraft.eval.runs.jobs import Job
 from longgraft.eval.runs.workers import REFUSALS, Replica
 from longgraft.ray_cluster import NodeShare, absolute, connected, nodes_of
 
-PATIENCE = 30.0     # seconds without news after which the cluster is asked if it can still hold a worker
+PATIENCE = 30.0  # seconds without news after which the cluster is asked if it can still hold a worker
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def actors(address: str, config: SweepConfig, workers: int | None = None) -> Ite
 @dataclass(eq=False)
 class _Actor:
     handle: Any
-    next: Any       # the reference of `open`, or a job's stream of references
+    next: Any  # the reference of `open`, or a job's stream of references
     opened: bool = False
 
 
@@ -43,8 +43,10 @@ class Actors:
         self._config = _everywhere(config)
 
     def about(self) -> dict[str, Any]:
-        return {"workers": self.workers, "ray": {"version": self._ray.__version__, "nodes": len(nodes_of(self._ray)),
-                                                 "each": self.share.resources}}
+        return {
+            "workers": self.workers,
+            "ray": {"version": self._ray.__version__, "nodes": len(nodes_of(self._ray)), "each": self.share.resources},
+        }
 
     def start(self) -> _Actor:
         actor = self._ray.remote(num_gpus=self.share.gpus, num_cpus=self.share.cpus, scheduling_strategy="SPREAD")
@@ -58,8 +60,10 @@ class Actors:
         waited = {worker.next: worker for worker in busy}
         ready, _ = self._ray.wait(list(waited), num_returns=1, timeout=PATIENCE)
         if not ready and not self.share.fits(nodes_of(self._ray)):
-            raise ValueError(f"No node that is left in the Ray cluster can hold a worker, which takes {self.share}.\n"
-                             "The rows so far are kept: add nodes and run again with --resume.")
+            raise ValueError(
+                f"No node that is left in the Ray cluster can hold a worker, which takes {self.share}.\n"
+                "The rows so far are kept: add nodes and run again with --resume."
+            )
         for reference in ready:
             yield waited[reference], *self._news(waited[reference])
 
@@ -75,8 +79,10 @@ class Actors:
         except self._ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if not worker.opened and isinstance(cause, REFUSALS):
-                return "refused", (f"{cause}\nA node of the Ray cluster said so: models, heads and calibrations "
-                                   "given as paths must be there on every node.")
+                return "refused", (
+                    f"{cause}\nA node of the Ray cluster said so: models, heads and calibrations "
+                    "given as paths must be there on every node."
+                )
             return "dead", str(error).strip().splitlines()[-1].strip()
 
     def stop(self, worker: _Actor) -> None:
@@ -85,10 +91,17 @@ class Actors:
 
 def _everywhere(config: SweepConfig) -> SweepConfig:
     """Returns the configuration with paths that do not depend on where an actor runs, and the one GPU that it sees."""
+
     def paths(named: Mapping[str, str]) -> dict[str, str]:
         return {name: absolute(place) for name, place in named.items()}
 
-    return replace(config, model=absolute(config.model), drafter=absolute(config.drafter),
-                   calibration=absolute(config.calibration), costs=absolute(config.costs),
-                   device=config.device and config.device.split(":")[0], heads=paths(config.heads),
-                   calibrations=paths(config.calibrations))
+    return replace(
+        config,
+        model=absolute(config.model),
+        drafter=absolute(config.drafter),
+        calibration=absolute(config.calibration),
+        costs=absolute(config.costs),
+        device=config.device and config.device.split(":")[0],
+        heads=paths(config.heads),
+        calibrations=paths(config.calibrations),
+    )

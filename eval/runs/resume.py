@@ -29,8 +29,10 @@ def resume_config(folder: Path) -> SweepConfig:
     if not path.exists():
         rows = rows_file(folder)
         if rows is not None:
-            raise ValueError(f"{folder} has {rows.name} and no {CONFIG}: nothing says with which options its rows were "
-                             f"measured. Put its {CONFIG} back, or give another --out.")
+            raise ValueError(
+                f"{folder} has {rows.name} and no {CONFIG}: nothing says with which options its rows were "
+                f"measured. Put its {CONFIG} back, or give another --out."
+            )
         raise ValueError(f"{folder} holds no run: it has no {CONFIG}. Give the --out folder of a sweep.")
     return SweepConfig.load(path)
 
@@ -41,8 +43,10 @@ def check_same(folder: Path, config: SweepConfig) -> None:
     wanted = json.loads(json.dumps(asdict(config)))
     different = same_run(saved, wanted)
     if different:
-        raise ValueError(f"{folder} was measured with other options: {'; '.join(different)}.\nLeave them out to go on "
-                         "with the run as it is, or give another --out.")
+        raise ValueError(
+            f"{folder} was measured with other options: {'; '.join(different)}.\nLeave them out to go on "
+            "with the run as it is, or give another --out."
+        )
 
 
 def check_prompts(folder: Path, suites: Suites) -> None:
@@ -63,8 +67,10 @@ def check_prompts(folder: Path, suites: Suites) -> None:
         (suite, identity), mode = next(iter(changed.items()))
         what = "text or recording" if mode == "replay" else "text"
         count = f" ({len(changed)} prompts have)" if len(changed) > 1 else ""
-        raise ValueError(f"Prompt {identity!r} of {suite} has another {what} than when {folder} was measured{count}. "
-                         "Put the suite's old file back, or give another --out.")
+        raise ValueError(
+            f"Prompt {identity!r} of {suite} has another {what} than when {folder} was measured{count}. "
+            "Put the suite's old file back, or give another --out."
+        )
 
 
 def same_run(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

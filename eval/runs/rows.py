@@ -23,7 +23,7 @@ from longgraft.config.options import in_words
 from longgraft.config.sole_writer import sole_writer
 
 ROWS = "per_prompt.jsonl"
-COMPRESSED = f"{ROWS}.gz"       # written by `gzip -9n`
+COMPRESSED = f"{ROWS}.gz"  # written by `gzip -9n`
 
 
 class Key(NamedTuple):
@@ -46,7 +46,7 @@ class Key(NamedTuple):
     repeat: Whole
 
 
-Judged = tuple[Whole, Number, Whole]     # proposed nodes, the sum of their estimated probabilities, accepted nodes
+Judged = tuple[Whole, Number, Whole]  # proposed nodes, the sum of their estimated probabilities, accepted nodes
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Row:
 
 
 Result = Row | Failure
-Done = dict[Key, list[int]]     # rows that exist already: their tokens, none of a failure
+Done = dict[Key, list[int]]  # rows that exist already: their tokens, none of a failure
 
 
 def done(rows: Sequence[Result]) -> Done:
@@ -169,7 +169,7 @@ def _what_is_wrong(kind: Any, columns: Mapping[str, Any], error: ValidationError
         in_key = place[-1] in key._fields and place[-1] in columns
         if place[0] not in columns and not in_key:
             absent.append(place)
-    missing = [str(place[-1]) for place in absent if len(place) == len(absent[0])]      # of the key first
+    missing = [str(place[-1]) for place in absent if len(place) == len(absent[0])]  # of the key first
     if missing:
         present = ", ".join(columns) or "nothing"
         return f"no row of a sweep: {', '.join(missing)} is missing. Found: {present}."
@@ -224,8 +224,10 @@ def _read(path: Path) -> list[tuple[Result, bytes]]:
         except ValueError as error:
             raise ValueError(f"{error}\nRemove the line and resume the sweep, which measures it again.") from error
         if row.key in lines:
-            raise ValueError(f"{path}, line {number}: {' '.join(map(str, row.key))} is there already. Two sweeps wrote "
-                             "here at once: remove one of the lines.")
+            raise ValueError(
+                f"{path}, line {number}: {' '.join(map(str, row.key))} is there already. Two sweeps wrote "
+                "here at once: remove one of the lines."
+            )
         lines[row.key] = row, line
     return list(lines.values())
 
@@ -253,7 +255,7 @@ class RowLog:
         existing = rows_file(folder)
         if existing is not None:
             self._take_over(existing, path, retry)
-        self._file = open(path, "a", encoding="utf-8")      # noqa: SIM115 - held for the sweep's life
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - held for the sweep's life
 
     def _take_over(self, existing: Path, path: Path, retry: bool) -> None:
         """Reads the rows, and writes the file again if lines are left out or it is compressed."""

@@ -27,13 +27,19 @@ from longgraft.eval.runs.resume import check_prompts, check_same, save_config
 from longgraft.eval.runs.rows import Result, RowLog, done, rows_file, sole_sweep
 from longgraft.eval.runs.workers import Crew, Processes, spread
 
-TRIED = (512, 2048)     # prompt tokens from which the time of a sweep is estimated
-TRIED_ANSWER = 16       # tokens that are decoded after them
-INTERRUPTED = 130       # a shell's exit status for a command that Ctrl-C ended
+TRIED = (512, 2048)  # prompt tokens from which the time of a sweep is estimated
+TRIED_ANSWER = 16  # tokens that are decoded after them
+INTERRUPTED = 130  # a shell's exit status for a command that Ctrl-C ended
 
 
-def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | None = None,
-          ray: str | None = None, retry: bool = False) -> list[Result]:
+def sweep(
+    config: SweepConfig,
+    out: Path,
+    resume: bool = False,
+    workers: int | None = None,
+    ray: str | None = None,
+    retry: bool = False,
+) -> list[Result]:
     """Runs what is missing of the plan and returns all rows.  Writes config.json, environment.json and the rows.
 
     Args:
@@ -55,7 +61,7 @@ def sweep(config: SweepConfig, out: Path, resume: bool = False, workers: int | N
     if config.quiet:
         check_quiet()
     with sole_sweep(out):
-        check_folder(out, config, resume)       # checked again: another sweep may have ended here in the meantime
+        check_folder(out, config, resume)  # checked again: another sweep may have ended here in the meantime
         try:
             if ray is not None:
                 with actors(ray, config, workers) as crew:
@@ -86,7 +92,7 @@ def _sweep(config: SweepConfig, suites: Suites, out: Path, retry: bool, crew: Cr
     if crew is None:
         bench = Bench.open(config)
         reader = Reader.of(bench.session)
-    else:       # workers measure, and this process only cuts prompts, for which it needs no weights
+    else:  # workers measure, and this process only cuts prompts, for which it needs no weights
         reader = Reader.open(config.model)
     plan = planned(config, suites, reader)
     with closing(RowLog(out, retry)) as log:
@@ -118,7 +124,7 @@ def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
     """Returns the function that writes environment.json when this process or a worker has opened a target."""
     path = out / "environment.json"
     devices = set[str]()
-    earlier = []        # environments before a resume
+    earlier = []  # environments before a resume
     if path.exists():
         before = read_table(path)
         earlier = [*before.pop("earlier", []), before]
@@ -136,8 +142,13 @@ def _opened(out: Path, crew: Crew | None) -> Callable[[dict[str, Any]], None]:
     return opened
 
 
-def _rows(config: SweepConfig, bench: Bench | None, jobs: Sequence[Job], crew: Crew | None,
-          opened: Callable[[dict[str, Any]], None]) -> Iterator[Result]:
+def _rows(
+    config: SweepConfig,
+    bench: Bench | None,
+    jobs: Sequence[Job],
+    crew: Crew | None,
+    opened: Callable[[dict[str, Any]], None],
+) -> Iterator[Result]:
     if bench is None:
         assert crew is not None
         yield from spread(config, jobs, crew, opened)
@@ -156,8 +167,10 @@ def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str
     target = bench.session.target
     plans = planned(config, suites, Reader.of(bench.session))
     names = ", ".join(variant.name for variant in config.variants)
-    lines = [f"{target.name} on {target.device} in {str(target.dtype)[6:]}; methods {names}; modes "
-             f"{', '.join(config.modes)}; {config.repeats} repeats"]
+    lines = [
+        f"{target.name} on {target.device} in {str(target.dtype)[6:]}; methods {names}; modes "
+        f"{', '.join(config.modes)}; {config.repeats} repeats"
+    ]
     turns: list[Fitted] = []
     for suite, by_length in plans.items():
         counts = []
@@ -169,14 +182,15 @@ def lines_of_plan(config: SweepConfig, suites: Suites, bench: Bench) -> list[str
         lines.append(f"  {suite}: prompts by length {', '.join(counts)}")
     longest = max(len(turn.ids) + turn.example.turn * config.max_new_tokens for turn in turns)
     nodes = max(variant.budget(config.budget) for variant in config.variants if variant.ours)
-    size = (longest + nodes) * target.cache_bytes_per_token() / 2 ** 20
+    size = (longest + nodes) * target.cache_bytes_per_token() / 2**20
     decodings = len(config.variants) * len(config.modes) * config.repeats
     seconds = sum(_seconds_of(config, bench, turns, decodings))
     lengths = " and ".join(f"{tokens:,}" for tokens in TRIED)
-    return [*lines,
-            f"{len(turns)} prefills, {len(turns) * decodings} decodings; the target's cache takes up to {size:,.0f} "
-            "MiB",
-            f"about {seconds / 3600:.1f} hours, judging by prompts of {lengths} tokens"]
+    return [
+        *lines,
+        f"{len(turns)} prefills, {len(turns) * decodings} decodings; the target's cache takes up to {size:,.0f} MiB",
+        f"about {seconds / 3600:.1f} hours, judging by prompts of {lengths} tokens",
+    ]
 
 
 def _seconds_of(config: SweepConfig, bench: Bench, fitted: Sequence[Fitted], decodings: int) -> Iterator[float]:
@@ -203,8 +217,7 @@ def _seconds_of(config: SweepConfig, bench: Bench, fitted: Sequence[Fitted], dec
         decoding.append(spent / (TRIED_ANSWER * len(variants)))
     for prompt in fitted:
         count = len(prompt.ids)
-        yield (count * _line(at, reading, count)
-               + decodings * config.max_new_tokens * _line(at, decoding, count))
+        yield (count * _line(at, reading, count) + decodings * config.max_new_tokens * _line(at, decoding, count))
 
 
 def _line(at: Sequence[int], values: Sequence[float], where: int) -> float:

@@ -23,7 +23,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.target_model.model import Target
 
-Engines = Mapping[tuple[str, str], Engine]      # by variant and run; run "" stands for no run
+Engines = Mapping[tuple[str, str], Engine]  # by variant and run; run "" stands for no run
 
 
 @dataclass
@@ -78,7 +78,7 @@ class VariantEngines:
             ValueError: a head or calibration was not given, or runs cannot have memories of their own.
         """
         memories: dict[tuple, Memory] = {}
-        shared: dict[tuple, Any] = {}       # a prompt knows nothing of the prompts before it
+        shared: dict[tuple, Any] = {}  # a prompt knows nothing of the prompts before it
         # Each prompt begins with the costs that were measured at load.
         costs = {head: parts.costs and parts.costs.copy() for head, parts in self.heads.items()}
         engines = {}
@@ -111,8 +111,10 @@ class VariantEngines:
         memories.update(self._lasting.get(learner, {}))
         engine = self._engine(variant, replace(parts, kept=memories))
         if engine.proposer is without_run.proposer:
-            raise ValueError(f"{variant.name} is one object whose memory lasts, and every run needs one of its own. "
-                             "Give a longgraft.methods.Method whose build makes it.")
+            raise ValueError(
+                f"{variant.name} is one object whose memory lasts, and every run needs one of its own. "
+                "Give a longgraft.methods.Method whose build makes it."
+            )
         self._lasting[learner] = {key: memory for key, memory in memories.items() if memory.lasting}
         return engine
 
@@ -141,6 +143,8 @@ class VariantEngines:
     def _find(variant: Variant, name: str, by_name: Mapping[str, Any], what: str, option: str) -> Any:
         if name not in by_name:
             names = ", ".join(filter(None, by_name)) or "none"
-            raise ValueError(f"{variant.name} names the {what} {name!r}, which was not given. Given: {names}. "
-                             f"Add --{option} NAME=PATH.")
+            raise ValueError(
+                f"{variant.name} names the {what} {name!r}, which was not given. Given: {names}. "
+                f"Add --{option} NAME=PATH."
+            )
         return by_name[name]

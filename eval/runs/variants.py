@@ -10,11 +10,13 @@ from longgraft.config.method_roles import PLAIN
 from longgraft.config.method_syntax import PLACE, joined, split
 from longgraft.config.settings import Budget
 
-COLD = "none"                   # value of +warm and +thresholds that stands for no calibration
+COLD = "none"  # value of +warm and +thresholds that stands for no calibration
 # The other baselines: transformers' own generate, with the arguments that it decodes with.  Ten proposed tokens are the
 # value in transformers' documentation of prompt lookup.
-TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {"transformers": {},
-                                                 "transformers-lookup": {"prompt_lookup_num_tokens": 10}}
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
+    "transformers": {},
+    "transformers-lookup": {"prompt_lookup_num_tokens": 10},
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Variant:
         from longgraft.methods.chosen import own_settings  # needs torch; names are read without it
 
         without_settings, settings = split(name)
-        place = PLACE.match(without_settings)[0]        # type: ignore[index]
-        bare_name, _, head = without_settings[len(place):].partition("@")
+        place = PLACE.match(without_settings)[0]  # type: ignore[index]
+        bare_name, _, head = without_settings[len(place) :].partition("@")
         if bare_name in TRANSFORMERS:
             if settings:
                 raise ValueError(f"{name!r}: {bare_name} does not read {', '.join(settings)}. Leave it out.")
@@ -90,4 +92,3 @@ class Variant:
         from longgraft.methods.find import find
 
         return self.ours and find(self.method).chooses(self.wanted(wanted))
-

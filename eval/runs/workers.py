@@ -23,8 +23,8 @@ from longgraft.eval.runs.prompt_rows import run_prompt, warm_up
 from longgraft.eval.runs.provenance import environment
 from longgraft.eval.runs.rows import Result, done
 
-ATTEMPTS = 3        # workers that may die on one prompt, or while they open the target
-REFUSALS = (ValueError, OSError, ImportError)       # errors of a target that cannot be opened, the same for all workers
+ATTEMPTS = 3  # workers that may die on one prompt, or while they open the target
+REFUSALS = (ValueError, OSError, ImportError)  # errors of a target that cannot be opened, the same for all workers
 
 
 class Crew(Protocol):
@@ -52,13 +52,14 @@ class Crew(Protocol):
         """Ends a worker, whatever it is doing."""
 
 
-def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
-           opened: Callable[[dict[str, Any]], None] = lambda about: None) -> Iterator[Result]:
+def spread(
+    config: SweepConfig, jobs: Sequence[Job], crew: Crew, opened: Callable[[dict[str, Any]], None] = lambda about: None
+) -> Iterator[Result]:
     """Yields the rows of all jobs as they come; opened: called with the environment of each worker."""
     waiting = deque(jobs)
     idle = list[Any]()
     busy: dict[Any, Job | None] = {crew.start(): None for _ in range(min(crew.workers, len(jobs)))}  # None: opening
-    spare = ATTEMPTS        # workers that may die while they open the target and still be replaced
+    spare = ATTEMPTS  # workers that may die while they open the target and still be replaced
     try:
         while waiting or any(busy.values()):
             while waiting and idle:
@@ -88,8 +89,10 @@ def spread(config: SweepConfig, jobs: Sequence[Job], crew: Crew,
                     if spare > 0:
                         busy[crew.start()] = None
                     elif not busy and not idle:
-                        raise ValueError(f"{ATTEMPTS} workers died while they opened the target: {value}.\n"
-                                         "If memory is short, use fewer --workers.")
+                        raise ValueError(
+                            f"{ATTEMPTS} workers died while they opened the target: {value}.\n"
+                            "If memory is short, use fewer --workers."
+                        )
     finally:
         for worker in (*busy, *idle):
             crew.stop(worker)
@@ -146,19 +149,19 @@ class Processes:
         return {"workers": self.workers}
 
     def start(self) -> _Process:
-        context = get_context("spawn")      # a forked copy of a threaded torch hangs
+        context = get_context("spawn")  # a forked copy of a threaded torch hangs
         ours, theirs = context.Pipe()
         threads = max(1, (os.cpu_count() or 1) // self.workers)
         seat = min(set(range(self.workers + 1)) - set(self._seats.values()))
         process = context.Process(target=_work, args=(self.config, theirs, threads, seat), daemon=True)
         process.start()
-        theirs.close()                      # ours then ends when the worker does
+        theirs.close()  # ours then ends when the worker does
         worker = _Process(process, ours)
         self._seats[worker] = seat
         return worker
 
     def give(self, worker: _Process, job: Job) -> None:
-        with suppress(BrokenPipeError):     # it died, which the pipe's end will tell
+        with suppress(BrokenPipeError):  # it died, which the pipe's end will tell
             worker.pipe.send(job)
 
     def events(self, busy: Sequence[_Process]) -> Iterator[tuple[_Process, str, Any]]:
@@ -166,7 +169,7 @@ class Processes:
             worker = next(w for w in busy if w.pipe is pipe)
             try:
                 yield worker, *worker.pipe.recv()
-            except (EOFError, OSError):         # also in the middle of a message
+            except (EOFError, OSError):  # also in the middle of a message
                 worker.process.join()
                 yield worker, "dead", f"exit code {worker.process.exitcode}"
 
@@ -191,7 +194,7 @@ def _work(config: SweepConfig, pipe: Any, threads: int, seat: int) -> None:
         try:
             for row in replica.rows(job):
                 pipe.send(("row", row))
-        except Exception as error:      # whatever it is, it must be sent before the process ends
+        except Exception as error:  # whatever it is, it must be sent before the process ends
             pipe.send(("dead", f"{type(error).__name__}: {error}"))
             raise
         pipe.send(("end", None))

@@ -19,26 +19,32 @@ from torch import Tensor
 from longgraft.acceptance.json_schemas import SPACING, problems
 from longgraft.acceptance.large_stack import with_large_stack
 
-NOTHING = "NoExtensionBias"     # llguidance's error name for "no token can extend the text"
+NOTHING = "NoExtensionBias"  # llguidance's error name for "no token can extend the text"
 STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
 TOO_MUCH_WORK = "it leaves too many possibilities open at one place; simplify it"
-NOT_INSTALLED = ("{} needs llguidance, which follows grammars and is not installed. Install it: pip install "
-                 "longgraft[grammar].")
+NOT_INSTALLED = (
+    "{} needs llguidance, which follows grammars and is not installed. Install it: pip install longgraft[grammar]."
+)
 
 # llguidance's limits of the work for one token. With these an ambiguous grammar takes at most about 50 ms
 # for a token on a 3 GHz core, and llama.cpp's json.gbnf still passes with a vocabulary of 150,000 (it needs
 # 25,000 items).
-LIMITS: Any = {"step_max_items": 30_000, "initial_lexer_fuel": 300_000, "step_lexer_fuel": 100_000,
-               "max_grammar_size": 100_000, "verbose_errors": False}
+LIMITS: Any = {
+    "step_max_items": 30_000,
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 100_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
 # Parser items at one place of the text. In an ambiguous grammar, which a schema never is, their work grows
 # cubically.  A grammar of tool calls is made of schemas, and has an item for each tool.
 MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500, "tool_calls": 4000}
 FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looked at by then is not proposed
-FEW = 4             # texts among which a choice is proposed as a whole
-MOST_READ = 64      # tokens that may come next, for their texts to be compared
+FEW = 4  # texts among which a choice is proposed as a whole
+MOST_READ = 64  # tokens that may come next, for their texts to be compared
 END = "<|an answer's end|>"
 # Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for each token.
-MOST_TEXT = {"json_schema": 2 ** 20, "grammar": 2 ** 18, "regex": 2 ** 15, "tool_calls": 2 ** 20}
+MOST_TEXT = {"json_schema": 2**20, "grammar": 2**18, "regex": 2**15, "tool_calls": 2**20}
 # CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
 CONVERT_SECONDS = 2
 # Seconds after which the process is given up, on a machine that has no time for it.
@@ -52,6 +58,7 @@ try:
     sys.stdout.write(any_to_lark(sys.stdin.read()))
 except Exception as error:
     sys.exit(f"Failed to convert the grammar from GBNF to Lark: {error}")"""
+
 
 class DeadEnd(ValueError):
     """The answer cannot continue under its constraint: no token is allowed."""
@@ -70,11 +77,11 @@ class Constraint:
         self._vocab_size = vocab_size
         self._ends = list(ends)
         self.ended = False
-        self._next: Any = None      # ids that the grammar allows next, once they are computed
+        self._next: Any = None  # ids that the grammar allows next, once they are computed
 
     def allowed(self) -> Tensor:
         """Returns [V] bool on the host: the tokens that may come next.  Raises DeadEnd if there is none."""
-        self._check()       # the last token may have been one too many
+        self._check()  # the last token may have been one too many
         bits = torch.zeros(self._vocab_size, dtype=torch.bool)
         if not self.ended and not self._matcher.is_stopped():
             ids = self._next_ids()
@@ -99,7 +106,7 @@ class Constraint:
 
         The first end token counts where only allowed tokens precede it: the draw decides about it.
         """
-        ahead = self._matcher.deep_copy()       # `validate_tokens` has no limit on the items of a row
+        ahead = self._matcher.deep_copy()  # `validate_tokens` has no limit on the items of a row
         for count, token in enumerate(tokens):
             if token in self._ends:
                 return count + 1
@@ -136,8 +143,9 @@ class Constraint:
 
     def _longest(self, tokens: Sequence[int]) -> list[int]:
         """Returns the tokens whose text is no proper prefix of another's; [] if they are more than FEW."""
-        texts = {token: self._vocabulary.decode_bytes([token]) for token in tokens
-                 if token != self._vocabulary.eos_token}
+        texts = {
+            token: self._vocabulary.decode_bytes([token]) for token in tokens if token != self._vocabulary.eos_token
+        }
         longest = []
         for token, text in texts.items():
             if not any(longer.startswith(text) and longer != text for longer in texts.values()):
@@ -175,8 +183,7 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
         ValueError: the constraint cannot be followed; the message begins with the name.
     """
     if not ends:
-        raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. "
-                         "Give eos.")
+        raise ValueError(f"{name} needs an end token to follow a complete answer, and this model names none. Give eos.")
     most = MOST_TEXT[name]
     if len(text) > most:
         raise ValueError(f"{name} has {len(text):,} characters, and {most:,} are allowed. Shorten it.")
@@ -209,6 +216,7 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
         if not trial.consume_tokens(trial.compute_ff_tokens()):
             raise ValueError(trial.get_error())
         return matcher
+
     try:
         return with_large_stack(compiled)
     except ValueError as error:
@@ -248,10 +256,14 @@ def _as_lark(text: str) -> str:
         return text
     slow = f"it takes more than {CONVERT_SECONDS} s to convert from GBNF; simplify it, or write it in Lark"
     try:
-        done = subprocess.run([sys.executable, "-P", "-X", "utf8", "-c", CONVERT, str(CONVERT_SECONDS)],
-                              input=text,
-                              capture_output=True, encoding="utf-8", timeout=CONVERT_PATIENCE)
-    except subprocess.TimeoutExpired as error:      # on a machine that has no time for it
+        done = subprocess.run(
+            [sys.executable, "-P", "-X", "utf8", "-c", CONVERT, str(CONVERT_SECONDS)],
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=CONVERT_PATIENCE,
+        )
+    except subprocess.TimeoutExpired as error:  # on a machine that has no time for it
         raise ValueError(slow) from error
     if done.returncode < 0:
         raise ValueError(slow)
@@ -271,8 +283,10 @@ def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
     from tokenizers import Tokenizer
 
     if not hasattr(tokenizer, "backend_tokenizer"):
-        raise ValueError("This model came without a tokenizer of the tokenizers library, by which grammars "
-                         "are followed. Load the model with one.")
+        raise ValueError(
+            "This model came without a tokenizer of the tokenizers library, by which grammars "
+            "are followed. Load the model with one."
+        )
     whole = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     whole.no_padding()
     whole.no_truncation()
@@ -281,8 +295,7 @@ def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
     try:
         return LLTokenizer(whole.to_str(), n_vocab=size, eos_token=whole.token_to_id(END))
     except ValueError as error:
-        raise ValueError("No grammar can be followed with this model's tokenizer: "
-                         f"{reason(str(error))}.") from error
+        raise ValueError(f"No grammar can be followed with this model's tokenizer: {reason(str(error))}.") from error
 
 
 def _ids(packed: bytes) -> Any:

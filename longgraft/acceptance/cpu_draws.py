@@ -14,9 +14,9 @@ from torch import Tensor
 from longgraft.acceptance.gumbel import BITS, gumbel, random_bits
 from longgraft.acceptance.warping import ONE, largest_dropped_mass, masses
 
-LARGEST_NOISE = 37.0    # above the noise of the largest uniform number, 36.74, by more than sums are rounded
-FEW = 64                # tokens whose noise is drawn without a second filter; any number gives the same draws
-ROUNDING = 1.001        # more than the error of an exponential in float32
+LARGEST_NOISE = 37.0  # above the noise of the largest uniform number, 36.74, by more than sums are rounded
+FEW = 64  # tokens whose noise is drawn without a second filter; any number gives the same draws
+ROUNDING = 1.001  # more than the error of an exponential in float32
 
 
 def winner(scores: Tensor, key: Tensor) -> Tensor:
@@ -35,8 +35,8 @@ def winner(scores: Tensor, key: Tensor) -> Tensor:
     tokens = _where(scores >= float(lowest))
     if len(tokens) > FEW:
         # A token wins only if -log(-log(u)) >= (highest + noise) - score, so 1 - u <= exp(score - highest - noise).
-        chance = (scores[tokens] - highest).sub_(noise).exp_().mul_(ROUNDING * 2.0 ** BITS)
-        remainder = random_bits(key, tokens).bitwise_xor_((1 << BITS) - 1)     # of u to 1
+        chance = (scores[tokens] - highest).sub_(noise).exp_().mul_(ROUNDING * 2.0**BITS)
+        remainder = random_bits(key, tokens).bitwise_xor_((1 << BITS) - 1)  # of u to 1
         tokens = tokens[_where(remainder.float() <= chance)]
     sums = gumbel(key, tokens).add_(scores[tokens])
     return tokens[sums.argmax()]
@@ -49,7 +49,7 @@ def nucleus_by_sort(scores: Tensor, top_p: float) -> Tensor:
     kept = torch.full_like(scores, float("-inf"))
     for row, probabilities, inside in zip(scores, scores.softmax(-1), kept, strict=True):
         tokens = _where(probabilities >= least)
-        order = (row[tokens] + 0.0).argsort(stable=True)       # 0 for -0
+        order = (row[tokens] + 0.0).argsort(stable=True)  # 0 for -0
         tokens = tokens[order]
         mass = masses(probabilities)
         total = mass.sum()

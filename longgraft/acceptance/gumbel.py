@@ -7,8 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-BITS = 52               # of a float64's mantissa
-GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)        # SplitMix64's increment as int64; arithmetic wraps at 2^64
+BITS = 52  # of a float64's mantissa
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's increment as int64; arithmetic wraps at 2^64
 
 
 def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
@@ -18,7 +18,7 @@ def uniform(keys: Tensor, tokens: Tensor) -> Tensor:
         keys, tokens: int64 on one device, broadcast against each other.
     """
     # 52 bits plus a half give a float64 that is never 0 or 1.
-    return random_bits(keys, tokens).double().add_(0.5).mul_(2.0 ** -BITS)
+    return random_bits(keys, tokens).double().add_(0.5).mul_(2.0**-BITS)
 
 
 def random_bits(keys: Tensor, tokens: Tensor) -> Tensor:

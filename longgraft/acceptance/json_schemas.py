@@ -18,18 +18,28 @@ from longgraft.acceptance.large_stack import with_large_stack
 # punctuation are forced and cost no draws.  A schema's own "x-guidance" wins, such as
 # {"whitespace_flexible": true}.
 SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-MOST_OPTIONAL = 480     # properties of one object: llguidance makes four items of each, and a few more
+MOST_OPTIONAL = 480  # properties of one object: llguidance makes four items of each, and a few more
 # CPU time for finding a schema's problems; a thousand parts take a tenth of a second.
 EXAMINED_SECONDS = 0.5
-SHOWN = 60              # characters of a wrong value in an error message
-MOST_PLACE = 80         # characters of its place there
-WHOLE = "longgraft-whole-schema"        # the whole schema's name within a part of it, which may refer to it
+SHOWN = 60  # characters of a wrong value in an error message
+MOST_PLACE = 80  # characters of its place there
+WHOLE = "longgraft-whole-schema"  # the whole schema's name within a part of it, which may refer to it
 
 # Keywords whose value is a schema, a list of schemas, or an object of schemas.
 DEFINITIONS = ("$defs", "definitions")
-ONE = {"additionalProperties", "additionalItems", "items", "contains", "not", "if", "then", "else",
-       "propertyNames",
-       "unevaluatedItems", "unevaluatedProperties"}
+ONE = {
+    "additionalProperties",
+    "additionalItems",
+    "items",
+    "contains",
+    "not",
+    "if",
+    "then",
+    "else",
+    "propertyNames",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+}
 LISTS = {"allOf", "anyOf", "oneOf", "prefixItems", "items"}
 OBJECTS = {"properties", "patternProperties", "dependentSchemas", *DEFINITIONS}
 
@@ -111,8 +121,7 @@ def _examined(text: str, lenient: bool) -> tuple[str, tuple[Problem, ...]]:
         try:
             return examination.whole(), examination.problems
         except _TooMuch:
-            return {}, [*examination.problems,
-                        Problem("", {}, "it has too many parts that cannot be followed")]
+            return {}, [*examination.problems, Problem("", {}, "it has too many parts that cannot be followed")]
 
     followed, left_out = with_large_stack(examined)
     if lenient:
@@ -159,7 +168,7 @@ class _Examination:
         text = json.dumps(_lenient(part) if self._lenient else part)
         try:
             message = LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(text, defaults=SPACING))
-        except ValueError:      # a number that JSON does not have
+        except ValueError:  # a number that JSON does not have
             return OTHERWISE
         if not message:
             return None
@@ -181,7 +190,7 @@ class _Examination:
         inner = {}
         for key in sorted(part, key=lambda key: key not in DEFINITIONS):
             inner[key] = self._inner(key, part[key], f"{place}.{key}".removeprefix("."))
-            if part is self._whole:     # what follows may refer to it
+            if part is self._whole:  # what follows may refer to it
                 self._whole = part = {**part, key: inner[key]}
         part = {key: inner[key] for key in part}
         if self._alone(part) is None:

@@ -9,9 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 # Bytes, of which most are never touched: llguidance descends references, 3 KiB for each.
-STACK = 2 ** 28
+STACK = 2**28
 
-_stack_size = threading.Lock()     # threading.stack_size is global to the process
+_stack_size = threading.Lock()  # threading.stack_size is global to the process
 
 
 def with_large_stack(run: Callable[[], T]) -> T:
@@ -20,7 +20,7 @@ def with_large_stack(run: Callable[[], T]) -> T:
         with _stack_size:
             before = threading.stack_size(STACK)
             try:
-                running = pool.submit(run)      # starts the thread
+                running = pool.submit(run)  # starts the thread
             finally:
                 threading.stack_size(before)
         return running.result()

@@ -19,9 +19,9 @@ from longgraft.runtime.devices import sent
 from longgraft.trees.tree import ProposalTree
 
 # Noise streams.
-DRAFTED = 1         # drafted tokens
-ACCEPTED = 2        # their acceptance
-CORRECTED = 3       # the token after them
+DRAFTED = 1  # drafted tokens
+ACCEPTED = 2  # their acceptance
+CORRECTED = 3  # the token after them
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,9 @@ class AcceptanceRule(Protocol):
         """
 
 
-def walk(tree: ProposalTree, draw: Callable[[int], int], goes_on: Callable[[], bool] = lambda: True
-         ) -> tuple[Tensor, int]:
+def walk(
+    tree: ProposalTree, draw: Callable[[int], int], goes_on: Callable[[], bool] = lambda: True
+) -> tuple[Tensor, int]:
     """Walks from the root as long as a child carries the drawn token.
 
     Args:
@@ -104,7 +105,7 @@ class DrawThenWalk(ABC):
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
         # Only draws on the walk are needed.  A CPU makes them one by one; on a GPU each would be a device sync.
         if logits.device.type == "cpu":
-            return walk(tree, lambda node: int(self.draw(logits[node:node + 1], positions[node:node + 1])))
+            return walk(tree, lambda node: int(self.draw(logits[node : node + 1], positions[node : node + 1])))
         return walk(tree, self.draw(logits, sent(positions, logits.device)).tolist().__getitem__)
 
 
@@ -164,10 +165,10 @@ class Sampled(DrawThenWalk):
     """
 
     temperature: float = 1.0
-    top_k: int = 0          # 0: off
-    top_p: float = 1.0      # 1: off
-    min_p: float = 0.0      # 0: off
-    seed: int = 0           # in [0, 2^63)
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    seed: int = 0  # in [0, 2^63)
 
     @property
     def law(self) -> Hashable:
@@ -209,5 +210,3 @@ class Sampled(DrawThenWalk):
             least = self.min_p * probabilities.amax(-1, keepdim=True)
             scores = scores.masked_fill(probabilities < least, float("-inf"))
         return scores
-
-

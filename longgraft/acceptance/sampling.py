@@ -15,9 +15,9 @@ from longgraft.config.settings import LogitSettings, SamplingSettings
 
 CONSTRAINTS = ("json_schema", "regex", "grammar", "tool_calls")
 DRAWN = ("temperature", "top_p", "top_k", "min_p", "seed")
-LEAST_TEMPERATURE = 1e-5        # lower temperatures are greedy, as in vLLM
+LEAST_TEMPERATURE = 1e-5  # lower temperatures are greedy, as in vLLM
 # The sum of the largest one and a logit stays finite in float32.
-BIAS = Option(kind=float, low=-10 ** 9, high=10 ** 9, note=f"{-10 ** 9:,} forbids the token")
+BIAS = Option(kind=float, low=-(10**9), high=10**9, note=f"{-(10**9):,} forbids the token")
 TOKEN = Option(kind=int)
 
 
@@ -49,7 +49,7 @@ class LogitOptions(Checked):
     regex: str | None = None
     grammar: str | None = None
     tool_calls: str | None = None
-    logit_bias: Mapping[Any, Any] | None = None       # each entry is checked by itself
+    logit_bias: Mapping[Any, Any] | None = None  # each entry is checked by itself
     repetition_penalty: float = like(LogitSettings, "repetition_penalty", default=1.0)
     presence_penalty: float = like(LogitSettings, "presence_penalty")
     frequency_penalty: float = like(LogitSettings, "frequency_penalty")
@@ -63,8 +63,9 @@ class LogitOptions(Checked):
             BIAS.check(as_number(bias), f"logit_bias of {token}")
         constraints = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(constraints) > 1:
-            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. "
-                             "Leave the others out.")
+            raise ValueError(
+                f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others out."
+            )
 
     @cached_property
     def constraint(self) -> tuple[str, str] | None:
@@ -86,8 +87,7 @@ class LogitOptions(Checked):
     def shaped(self) -> dict[str, Any]:
         """The fields that are set."""
         values = {field.name: getattr(self, field.name) for field in fields(LogitOptions)}
-        return {field.name: values[field.name] for field in fields(LogitOptions)
-                if values[field.name] != field.default}
+        return {field.name: values[field.name] for field in fields(LogitOptions) if values[field.name] != field.default}
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,14 @@ class Sampling(LogitOptions):
                 object.__setattr__(self, name, getattr(type(self), name))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        drawn = [f"{name}={value}" for name,
-                 value in self.drawn.items() if value != getattr(type(self), name)]
+        drawn = [f"{name}={value}" for name, value in self.drawn.items() if value != getattr(type(self), name)]
         if self.replay is not None:
             self._check_replay(self.replay, [*drawn, *self.shaped])
         elif self.temperature == 0 and drawn:
-            raise ValueError(f"temperature is 0, which is greedy, and {' and '.join(drawn)} would change "
-                             "nothing. Give a temperature above 0 to sample, or leave the rest out.")
+            raise ValueError(
+                f"temperature is 0, which is greedy, and {' and '.join(drawn)} would change "
+                "nothing. Give a temperature above 0 to sample, or leave the rest out."
+            )
 
     @property
     def drawn(self) -> dict[str, Any]:
@@ -149,8 +150,10 @@ class Sampling(LogitOptions):
     def _check_replay(self, replay: Sequence[int], settings: list[str]) -> None:
         """Raises ValueError for a wrong recording, or for other settings beside it."""
         if settings:
-            raise ValueError(f"A recorded continuation was given, and {' and '.join(settings)} would change "
-                             "nothing. Give one or the other.")
+            raise ValueError(
+                f"A recorded continuation was given, and {' and '.join(settings)} would change "
+                "nothing. Give one or the other."
+            )
         if not isinstance(replay, Sized):
             raise ValueError(f"The recorded continuation is {replay!r}; a list of token ids is needed.")
         if not len(replay):
@@ -175,7 +178,7 @@ def _least_length(value: object) -> int:
     while waiting and length <= MOST_TEXT["json_schema"]:
         part = waiting.pop()
         if isinstance(part, Mapping):
-            length += sum(len(str(key)) + 6 for key in part)    # two quotes, colon, comma, two spaces
+            length += sum(len(str(key)) + 6 for key in part)  # two quotes, colon, comma, two spaces
             waiting += part.values()
         elif isinstance(part, list | tuple):
             length += 2 * len(part)

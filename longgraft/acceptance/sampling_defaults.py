@@ -12,13 +12,21 @@ from typing import Any
 from longgraft.acceptance.sampling import DRAWN, Sampling
 
 FILE = "generation_config.json"
-SAMPLED = ("temperature", "top_p", "top_k", "min_p")    # fields that count only if the file says do_sample
+SAMPLED = ("temperature", "top_p", "top_k", "min_p")  # fields that count only if the file says do_sample
 # Settings of transformers that change answers and that no request takes, and their values that change nothing.
 UNAPPLIED: Mapping[str, tuple[Any, ...]] = {
-    "typical_p": (1.0,), "epsilon_cutoff": (0.0,), "eta_cutoff": (0.0,), "no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1.0,), "bad_words_ids": ([],), "sequence_bias": ({},),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "bad_words_ids": ([],),
+    "sequence_bias": ({},),
     "suppress_tokens": ([],),
-    "begin_suppress_tokens": ([],), "min_new_tokens": (0,), "num_beams": (1,)}
+    "begin_suppress_tokens": ([],),
+    "min_new_tokens": (0,),
+    "num_beams": (1,),
+}
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,8 @@ class SamplingDefaults:
             try:
                 _alone(key, value)
             except ValueError as error:
-                raise ValueError(f"{FILE} of {name}: {error} Correct the value there, or remove "
-                                 "it.") from error
-        unapplied = {key: value for key, value in _set_values(config, UNAPPLIED).items()
-                     if value not in UNAPPLIED[key]}
+                raise ValueError(f"{FILE} of {name}: {error} Correct the value there, or remove it.") from error
+        unapplied = {key: value for key, value in _set_values(config, UNAPPLIED).items() if value not in UNAPPLIED[key]}
         return cls(values, unapplied)
 
     @property
@@ -73,12 +79,17 @@ class SamplingDefaults:
     @property
     def described(self) -> str:
         """Describes the file in a line for people; "" if it says nothing."""
-        effective = [f"{name} {value:g}" for name, value in self.values.items()
-                     if name == "temperature" or _alone(name, value) != Sampling(temperature=1.0)]
+        effective = [
+            f"{name} {value:g}"
+            for name, value in self.values.items()
+            if name == "temperature" or _alone(name, value) != Sampling(temperature=1.0)
+        ]
         lines = []
         if effective:
-            lines.append(f"{', '.join(effective)}; sampled answers take from these what their requests leave "
-                         "out, greedy ones and measurements nothing")
+            lines.append(
+                f"{', '.join(effective)}; sampled answers take from these what their requests leave "
+                "out, greedy ones and measurements nothing"
+            )
         lines += [f"{name} {value} is not applied" for name, value in self.unapplied.items()]
         return f"{FILE}: {'; '.join(lines)}" if lines else ""
 

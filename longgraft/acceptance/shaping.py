@@ -20,7 +20,7 @@ from longgraft.acceptance.sampling import LogitOptions
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import FORCED, ProposalTree
 
-DEAD = -1       # drawn behind the root where the constraint allows no token
+DEAD = -1  # drawn behind the root where the constraint allows no token
 # CPU time of a step for draws under a constraint, after which no further node is accepted.
 WALK_SECONDS = 0.03
 
@@ -43,15 +43,14 @@ class TokenLogprob:
 class Shaping:
     """Changes the logits depending on one answer's tokens so far; `advance` moves it past each drawn token."""
 
-    def __init__(self, options: LogitOptions, prompt: Sequence[int],
-                 constraint: Constraint | None = None) -> None:
+    def __init__(self, options: LogitOptions, prompt: Sequence[int], constraint: Constraint | None = None) -> None:
         self.options = options
         self.constraint = constraint
         self._prompt = prompt
         self._counts = self._seen = self._bias = torch.empty(0)
         self._logprobs: list[TokenLogprob] = []
         self._of_prompt: list[TokenLogprob] = []
-        self.seconds = 0.0      # CPU time of the last step for constraint and draws
+        self.seconds = 0.0  # CPU time of the last step for constraint and draws
 
     def shaped(self, logits: Tensor) -> Tensor:
         """Returns the next token's logits after biases, penalties and constraint: [1, V] -> [1, V] float32.
@@ -65,8 +64,7 @@ class Shaping:
             self._begin(logits)
         scores = scores + self._bias
         if options.repetition_penalty != 1:
-            repeated = torch.where(scores < 0, scores * options.repetition_penalty,
-                                   scores / options.repetition_penalty)
+            repeated = torch.where(scores < 0, scores * options.repetition_penalty, scores / options.repetition_penalty)
             scores = torch.where(self._seen, repeated, scores)
         if options.presence_penalty or options.frequency_penalty:
             scores = scores - options.frequency_penalty * self._counts - options.presence_penalty * (self._counts > 0)
@@ -103,7 +101,7 @@ class Shaping:
         """
         top = self.options.prompt_logprobs
         if top is not None:
-            self._of_prompt += logprobs_of(logits[:len(following)], following, top)
+            self._of_prompt += logprobs_of(logits[: len(following)], following, top)
 
     def taken_of_prompt(self) -> tuple[TokenLogprob, ...]:
         """Returns and clears the log-probabilities of the last part's tokens; () if none are wanted."""
@@ -162,8 +160,7 @@ def logprobs_of(logits: Tensor, tokens: Tensor, top: int) -> list[TokenLogprob]:
     drawn = logs.gather(1, sent(tokens, logs.device)[:, None])[:, 0]
     best_logs, best = logs.topk(top)
     logprobs = []
-    for token, log, *pairs in zip(tokens.tolist(), drawn.tolist(), best.tolist(), best_logs.tolist(),
-                                  strict=True):
+    for token, log, *pairs in zip(tokens.tolist(), drawn.tolist(), best.tolist(), best_logs.tolist(), strict=True):
         logprobs.append(TokenLogprob(token, log, tuple(zip(*pairs, strict=True))))
     return logprobs
 
@@ -187,16 +184,16 @@ class Shaped:
         began = time.thread_time()
 
         def draw_and_advance(node: int) -> int:
-            row = logits[node:node + 1]
+            row = logits[node : node + 1]
             try:
-                token = int(self.rule.draw(self.shaping.shaped(row),
-                                           sent(positions[node:node + 1], row.device)))
+                token = int(self.rule.draw(self.shaping.shaped(row), sent(positions[node : node + 1], row.device)))
                 self.shaping.advance(token, row)
             except DeadEnd:
                 if node:
                     return DEAD
                 raise
             return token
+
         path, token = walk(tree, draw_and_advance, lambda: time.thread_time() < began + WALK_SECONDS)
         self.shaping.seconds += time.thread_time() - began
         # The answer may end before a dead end, at a stop string. If it does not, the next step raises.
@@ -210,7 +207,7 @@ def _without_forbidden(tree: ProposalTree, constraint: Constraint, deadline: flo
     allowed = {0}
     for leaf in _leaves(tree):
         nodes = _nodes(tree, leaf)
-        allowed.update(nodes[:constraint.accepted(tree.tokens[nodes].tolist(), deadline)])
+        allowed.update(nodes[: constraint.accepted(tree.tokens[nodes].tolist(), deadline)])
     if len(allowed) == len(tree):
         return tree
     return tree.select(sorted(allowed))
@@ -235,4 +232,3 @@ def _nodes(tree: ProposalTree, node: int) -> list[int]:
 
 def _path(tree: ProposalTree, node: int) -> list[int]:
     return tree.tokens[_nodes(tree, node)].tolist()
-

@@ -8,7 +8,7 @@ from struct import pack, unpack
 import torch
 from torch import Tensor
 
-ONE = 1 << 62           # probability 1, as an integer
+ONE = 1 << 62  # probability 1, as an integer
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -17,7 +17,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     It needs no sort and no host read: a radix search over the bits of the scores finds the border by the
     mass of each digit.  Masses are integers, so their sums do not depend on the order of addition.
     """
-    bits = (scores + 0.0).view(torch.int32)     # 0 for -0
+    bits = (scores + 0.0).view(torch.int32)  # 0 for -0
     # Integers from 0 to 2^32 - 1 that sort as the scores do.
     order = (bits >> 31).bitwise_or_(-1 << 31).bitwise_xor_(bits).long().bitwise_and_((1 << 32) - 1)
     mass = masses(scores.softmax(-1))
@@ -46,9 +46,9 @@ def masses(probabilities: Tensor) -> Tensor:
 
 def largest_dropped_mass(top_p: float) -> int:
     """Returns the largest mass that as a float32 is not above 1 - top_p, as transformers compares it."""
-    bits, = unpack("i", pack("f", 1 - top_p))
+    (bits,) = unpack("i", pack("f", 1 - top_p))
     share, above = unpack("2f", pack("2i", bits, bits + 1))
-    middle = (share + above) / 2 * ONE         # rounds to the neighbour with even bits
+    middle = (share + above) / 2 * ONE  # rounds to the neighbour with even bits
     if bits % 2:
         return math.ceil(middle) - 1
     return math.floor(middle)

@@ -18,8 +18,8 @@ from torch import Tensor
 from longgraft.attention.layout import DeviceLayout, Layout
 
 HALF = (torch.float16, torch.bfloat16)
-EXTRAS = {"flash": "flash-attn", "triton": "triton"}     # backend on CUDA -> the package that it needs
-FEW = 64                # rows of the largest tree; a prompt chunk usually has more
+EXTRAS = {"flash": "flash-attn", "triton": "triton"}  # backend on CUDA -> the package that it needs
+FEW = 64  # rows of the largest tree; a prompt chunk usually has more
 
 
 Backend = Callable[[Tensor, Tensor, Tensor, Any, float, "int | None"], Tensor]
@@ -33,8 +33,16 @@ def packed(q: Tensor, heads: int) -> Tensor:
     return q.reshape(1, heads, -1, q.shape[3])
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
-          softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+def dense(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout | DeviceLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Computes the reference: float32 with explicit masks; a row that sees no column gets zeros.
 
     Args:
@@ -53,22 +61,21 @@ def dense(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
-        per_row = sinks.float().view(k.shape[1], -1).repeat_interleave(layout.rows, 1)      # [Hkv, G * n]
+        per_row = sinks.float().view(k.shape[1], -1).repeat_interleave(layout.rows, 1)  # [Hkv, G * n]
         scores = torch.cat([scores, per_row[None, ..., None]], dim=-1)
-    out = scores.softmax(-1)[..., :values.shape[2]] @ values.float()
+    out = scores.softmax(-1)[..., : values.shape[2]] @ values.float()
     out = out.masked_fill(~mask.any(-1, keepdim=True), 0)
     return out.view(1, q.shape[1], layout.rows, -1).to(q.dtype)
 
 
-def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float,
-          window: int | None) -> Tensor:
+def whole(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None) -> Tensor:
     """Computes torch's SDPA with one dense mask [n, C], on any device.
 
     With a `DeviceLayout` it covers the whole buffer, so that the host reads nothing.
     """
     keys, values, mask = _masked(k, v, layout, window, q.shape[1] // k.shape[1])
     out = F.scaled_dot_product_attention(packed(q, k.shape[1]), keys, values, attn_mask=mask, scale=scale)
-    out = out.masked_fill(~mask.any(-1, keepdim=True), 0)       # torch's kernels differ here
+    out = out.masked_fill(~mask.any(-1, keepdim=True), 0)  # torch's kernels differ here
     return out.reshape(1, q.shape[1], layout.rows, -1)
 
 
@@ -86,7 +93,7 @@ def everywhere(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def one_row(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
     """Computes the attention of plain decoding (n = m = 1): the row sees one range of columns, unmasked."""
     first, _ = layout.edges(window)
-    return everywhere(q, k[:, :, first:layout.end], v[:, :, first:layout.end], scale)
+    return everywhere(q, k[:, :, first : layout.end], v[:, :, first : layout.end], scale)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
@@ -96,9 +103,16 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: 
     return whole(q, k, v, layout, scale, window)
 
 
-def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None,
-          prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
-          sinks: Tensor | None = None) -> Tensor:
+def split(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    scale: float,
+    window: int | None,
+    prefix_part: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]] | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Computes an unmasked part for the prefix and a small masked part, merged by their log-sum-exps in float32.
 
     Hybrid tree attention (LongSpec, arXiv 2502.17421): out = w o1 + (1 - w) o2, w = sigmoid(lse1 - lse2).
@@ -107,7 +121,7 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
         prefix_part: Computes the part of the prefix; None: torch's kernels.
         sinks: They are merged like a part that has a score and no value.
     """
-    if q.stride(3) != 1:        # torch's flash kernel for CPUs would read other numbers, without an error
+    if q.stride(3) != 1:  # torch's flash kernel for CPUs would read other numbers, without an error
         q = q.contiguous()
     if layout.plain and sinks is None:
         return one_row(q, k, v, layout, scale, window)
@@ -118,29 +132,30 @@ def split(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     # An empty prefix must not reach the kernels: the CPU kernel aborts the process on zero keys.
     if every < layout.prefix:
         part = prefix_part or _torch_part
-        far, far_lse = part(q_rows, k[:, :, every:layout.prefix], v[:, :, every:layout.prefix], scale)
+        far, far_lse = part(q_rows, k[:, :, every : layout.prefix], v[:, :, every : layout.prefix], scale)
         weight = torch.sigmoid(far_lse.float() - lse.float())[..., None]
         out = far.float() * weight + out.float() * (1 - weight)
         if sinks is not None:
             lse = torch.logaddexp(far_lse.float(), lse.float())
     if sinks is not None:
-        per_row = sinks.float().view(heads, -1).repeat_interleave(layout.rows, 1)      # [Hkv, G * n]
+        per_row = sinks.float().view(heads, -1).repeat_interleave(layout.rows, 1)  # [Hkv, G * n]
         out = out.float() * torch.sigmoid(lse.float() - per_row)[..., None]
     return out.to(q.dtype).reshape(1, q.shape[1], layout.rows, -1)
 
 
-def _tree_part(q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
-               window: int | None) -> tuple[Tensor, Tensor]:
+def _tree_part(
+    q: Tensor, q_rows: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None
+) -> tuple[Tensor, Tensor]:
     """Computes the masked part of `split`: the rows' own columns, and the ragged ones at the window's edge.
 
     q_rows: q, packed
     """
     heads = k.shape[1]
     first, every = layout.edges(window)
-    keys = k[:, :, layout.prefix:layout.end]
-    values = v[:, :, layout.prefix:layout.end]
+    keys = k[:, :, layout.prefix : layout.end]
+    values = v[:, :, layout.prefix : layout.end]
     if first == every and layout.mask is None and not layout.slides(window):
-        if q.device.type != "cpu":      # a GPU's kernels take as many key heads as query heads
+        if q.device.type != "cpu":  # a GPU's kernels take as many key heads as query heads
             keys = keys.repeat_interleave(q.shape[1] // heads, 1)
             values = values.repeat_interleave(q.shape[1] // heads, 1)
         out, lse = _torch_part(q, keys, values, scale, causal=True)
@@ -158,8 +173,16 @@ def flash(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window:
     return split(q, k, v, layout, scale, window, prefix_part=_flash_attn_part)
 
 
-def triton(q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float, window: int | None,
-           softcap: float | None = None, sinks: Tensor | None = None) -> Tensor:
+def triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout | DeviceLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Runs one Triton kernel over prefix and tree; chunks of more than `FEW` rows go to `split` or `dense`."""
     if isinstance(layout, Layout):
         if layout.rows > FEW and softcap is None and sinks is None:
@@ -215,15 +238,16 @@ def fixed_backend(device: torch.device) -> Backend:
     return whole
 
 
-def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None,
-            group: int) -> tuple[Tensor, Tensor, Tensor]:
+def _masked(
+    k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | None, group: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns (k, v [1, Hkv, C, D], the mask of the packed rows [G * n, C] bool).
 
     Unwritten rows of a whole buffer may hold NaN, and NaN times a weight of zero is NaN.  So they are
     zeroed in a copy, which costs one more pass over the buffer.
     """
     if isinstance(layout, Layout):
-        return k[:, :, :layout.end], v[:, :, :layout.end], layout.dense(window).repeat(group, 1)
+        return k[:, :, : layout.end], v[:, :, : layout.end], layout.dense(window).repeat(group, 1)
     mask = layout.dense(k.shape[2], window)
     hidden = ~mask.any(0)[:, None]
     return k.masked_fill(hidden, 0), v.masked_fill(hidden, 0), mask.repeat(group, 1)
@@ -231,12 +255,17 @@ def _masked(k: Tensor, v: Tensor, layout: Layout | DeviceLayout, window: int | N
 
 def _flash_runs(q: Tensor) -> bool:
     """True if torch's flash kernel runs: half precision, Ampere or later, head sizes of 8, 16 and so on to 256."""
-    return (q.dtype in HALF and q.shape[3] % 8 == 0 and q.shape[3] <= 256
-            and torch.cuda.get_device_capability(q.device) >= (8, 0))
+    return (
+        q.dtype in HALF
+        and q.shape[3] % 8 == 0
+        and q.shape[3] <= 256
+        and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    )
 
 
-def _torch_part(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False,
-                bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def _torch_part(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = False, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Computes attention by torch's kernel for the device; q may be packed.
 
     causal: row i sees columns 0 to i; bias: [n, C] of 0 and -inf, with a column for every row
@@ -247,20 +276,26 @@ def _torch_part(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = Fa
     if q.device.type == "cpu":
         mask = None if bias is None else bias[None, None]
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=mask, scale=scale)
+            q, k, v, 0.0, causal, attn_mask=mask, scale=scale
+        )
     if bias is None and _flash_runs(q):
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[:2]
     if bias is not None:
         bias = bias.expand(*q.shape[:2], *bias.shape)
-    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
-    return out, lse[:, :, :q.shape[2]]      # the kernel pads the rows of lse to a multiple of 32
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal, scale=scale)[:2]
+    return out, lse[:, :, : q.shape[2]]  # the kernel pads the rows of lse to a multiple of 32
 
 
 def _flash_attn_part(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Does `_torch_part` with flash_attn_with_kvcache, which takes [1, rows, heads, D]; lse is natural."""
     from flash_attn import flash_attn_with_kvcache
 
-    out, lse = flash_attn_with_kvcache(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
-                                       softmax_scale=scale, causal=False, return_softmax_lse=True)
+    out, lse = flash_attn_with_kvcache(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        softmax_scale=scale,
+        causal=False,
+        return_softmax_lse=True,
+    )
     return out.transpose(1, 2), lse

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longgraft.runtime.devices import sent
 
-ALIGNED = 16        # columns that a bias is padded to: CUDA's kernels read it in pieces of up to 16 numbers
+ALIGNED = 16  # columns that a bias is padded to: CUDA's kernels read it in pieces of up to 16 numbers
 
 
 class Layout:
@@ -29,12 +29,18 @@ class Layout:
         column_depths: [m]; None: `depths`.
     """
 
-    def __init__(self, prefix: int, depths: Tensor, mask: Tensor | None, device: torch.device,
-                 column_depths: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        prefix: int,
+        depths: Tensor,
+        mask: Tensor | None,
+        device: torch.device,
+        column_depths: Tensor | None = None,
+    ) -> None:
         self.prefix = prefix
         self.rows = len(depths)
         self.device = device
-        self.deepest = int(depths.max())        # read here, on the host: on a GPU it would cost a device sync
+        self.deepest = int(depths.max())  # read here, on the host: on a GPU it would cost a device sync
         columns = depths if column_depths is None else column_depths
         self.end = prefix + len(columns)
         self._depths = depths
@@ -105,7 +111,7 @@ class Layout:
             if self.mask is not None:
                 order, at_positions = self._order(self.own(window))
                 self._cache["order", window] = order
-                if not at_positions:        # the window is in the order already, and slots are no positions
+                if not at_positions:  # the window is in the order already, and slots are no positions
                     first = first.clamp(max=self.prefix)
             self._cache[key] = first
         return self._cache[key], self._cache.get(("order", window))
@@ -124,7 +130,7 @@ class Layout:
             for row in range(self.rows):
                 of_row = columns[rows == row]
                 of_row = of_row[self.column_depths[of_row].argsort(stable=True)]
-                order[row, :len(of_row)] = of_row.int()
+                order[row, : len(of_row)] = of_row.int()
             return order, False
         return order, True
 
@@ -203,7 +209,7 @@ class DeviceLayout:
         """Returns the mask over the whole buffer, [n, capacity] bool, without a host read."""
         columns = torch.arange(capacity, dtype=torch.int32, device=self.length.device)
         count = len(self.column_depths)
-        own_columns = columns - self.length     # below 0 in the prefix
+        own_columns = columns - self.length  # below 0 in the prefix
         clamped = own_columns.clamp(0, count - 1)
         bits = self.words[:, clamped >> 5] >> (clamped & 31) & 1
         visible = (own_columns < 0) | ((own_columns < count) & (bits == 1))
@@ -217,4 +223,4 @@ def words(visible: Tensor) -> Tensor:
     """Packs [n, m] bool into bits, [n, ceil(m / 32)] int32; bit 31 is the sign."""
     padded = F.pad(visible, (0, -visible.shape[1] % 32)).int().unflatten(1, (-1, 32))
     bits = torch.arange(32, dtype=torch.int32, device=visible.device)
-    return (padded << bits).sum(-1, dtype=torch.int32)      # distinct bits: the sum never carries
+    return (padded << bits).sum(-1, dtype=torch.int32)  # distinct bits: the sum never carries

@@ -22,7 +22,7 @@ from torch import Tensor
 from longgraft.attention.layout import DeviceLayout
 
 LOG2E = tl.constexpr(1.4426950408889634)
-MOST_SPLITS = 64        # most splits of the columns: one program merges all splits of a row
+MOST_SPLITS = 64  # most splits of the columns: one program merges all splits of a row
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class Plan:
         """
         _, heads, capacity, size = kv
         tile, columns, warps, stages = _tiles(rows, size, dtype, chip)
-        together = 1 if warps == 8 else 2               # programs that fit on a multiprocessor
+        together = 1 if warps == 8 else 2  # programs that fit on a multiprocessor
         splits = together * chip.processors // (-(-rows // tile) * heads)
         return cls(tile, columns, warps, stages, max(1, min(splits, MOST_SPLITS, -(-capacity // columns))))
 
 
 def _tiles(rows: int, size: int, dtype: torch.dtype, chip: Chip) -> tuple[int, int, int, int]:
     """Returns rows and columns of a tile, warps and stages for so many rows per key head and this head size."""
-    if dtype == torch.float32:      # full-precision products do not use tensor cores
+    if dtype == torch.float32:  # full-precision products do not use tensor cores
         return min(32, _padded(rows)), 16, 8, 1
     if size > 128:
         if rows > 32 and chip.shares:
@@ -93,7 +93,7 @@ def _tiles(rows: int, size: int, dtype: torch.dtype, chip: Chip) -> tuple[int, i
             return 32, 32, 8, 2
         return 16, 32, 4, 2
     if rows > 64 and (rows % 128 == 0 or rows % 128 > 64 or not chip.shares):
-        return 128, 64, 8, 3        # reads the cache half as often as two tiles of 64
+        return 128, 64, 8, 3  # reads the cache half as often as two tiles of 64
     if rows > 32 and chip.shares:
         return 64, 64, 4, 3
     if rows > 16:
@@ -101,8 +101,17 @@ def _tiles(rows: int, size: int, dtype: torch.dtype, chip: Chip) -> tuple[int, i
     return 16, 32, 4, 4
 
 
-def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale: float, window: int | None,
-                   softcap: float | None = None, sinks: Tensor | None = None, plan: Plan | None = None) -> Tensor:
+def tree_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: DeviceLayout,
+    scale: float,
+    window: int | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    plan: Plan | None = None,
+) -> Tensor:
     """Computes q [1, H, n, D] over the whole buffers k and v [1, Hkv, capacity, D], each row contiguous.
 
     Sinks are [H].
@@ -125,14 +134,50 @@ def tree_attention(q: Tensor, k: Tensor, v: Tensor, layout: DeviceLayout, scale:
         precision = "ieee"
     with torch.cuda.device_of(q):
         _parts[(-(-group * n // plan.rows), plan.splits, heads)](
-            q, k, v, layout.length, layout.depths, layout.column_depths, layout.words, parts, weight,
-            q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2),
-            n, len(layout.column_depths), factor * LOG2E.value, (softcap or 0.0) * LOG2E.value,
-            G=group, D=size, BD=_padded(size), BM=plan.rows, BN=plan.columns, BT=min(32, plan.columns),
-            WORDS=layout.words.shape[1], WINDOW=window or 0, CAPPED=softcap is not None, PRECISION=precision,
-            num_warps=plan.warps, num_stages=plan.stages)
-        _merge[(group * n, heads)](parts, weight, sinks, out, n, plan.splits, G=group, D=size,
-                                   BD=_padded(size), BS=triton.next_power_of_2(plan.splits))
+            q,
+            k,
+            v,
+            layout.length,
+            layout.depths,
+            layout.column_depths,
+            layout.words,
+            parts,
+            weight,
+            q.stride(1),
+            q.stride(2),
+            k.stride(1),
+            k.stride(2),
+            v.stride(1),
+            v.stride(2),
+            n,
+            len(layout.column_depths),
+            factor * LOG2E.value,
+            (softcap or 0.0) * LOG2E.value,
+            G=group,
+            D=size,
+            BD=_padded(size),
+            BM=plan.rows,
+            BN=plan.columns,
+            BT=min(32, plan.columns),
+            WORDS=layout.words.shape[1],
+            WINDOW=window or 0,
+            CAPPED=softcap is not None,
+            PRECISION=precision,
+            num_warps=plan.warps,
+            num_stages=plan.stages,
+        )
+        _merge[(group * n, heads)](
+            parts,
+            weight,
+            sinks,
+            out,
+            n,
+            plan.splits,
+            G=group,
+            D=size,
+            BD=_padded(size),
+            BS=triton.next_power_of_2(plan.splits),
+        )
     return out.transpose(1, 2)
 
 
@@ -142,13 +187,14 @@ def _padded(number: int) -> int:
 
 
 @triton.jit
-def _visible(start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr,
-             WINDOW: tl.constexpr):
+def _visible(
+    start, offs_n, rows_ok, row, position, length, m, column_depths, words, WORDS: tl.constexpr, WINDOW: tl.constexpr
+):
     """[BM, BN] bool: the columns from `start` on that each row sees."""
     columns = start + offs_n
-    own_columns = columns - length                                          # below 0 in the prefix
+    own_columns = columns - length  # below 0 in the prefix
     word = tl.zeros([row.shape[0], offs_n.shape[0]], tl.int32)
-    for w in tl.static_range(WORDS):        # a load per row and word: a gather of [BM, BN] spills
+    for w in tl.static_range(WORDS):  # a load per row and word: a gather of [BM, BN] spills
         row_word = tl.load(words + row * WORDS + w, mask=rows_ok, other=0)
         word = tl.where(((own_columns >> 5) == w)[None, :], row_word[:, None], word)
     visible = (own_columns < 0)[None, :] | (((word >> (own_columns & 31)[None, :]) & 1) != 0)
@@ -160,11 +206,30 @@ def _visible(start, offs_n, rows_ok, row, position, length, m, column_depths, wo
 
 
 @triton.jit
-def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, visible, scale, cap, D: tl.constexpr,
-          MASKED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr):
+def _tile(
+    q,
+    k,
+    v,
+    start,
+    kn,
+    vn,
+    offs_n,
+    offs_d,
+    total,
+    top,
+    sums,
+    acc,
+    visible,
+    scale,
+    cap,
+    D: tl.constexpr,
+    MASKED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """Adds a tile of columns to a running softmax.  visible: [BM, BN] if MASKED; rows from `total` may be NaN."""
-    kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])                   # [BD, BN]
-    vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])                   # [BN, BD]
+    kp = k + start * kn.to(tl.int64) + (offs_n[None, :] * kn + offs_d[:, None])  # [BD, BN]
+    vp = v + start * vn.to(tl.int64) + (offs_n[:, None] * vn + offs_d[None, :])  # [BN, BD]
     written = start + offs_n < total
     sized = offs_d < D
     if MASKED:
@@ -173,15 +238,15 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, visible
         keys = tl.load(kp)
     else:
         keys = tl.load(kp, mask=sized[:, None], other=0.0)
-    s = tl.dot(q, keys, input_precision=PRECISION) * scale              # in base 2; if CAPPED, 2x of tanh(x)
+    s = tl.dot(q, keys, input_precision=PRECISION) * scale  # in base 2; if CAPPED, 2x of tanh(x)
     if CAPPED:
-        s = cap - 2 * cap / (1 + tl.exp2(s))                                # cap * tanh
+        s = cap - 2 * cap / (1 + tl.exp2(s))  # cap * tanh
     if MASKED:
         s = tl.where(visible, s, float("-inf"))
     higher = tl.maximum(top, tl.max(s, 1))
     base = higher
     if MASKED:
-        base = tl.where(higher == float("-inf"), 0.0, higher)           # -inf: the row has seen no column yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # -inf: the row has seen no column yet
     p = tl.exp2(s - base[:, None])
     fade = tl.exp2(top - base)
     if MASKED:
@@ -196,10 +261,37 @@ def _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, visible
 
 
 @triton.jit
-def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Parts, Weight, qh, qn, kh, kn, vh, vn, n, m, scale,
-           cap, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-           BT: tl.constexpr, WORDS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-           PRECISION: tl.constexpr):
+def _parts(
+    Q,
+    K,
+    V,
+    Length,
+    Depths,
+    ColumnDepths,
+    Words,
+    Parts,
+    Weight,
+    qh,
+    qn,
+    kh,
+    kn,
+    vh,
+    vn,
+    n,
+    m,
+    scale,
+    cap,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BD: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BT: tl.constexpr,
+    WORDS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """One tile of rows over one split of the columns: softmax output [S, Hkv, G * n, D] and log2 of its sum."""
     split = tl.program_id(1)
     head = tl.program_id(2)
@@ -213,7 +305,7 @@ def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Parts, Weight, qh, qn, 
     offs_t = tl.arange(0, BT)
     position = length + tl.load(Depths + row)
     first = 0
-    free = 0                                                            # the first column that every row sees
+    free = 0  # the first column that every row sees
     if WINDOW > 0:
         first = tl.minimum(length, tl.maximum(0, tl.min(position, 0) - WINDOW + 1)) // BN * BN
         free = tl.cdiv(tl.maximum(0, tl.max(position, 0) - WINDOW + 1), BN) * BN
@@ -234,18 +326,73 @@ def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Parts, Weight, qh, qn, 
         free_high = tl.maximum(tl.minimum(high, length // BN * BN), free_low)
         if WINDOW > 0:
             for start in tl.range(low, free_low, BT, num_stages=1):
-                visible = _visible(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words,
-                                   WORDS, WINDOW)
-                top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, visible,
-                                       scale, cap, D, True, CAPPED, PRECISION)
+                visible = _visible(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS, WINDOW)
+                top, sums, acc = _tile(
+                    q,
+                    k,
+                    v,
+                    start,
+                    kn,
+                    vn,
+                    offs_t,
+                    offs_d,
+                    total,
+                    top,
+                    sums,
+                    acc,
+                    visible,
+                    scale,
+                    cap,
+                    D,
+                    True,
+                    CAPPED,
+                    PRECISION,
+                )
         for start in tl.range(free_low, free_high, BN):
-            top, sums, acc = _tile(q, k, v, start, kn, vn, offs_n, offs_d, total, top, sums, acc, None,
-                                   scale, cap, D, False, CAPPED, PRECISION)
+            top, sums, acc = _tile(
+                q,
+                k,
+                v,
+                start,
+                kn,
+                vn,
+                offs_n,
+                offs_d,
+                total,
+                top,
+                sums,
+                acc,
+                None,
+                scale,
+                cap,
+                D,
+                False,
+                CAPPED,
+                PRECISION,
+            )
         for start in tl.range(free_high, high, BT, num_stages=1):
-            visible = _visible(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS,
-                               WINDOW)
-            top, sums, acc = _tile(q, k, v, start, kn, vn, offs_t, offs_d, total, top, sums, acc, visible,
-                                   scale, cap, D, True, CAPPED, PRECISION)
+            visible = _visible(start, offs_t, rows_ok, row, position, length, m, ColumnDepths, Words, WORDS, WINDOW)
+            top, sums, acc = _tile(
+                q,
+                k,
+                v,
+                start,
+                kn,
+                vn,
+                offs_t,
+                offs_d,
+                total,
+                top,
+                sums,
+                acc,
+                visible,
+                scale,
+                cap,
+                D,
+                True,
+                CAPPED,
+                PRECISION,
+            )
         safe = tl.where(sums > 0, sums, 1.0)
         tl.store(Parts + at[:, None] * D + offs_d[None, :], acc / safe[:, None], mask=q_mask)
         top += tl.log2(safe)
@@ -253,8 +400,7 @@ def _parts(Q, K, V, Length, Depths, ColumnDepths, Words, Parts, Weight, qh, qn, 
 
 
 @triton.jit
-def _merge(Parts, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-           BS: tl.constexpr):
+def _merge(Parts, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr):
     """Merges the splits of a row by their weights; -inf marks a split without columns, which wrote nothing."""
     r = tl.program_id(0)
     head = tl.program_id(1)
@@ -267,7 +413,7 @@ def _merge(Parts, Weight, Sinks, Out, n, splits, G: tl.constexpr, D: tl.constexp
     if Sinks is not None:
         sink = tl.load(Sinks + query_head).to(tl.float32) * LOG2E
         top = tl.maximum(top, sink)
-    top = tl.where(top == float("-inf"), 0.0, top)                          # a row that sees nothing: zeros
+    top = tl.where(top == float("-inf"), 0.0, top)  # a row that sees nothing: zeros
     share = tl.exp2(weight - top)
     total = tl.sum(share, 0)
     if Sinks is not None:

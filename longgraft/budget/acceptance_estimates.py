@@ -14,14 +14,14 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import FORCED
 
-DECAY = 0.95        # decay of what earlier steps and drafts have shown, per step or draft
-PRIOR = 4.0         # steps of plain decoding with which the rate begins
-TRIED = 2.0         # drafts that the first estimates of a drafter weigh as much as
-WORTH = 0.75        # tokens that a drafter's first draft is expected to add where the text predicts nothing
-RISKED = 0.02       # share of the time that may be lost, and that measuring and probing may take
-CREDIT = 1.0        # tokens' worth of seconds that may be lost before anything was gained
-FEWEST_IDLE = 8     # tokens before a source that is expected to lose is tried again, at first
-MOST_IDLE = 128     # the same after many trials
+DECAY = 0.95  # decay of what earlier steps and drafts have shown, per step or draft
+PRIOR = 4.0  # steps of plain decoding with which the rate begins
+TRIED = 2.0  # drafts that the first estimates of a drafter weigh as much as
+WORTH = 0.75  # tokens that a drafter's first draft is expected to add where the text predicts nothing
+RISKED = 0.02  # share of the time that may be lost, and that measuring and probing may take
+CREDIT = 1.0  # tokens' worth of seconds that may be lost before anything was gained
+FEWEST_IDLE = 8  # tokens before a source that is expected to lose is tried again, at first
+MOST_IDLE = 128  # the same after many trials
 
 
 @dataclass(frozen=True)

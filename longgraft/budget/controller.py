@@ -83,9 +83,16 @@ class Controller:
         together: Plans all requests of a pass; None: this request alone.
     """
 
-    def __init__(self, ranked: RankedProposer, estimates: AcceptanceEstimates, levels: Levels | None = None,
-                 *,
-                 probing: bool = True, clock: Clock | None = None, together: Together | None = None) -> None:
+    def __init__(
+        self,
+        ranked: RankedProposer,
+        estimates: AcceptanceEstimates,
+        levels: Levels | None = None,
+        *,
+        probing: bool = True,
+        clock: Clock | None = None,
+        together: Together | None = None,
+    ) -> None:
         self.ranked = ranked
         self.estimates = estimates
         self.levels = levels
@@ -121,14 +128,20 @@ class Controller:
         """Returns the function from a ranking's probabilities, the root first, to the nodes that the plan gives it."""
         return lambda probabilities: self.together.share(plan, Offer(ask.budget, probabilities[1:]))
 
-    def _planned(self, ask: Ask, plan: PricedPass, tree: ProposalTree, remembered: float,
-                 seconds: float = 0.0, draft: DraftPlan | None = None) -> ProposalTree:
+    def _planned(
+        self,
+        ask: Ask,
+        plan: PricedPass,
+        tree: ProposalTree,
+        remembered: float,
+        seconds: float = 0.0,
+        draft: DraftPlan | None = None,
+    ) -> ProposalTree:
         """Announces the step that verifies this tree, whose drafts took so many seconds; returns the tree."""
         plain = plan.prices.plain
         seconds += plain + plan.share_of(len(tree) - 1)
         timed = None if ask.batch.alone else plan.timed
-        self.estimates.expect(StepPlan(ask.position, plain, seconds, plan.prices.token, remembered, draft,
-                                       timed))
+        self.estimates.expect(StepPlan(ask.position, plain, seconds, plan.prices.token, remembered, draft, timed))
         return tree
 
     def _drafts(self, ask: Ask, plan: PricedPass, missed: float) -> bool:
@@ -140,22 +153,23 @@ class Controller:
         pays = missed * self.estimates.worth > plan.rate * alone
         return self.probing and not pays and self.estimates.probe(alone)
 
-    def _with_draft(self, ask: Ask, plan: PricedPass, remembered: ProposalTree, missed: float,
-                    floors: Sequence[float]) -> ProposalTree:
+    def _with_draft(
+        self, ask: Ask, plan: PricedPass, remembered: ProposalTree, missed: float, floors: Sequence[float]
+    ) -> ProposalTree:
         """Returns the ranking of remembered and drafted nodes."""
         policy = None
         if self.levels is not None:
             policy = WhilePayingPolicy(self.levels.beam, self.estimates.accuracy, plan.rate * plan.level)
         began = self.clock.now(wait=False)
         drafted = self.ranked.draft(ask, policy)
-        ended = self.clock.now(wait=False)      # no sync needed: each level's policy waited for the device
+        ended = self.clock.now(wait=False)  # no sync needed: each level's policy waited for the device
         expansions = self._expansions(drafted)
         seconds = plan.feed + expansions * plan.level
         if self.levels is None:
             plan.proposed(began, ended)
-        elif ask.batch.alone:       # otherwise other requests' work was timed, too
+        elif ask.batch.alone:  # otherwise other requests' work was timed, too
             self.costs.drafted(seconds, ended - began)
-        without, = plan.prices.best([_probabilities(remembered)[1:]], plan.rate, plan.credit)
+        (without,) = plan.prices.best([_probabilities(remembered)[1:]], plan.rate, plan.credit)
         expected = _expected(remembered.top(1 + without))
         ranked = self.ranked.rank(ask, drafted, floors, self._shared(plan, ask))
         nodes = plan.prices.of(len(ranked) - 1) - plan.prices.of(without)

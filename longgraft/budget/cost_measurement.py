@@ -38,20 +38,20 @@ from longgraft.trees.padded import SIZES
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 from longgraft.yarn_drafters.network import Eagle3Network
 
-PREFIXES = (256, 2048)      # tokens
+PREFIXES = (256, 2048)  # tokens
 # Rows of a target pass; the first two are always measured.  Blocks of rows often end at 8 and 16, hence 9 and 17.
 ROWS = (1, 16, 2, 8, 9, 17, 60)
 # Recorded passes are padded to few sizes and cost nearly the same; each would be recorded, which no limit bounds.
 RECORDED_ROWS = (1, 60)
-WIDTHS = (8, 2)         # nodes that a draft level feeds; if recorded, only the first
-FED = (1, 16)           # observed tokens that are fed
-LEVELS = 2              # expansions of the draft that is timed
+WIDTHS = (8, 2)  # nodes that a draft level feeds; if recorded, only the first
+FED = (1, 16)  # observed tokens that are fed
+LEVELS = 2  # expansions of the draft that is timed
 # Tokens of a mixture whose keys and values fill the target's cache again and again.  After them, rows are
 # as alike as rows of a text; after zeros they wake more experts.  In twelve random models with 2 of 32
 # experts, 8 rows woke 0.94 times as many experts as rows of random texts after 32 repeated tokens, 0.87
 # times after 8, and 1.4 times after zeros.
 CONTEXT = 32
-SHARE = 0.05            # share of the free memory that the caches may take
+SHARE = 0.05  # share of the free memory that the caches may take
 
 # Costs by model, and the longest prefix at which they were to be measured, shared by all of its sessions.
 _MEASURED: WeakKeyDictionary[nn.Module, dict[tuple, tuple[Costs, int]]] = WeakKeyDictionary()
@@ -78,11 +78,16 @@ def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAG
     drafter = "none"
     if network is not None:
         config = network.config
-        drafter = (f"{config.layout}, {config.layers} x {config.hidden_size:,}, vocabulary "
-                   f"{config.draft_vocab_size:,}")
-    key = {"model": Path(target.name).name, "drafter": drafter, "dtype": str(target.dtype)[6:],
-           "attention": target.attention, "kernels": "compiled" if target.kernels else "none",
-           "weights": target.weights, "cache": str(target.cache_dtype or target.dtype)[6:]}
+        drafter = f"{config.layout}, {config.layers} x {config.hidden_size:,}, vocabulary {config.draft_vocab_size:,}"
+    key = {
+        "model": Path(target.name).name,
+        "drafter": drafter,
+        "dtype": str(target.dtype)[6:],
+        "attention": target.attention,
+        "kernels": "compiled" if target.kernels else "none",
+        "weights": target.weights,
+        "cache": str(target.cache_dtype or target.dtype)[6:],
+    }
     if device.type == "cuda":
         key["device"] = torch.cuda.get_device_name(device)
         key["launches"] = "graphs" if regions.fixed else "single"
@@ -92,9 +97,13 @@ def key_of(target: Target, network: Eagle3Network | None, regions: Regions = EAG
     return key
 
 
-def measure(target: Target, network: Eagle3Network | None, extent: Extent | None = None,
-            regions: Regions = EAGER,
-            text: Sequence[int] = ()) -> Costs:
+def measure(
+    target: Target,
+    network: Eagle3Network | None,
+    extent: Extent | None = None,
+    regions: Regions = EAGER,
+    text: Sequence[int] = (),
+) -> Costs:
     """Measures the costs of this target and drafter on this machine.
 
     Args:
@@ -108,7 +117,7 @@ def measure(target: Target, network: Eagle3Network | None, extent: Extent | None
     extent = extent or Extent(PREFIXES)
     rig = _Rig(target, network, extent.prefixes, regions, text)
     spent = rig.times(extent.seconds)
-    regions.forget()        # recordings and what they run on refer to each other
+    regions.forget()  # recordings and what they run on refer to each other
     grids: dict[str, dict[int, dict[int, float]]] = {"passes": {}, "levels": {}, "feeds": {}, "heads": {}}
     for (what, length, rows), seconds in spent.items():
         # A draft of several levels, minus one that only reads the root's candidates.
@@ -122,8 +131,9 @@ def measure(target: Target, network: Eagle3Network | None, extent: Extent | None
     return Costs(key_of(target, network, regions), source, grids["passes"], grids["levels"], grids["feeds"])
 
 
-def costs_for(target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER,
-              text: Sequence[int] = ()) -> LiveCosts:
+def costs_for(
+    target: Target, network: Eagle3Network | None, path: str | None, regions: Regions = EAGER, text: Sequence[int] = ()
+) -> LiveCosts:
     """Returns a file's costs, which stay fixed, or without a file this machine's, which follow timed steps.
 
     Args:
@@ -143,15 +153,15 @@ def costs_for(target: Target, network: Eagle3Network | None, path: str | None, r
     advice = "Measure them here with `longgraft costs --out FILE`, or leave --costs out."
     differences = costs.fits(key)
     if differences:
-        raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differences)}.\n"
-                         f"{advice}")
+        raise ValueError(f"{path} holds the costs of another session: here is {'; '.join(differences)}.\n{advice}")
     if network is not None and not (costs.levels and costs.feeds):
         raise ValueError(f"{path} has no costs of a drafter, and this session has one.\n{advice}")
     return LiveCosts(costs, frozen=True)
 
 
-def _measured_costs(target: Target, network: Eagle3Network | None, key: dict[str, str], regions: Regions,
-                    text: Sequence[int]) -> LiveCosts:
+def _measured_costs(
+    target: Target, network: Eagle3Network | None, key: dict[str, str], regions: Regions, text: Sequence[int]
+) -> LiveCosts:
     """Returns this machine's costs, which are measured once for all sessions of a model."""
     measured = _MEASURED.setdefault(target.model, {})
     entry = tuple(key.items())
@@ -161,14 +171,17 @@ def _measured_costs(target: Target, network: Eagle3Network | None, key: dict[str
     def further(prefix: int, seconds: float) -> Costs:
         costs, reached = measured[entry]
         if prefix > reached:
-            shared = SHARED.set(None)       # passes of other requests would be timed, too
+            shared = SHARED.set(None)  # passes of other requests would be timed, too
             try:
                 more = measure(target, network, Extent((prefix,), seconds), regions, text)
             finally:
                 SHARED.reset(shared)
-            costs = replace(costs, passes={**costs.passes, **more.passes},
-                            levels={**costs.levels, **more.levels},
-                            feeds={**costs.feeds, **more.feeds})
+            costs = replace(
+                costs,
+                passes={**costs.passes, **more.passes},
+                levels={**costs.levels, **more.levels},
+                feeds={**costs.feeds, **more.feeds},
+            )
             measured[entry] = costs, prefix
         return costs
 
@@ -184,8 +197,14 @@ class _Rig:
         needed: Those that are timed in any case.
     """
 
-    def __init__(self, target: Target, network: Eagle3Network | None, prefixes: Sequence[int],
-                 regions: Regions, text: Sequence[int]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        network: Eagle3Network | None,
+        prefixes: Sequence[int],
+        regions: Regions,
+        text: Sequence[int],
+    ) -> None:
         self.target = target
         self.regions = regions
         self.context, self.tokens = _tokens(text, target.vocab_size)
@@ -210,24 +229,21 @@ class _Rig:
         longest = self.lengths[0]
         self.verifier = Verifier(target, target.cache(longest + most), Greedy(), Clock(), regions)
         if not any(map(is_router, target.model.modules())):
-            self.context = self.context[:1]     # only a mixture's costs depend on it
+            self.context = self.context[:1]  # only a mixture's costs depend on it
         observation = self.verifier.read(self.context, self.wants)
         _repeat(self.verifier.cache, len(self.context))
         self.actions = dict(self._passes())
         self.needed = [("passes", longest, rows) for rows in self.rows[:2]]
         if memory is not None:
-            self.features = {layer: rows.new_zeros(1, rows.shape[1]) for layer,
-                             rows in observation.hidden.items()}
+            self.features = {layer: rows.new_zeros(1, rows.shape[1]) for layer, rows in observation.hidden.items()}
             self.actions |= dict(self._drafts(memory, most))
-            self.needed += [("heads", longest, WIDTHS[0]), ("levels", longest, WIDTHS[0]),
-                            ("feeds", longest, FED[0])]
+            self.needed += [("heads", longest, WIDTHS[0]), ("levels", longest, WIDTHS[0]), ("feeds", longest, FED[0])]
         self.actions = {point: self.actions[point] for point in (*self.needed, *self.actions)}
 
     def _passes(self) -> Iterator[tuple[Point, Callable[[], object]]]:
-        for rows in self.rows:      # two chains side by side give a pass with a mask, like that of a tree
+        for rows in self.rows:  # two chains side by side give a pass with a mask, like that of a tree
             parents = [-1, *(max(0, n - 2) for n in range(1, rows))]
-            tree = ProposalTree.build(self.tokens[:rows], parents, [0.0] * rows,
-                                      [ROOT] + [DRAFT] * (rows - 1))
+            tree = ProposalTree.build(self.tokens[:rows], parents, [0.0] * rows, [ROOT] + [DRAFT] * (rows - 1))
             for length in self.lengths:
                 yield ("passes", length, rows), partial(self._verify, tree, length)
 
@@ -299,8 +315,8 @@ def _tokens(text: Sequence[int], vocabulary: int) -> tuple[torch.Tensor, list[in
     text.
     """
     most = max(ROWS)
-    if len(text) >= CONTEXT + most and max(text) < vocabulary:      # a given tokenizer may be another model's
-        return torch.tensor(text[:CONTEXT]), list(text[CONTEXT:CONTEXT + most])
+    if len(text) >= CONTEXT + most and max(text) < vocabulary:  # a given tokenizer may be another model's
+        return torch.tensor(text[:CONTEXT]), list(text[CONTEXT : CONTEXT + most])
     apart = max(1, vocabulary // most)
     return torch.arange(CONTEXT) * apart + apart // 2, [apart * n for n in range(most)]
 
@@ -314,7 +330,7 @@ def _repeat(cache: KVCache, count: int) -> None:
             filled = count
             while filled < cache.capacity:
                 more = min(filled, cache.capacity - filled)
-                rows[:, :, filled:filled + more] = rows[:, :, :more]
+                rows[:, :, filled : filled + more] = rows[:, :, :more]
                 filled += more
 
 

@@ -24,9 +24,11 @@ Grid = Mapping[int, Mapping[int, float]]
 Points = Sequence[tuple[int, float]]
 """(rows, seconds), ascending in both"""
 
-FORM = ('It needs key, source, passes {"4096": {"1": ms, "16": ms}}, levels and feeds (likewise, {} without a '
-        'drafter) '
-        "and host (ms).")
+FORM = (
+    'It needs key, source, passes {"4096": {"1": ms, "16": ms}}, levels and feeds (likewise, {} without a '
+    "drafter) "
+    "and host (ms)."
+)
 TABLES = ("passes", "levels", "feeds")
 
 
@@ -67,8 +69,11 @@ class Costs:
 
     def fits(self, key: Mapping[str, str]) -> list[str]:
         """Describes in words how a session's key differs from these costs'; empty if it does not."""
-        return [f"{name} {key.get(name, 'none')} instead of {value}" for name, value in self.key.items()
-                if key.get(name, "none") != value]
+        return [
+            f"{name} {key.get(name, 'none')} instead of {value}"
+            for name, value in self.key.items()
+            if key.get(name, "none") != value
+        ]
 
     def lines(self) -> list[str]:
         """Returns lines for people: the key, and one table of milliseconds per part."""
@@ -92,8 +97,9 @@ class Costs:
     @classmethod
     def load(cls, path: Path) -> Costs:
         """Reads JSON as `save` writes it; raises ValueError with what is missing or impossible, and where."""
-        table = read_table(path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict,
-                                  "host": (int, float)})
+        table = read_table(
+            path, {"key": dict, "source": str, "passes": dict, "levels": dict, "feeds": dict, "host": (int, float)}
+        )
         unknown = sorted(table.keys() - {"unit", "key", "source", "host", *TABLES})
         if unknown:
             raise ValueError(f"{path} has {', '.join(unknown)}, which is unknown. {FORM}")
@@ -128,13 +134,14 @@ def _grid(table: dict[str, Any], where: str) -> Grid:
     grid: dict[int, dict[int, float]] = {}
     for prefix, row in table.items():
         if not prefix.isdecimal() or not isinstance(row, dict) or not row:
-            raise ValueError(f"{where}: found {prefix!r}: {json.dumps(row)[:40]}; prefix tokens and an "
-                             f"object of rows are needed. {FORM}")
+            raise ValueError(
+                f"{where}: found {prefix!r}: {json.dumps(row)[:40]}; prefix tokens and an "
+                f"object of rows are needed. {FORM}"
+            )
         wrong = [rows for rows in row if not rows.isdecimal() or int(rows) < 1]
         if wrong:
             raise ValueError(f"{where} at {prefix}: {wrong[0]!r} is no number of rows. {FORM}")
-        grid[int(prefix)] = {int(rows): _seconds(ms, f"{where} of {rows} rows at {prefix}")
-                             for rows, ms in row.items()}
+        grid[int(prefix)] = {int(rows): _seconds(ms, f"{where} of {rows} rows at {prefix}") for rows, ms in row.items()}
     return grid
 
 
@@ -166,8 +173,10 @@ def curve(grid: Grid, prefix: int) -> list[tuple[int, float]]:
 def _extended(line: Points, fullest: Points) -> Points:
     """Extends a line by further rows, whose cost grows as on the fullest line."""
     most, seconds = line[-1]
-    return [*line, *((rows, seconds + along(fullest, rows) - along(fullest, most))
-                     for rows, _ in fullest if rows > most)]
+    return [
+        *line,
+        *((rows, seconds + along(fullest, rows) - along(fullest, most)) for rows, _ in fullest if rows > most),
+    ]
 
 
 def _never_falling(points: Points) -> list[tuple[int, float]]:
@@ -190,11 +199,11 @@ def along(points: Points, at: int) -> float:
 
 # Bound of a logarithm: a pass that a busy machine made 5 times as slow counts as 1.28 times as slow.
 OUTLIER = 0.25
-OWN = 0.3           # share of a difference that corrects the costs of these rows, of drafts or of proposals
+OWN = 0.3  # share of a difference that corrects the costs of these rows, of drafts or of proposals
 # Share of a difference that corrects all costs: mostly the whole machine became slower or faster.
 SHARED = 0.05
-KEPT_CURVES = 192   # curves after which all are dropped; a request needs three per 16 tokens
-FARTHER = 2         # times as long as all measured ones: a prefix at which costs are measured anew
+KEPT_CURVES = 192  # curves after which all are dropped; a request needs three per 16 tokens
+FARTHER = 2  # times as long as all measured ones: a prefix at which costs are measured anew
 
 
 CostState = tuple[float, float, float | None, dict[int, float]]
@@ -203,9 +212,9 @@ CostState = tuple[float, float, float | None, dict[int, float]]
 class LiveCosts:
     """Costs that are corrected by timed steps; frozen costs stay fixed, so that decisions repeat."""
 
-    def __init__(self, costs: Costs, frozen: bool = False,
-                 measure: Callable[[int, float], Costs] | None = None
-                 ) -> None:
+    def __init__(
+        self, costs: Costs, frozen: bool = False, measure: Callable[[int, float], Costs] | None = None
+    ) -> None:
         """Begins with measured costs.
 
         Args:
@@ -220,9 +229,9 @@ class LiveCosts:
         self.reached = max(costs.passes)
         # Logarithms of the slowdown against `costs`: of everything, of drafts beyond that, and of passes by rows.
         self._machine = self._drafts = 0.0
-        self._proposal: float | None = None     # seconds of a proposal
+        self._proposal: float | None = None  # seconds of a proposal
         self._by_rows = self._no_slowdown()
-        self._measured: dict[tuple[str, int], Points] = {}      # uncorrected curves by name and prefix
+        self._measured: dict[tuple[str, int], Points] = {}  # uncorrected curves by name and prefix
 
     def _no_slowdown(self) -> dict[int, float]:
         """Returns 0 for each number of rows that was measured."""
@@ -282,7 +291,7 @@ class LiveCosts:
         slowdown = self._by_rows
         measured = sorted(slowdown)
         after = min(bisect_left(measured, rows), len(measured) - 1)
-        left = measured[max(0, after - 1)]      # the measured rows around these
+        left = measured[max(0, after - 1)]  # the measured rows around these
         right = measured[after]
         share = 1.0
         if left < right:

@@ -10,12 +10,12 @@ from longgraft.protocol.memory import Memory
 from longgraft.protocol.observation import Observation
 from longgraft.trees.tree import ProposalTree
 
-HALF = 16           # tokens of the text's longest context with which the text's first weight is one half
-ROW = 0.05          # first weight of the matrix row; the drafter has the rest
+HALF = 16  # tokens of the text's longest context with which the text's first weight is one half
+ROW = 0.05  # first weight of the matrix row; the drafter has the rest
 # First weights of the text.
 TEXT = tuple((1.0 - ROW) * longest / (longest + HALF) for longest in (0, *ORDERS))
-FIRST = 30.0        # weight of these first values, in tokens
-FADE = 0.99         # decay of what was learnt, per token
+FIRST = 30.0  # weight of these first values, in tokens
+FADE = 0.99  # decay of what was learnt, per token
 
 Probabilities = tuple[float, float, float]
 """A token's probabilities by the text, the drafter and the matrix row."""

@@ -23,8 +23,8 @@ from longgraft.trees.padded import on_host
 from longgraft.trees.templates import WEIGHTS
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
-POOL = 4        # drafted nodes that are ranked, as a multiple of the tree's nodes
-ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)    # probabilities of a matrix row's entries, by rank
+POOL = 4  # drafted nodes that are ranked, as a multiple of the tree's nodes
+ROW = tuple(weight / sum(WEIGHTS) for weight in WEIGHTS)  # probabilities of a matrix row's entries, by rank
 
 
 @dataclass(slots=True)
@@ -96,9 +96,15 @@ class RankedProposer:
         pool: Drafted nodes, as a multiple of the tree's nodes: more than 1 if they cost nothing.
     """
 
-    def __init__(self, text: PartialMatching | None, drafter: Proposer | None = None,
-                 rows: AdjacencyMemory | None = None, clock: Clock | None = None, *,
-                 pool: int = POOL) -> None:
+    def __init__(
+        self,
+        text: PartialMatching | None,
+        drafter: Proposer | None = None,
+        rows: AdjacencyMemory | None = None,
+        clock: Clock | None = None,
+        *,
+        pool: int = POOL,
+    ) -> None:
         self.text = text
         self.drafter = drafter
         self.rows = rows
@@ -128,8 +134,13 @@ class RankedProposer:
         drafted = replace(ask, budget=self.pool * (ask.budget - 1) + 1, pruning=pruning)
         return on_host(self.drafter.propose(drafted))
 
-    def rank(self, ask: Ask, drafted: ProposalTree | None = None, floors: Sequence[float] | None = None,
-             count: Callable[[Sequence[float]], int] = len) -> ProposalTree:
+    def rank(
+        self,
+        ask: Ask,
+        drafted: ProposalTree | None = None,
+        floors: Sequence[float] | None = None,
+        count: Callable[[Sequence[float]], int] = len,
+    ) -> ProposalTree:
         """Returns the tree of the most probable nodes.
 
         Args:
@@ -146,8 +157,9 @@ class RankedProposer:
                 tokens, parents, probabilities, match = self.text.known().rank(floors)
                 n = count(probabilities)
                 origin = [ROOT] + [RETRIEVED] * (n - 1)
-                return ProposalTree.build([ask.root, *tokens[1:n]], parents[:n], _logs(probabilities[:n]),
-                                          origin, None, match[:n])
+                return ProposalTree.build(
+                    [ask.root, *tokens[1:n]], parents[:n], _logs(probabilities[:n]), origin, None, match[:n]
+                )
             prepared = _Drafted() if drafted is None else self._read(drafted)
             return self._rank(ask, prepared, floors, count)
 
@@ -159,7 +171,7 @@ class RankedProposer:
         for node in range(1, len(tokens)):
             parent = parents[node]
             if not (logs[node] > -math.inf and logs[parent] > -math.inf):
-                continue        # the score is nan, or the path impossible
+                continue  # the score is nan, or the path impossible
             read.children.setdefault(parent, []).append((tokens[node], math.exp(logs[node] - logs[parent]), node))
         if self.rows is not None and read.children:
             rows = self.rows.matrix.rows
@@ -168,8 +180,9 @@ class RankedProposer:
             read.rows = dict(zip(read.children, successors, strict=True))
         return read
 
-    def _rank(self, ask: Ask, drafted: _Drafted, floors: Sequence[float],
-              count: Callable[[Sequence[float]], int]) -> ProposalTree:
+    def _rank(
+        self, ask: Ask, drafted: _Drafted, floors: Sequence[float], count: Callable[[Sequence[float]], int]
+    ) -> ProposalTree:
         tokens: list[int] = []
         parents: list[int] = []
         probabilities: list[float] = []
@@ -177,8 +190,7 @@ class RankedProposer:
         match: list[int] = []
         nodes: list[_Node] = []
         # (-probability, order of entry, parent, token, the child)
-        heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root,
-                                                            _Child(drafted=0, origin=ROOT))]
+        heap: list[tuple[float, int, int, int, _Child]] = [(-1.0, 0, -1, ask.root, _Child(drafted=0, origin=ROOT))]
         entered = 0
         lowest = min(floors[1:], default=0.0)
         while heap and len(tokens) < ask.budget:
@@ -198,8 +210,9 @@ class RankedProposer:
                     entered += 1
                     heappush(heap, (negative * probability, entered, len(tokens) - 1, token, child))
         n = count(probabilities)
-        tree = ProposalTree.build(tokens[:n], parents[:n], _logs(probabilities[:n]), origin[:n],
-                                  drafted.stage, match[:n])
+        tree = ProposalTree.build(
+            tokens[:n], parents[:n], _logs(probabilities[:n]), origin[:n], drafted.stage, match[:n]
+        )
         self.weights.expect(tree, [node.predictions for node in nodes[:n]])
         return tree
 
@@ -226,8 +239,10 @@ class RankedProposer:
         predictions = {token: (child.text, child.drafter, child.row) for token, child in children.items()}
         node.predictions = NodePredictions(node.longest, bool(row), predictions)
         by_text, by_drafter, by_row = self.weights.weights_for(node.predictions)
-        return [(token, child, by_text * child.text + by_drafter * child.drafter + by_row * child.row)
-                for token, child in children.items()]
+        return [
+            (token, child, by_text * child.text + by_drafter * child.drafter + by_row * child.row)
+            for token, child in children.items()
+        ]
 
 
 def _logs(probabilities: Sequence[float]) -> list[float]:

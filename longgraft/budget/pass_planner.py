@@ -16,7 +16,7 @@ from longgraft.budget.prices import Prices
 from longgraft.protocol.pass_plan import Offer
 from longgraft.protocol.proposer import Ask
 
-REPRICED_EVERY = 16     # tokens of prefix after which prices are computed again; costs change slowly
+REPRICED_EVERY = 16  # tokens of prefix after which prices are computed again; costs change slowly
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +66,9 @@ class PricedPass:
         self._has_levels = bids[0].beam > 0
         self._bids = bids
         self._costs = costs
-        self._rows: list[int | None] = []       # of each request that has told how long the pass took
+        self._rows: list[int | None] = []  # of each request that has told how long the pass took
         self._seconds = math.inf
-        self._proposals: list[tuple[float, float]] = []     # when each of them began and ended
+        self._proposals: list[tuple[float, float]] = []  # when each of them began and ended
 
     @property
     def level(self) -> float:
@@ -114,7 +114,7 @@ class PricedPass:
             self._costs.proposed(_covered(self._proposals) / len(self._proposals))
             self._proposals.clear()
         taken = self.prices.best([offer.probabilities for offer in offers], self.rate, self.credit)
-        self.nodes += sum(taken)        # if a common decision failed, each request has its own
+        self.nodes += sum(taken)  # if a common decision failed, each request has its own
         return [1 + nodes for nodes in taken]
 
     def share_of(self, nodes: int) -> float:
@@ -130,11 +130,11 @@ class PricedPass:
         (None).
         """
         self._rows.append(rows)
-        self._seconds = min(self._seconds, seconds)     # some waited longer for the others
+        self._seconds = min(self._seconds, seconds)  # some waited longer for the others
         batch = self._bids[0].ask.batch
         verified = [rows for rows in self._rows if rows is not None]
         if len(verified) == len(self._bids) and not batch.rows:
-            plain = 1 + batch.requests - len(verified)      # requests that propose nothing
+            plain = 1 + batch.requests - len(verified)  # requests that propose nothing
             prefix = round(fmean(bid.ask.position for bid in self._bids))
             self._costs.timed(sum(verified) + plain, prefix, self._seconds)
 
@@ -170,8 +170,7 @@ class PassPlanner:
         most = sum(bid.ask.budget - 1 for bid in bids)
         key = (id(costs), batch.requests, batch.rows, most)
         if key not in self._prices:
-            self._prices[key] = Prices(costs, self._priced_at, most, 1 + batch.requests, batch.rows,
-                                       bids[0].beam)
+            self._prices[key] = Prices(costs, self._priced_at, most, 1 + batch.requests, batch.rows, bids[0].beam)
         return PricedPass(self._prices[key], bids, costs)
 
     def _costs_of_shared(self, bids: Sequence[Bid]) -> LiveCosts:
@@ -180,6 +179,6 @@ class PassPlanner:
         if self._shared is None or self._shared.reached < farthest.reached:
             reaching = farthest.copy()
             if self._shared is not None:
-                reaching.restore(self._shared.state())      # what shared passes have taught
+                reaching.restore(self._shared.state())  # what shared passes have taught
             self._shared = reaching
         return self._shared

@@ -23,8 +23,9 @@ class Prices:
             pass.
     """
 
-    def __init__(self, costs: LiveCosts, prefix: int, most: int, requests: int = 1, reading: int = 0,
-                 beam: int = 0) -> None:
+    def __init__(
+        self, costs: LiveCosts, prefix: int, most: int, requests: int = 1, reading: int = 0, beam: int = 0
+    ) -> None:
         """Looks the costs up.
 
         Args:
@@ -86,8 +87,11 @@ class Prices:
             rate: Tokens per second by which seconds become tokens.
             credit: Seconds that the pass may be expected to lose.
         """
-        nodes = [(-probability, owner, place) for owner, ranking in enumerate(probabilities)
-                 for place, probability in enumerate(ranking)]
+        nodes = [
+            (-probability, owner, place)
+            for owner, ranking in enumerate(probabilities)
+            for place, probability in enumerate(ranking)
+        ]
         if not nodes:
             return [0] * len(probabilities)
         order = np.array(sorted(nodes))
@@ -95,9 +99,9 @@ class Prices:
         owners = order[:, 1].astype(int)
         is_best = order[:, 2] == 0
         missed = np.cumsum(is_best * (1.0 - offered)) / np.cumsum(is_best)
-        seconds = self.seconds[1:len(offered) + 1]
+        seconds = self.seconds[1 : len(offered) + 1]
         gains = np.cumsum(offered) - rate * seconds
-        gains[missed * seconds > max(credit, 0.0)] = -np.inf     # what costs nothing cannot lose more
+        gains[missed * seconds > max(credit, 0.0)] = -np.inf  # what costs nothing cannot lose more
         best = int(gains.argmax())
         taken = best + 1 if gains[best] > 0.0 else 0
         return np.bincount(owners[:taken], minlength=len(probabilities)).tolist()

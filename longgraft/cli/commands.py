@@ -17,12 +17,18 @@ Run = Callable[..., Any]
 Values = Mapping[str, Any]
 Saved = Callable[[Values], Values]
 FILE = typer.Option(help="TOML or JSON with any of the options below; flags win.", metavar="FILE")
-METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": "NUMBER", "str": "TEXT",
-            "Any": "TEXT"}
+METAVARS = {"dict": "NAME=VALUE", "tuple": "A,B,...", "int": "NUMBER", "float": "NUMBER", "str": "TEXT", "Any": "TEXT"}
 
 
-def command(app: typer.Typer, name: str, example: str, panel: str | None = None, base: Values | None = None,
-            without: Collection[str] = (), saved: Saved | None = None) -> Callable[[Run], Run]:
+def command(
+    app: typer.Typer,
+    name: str,
+    example: str,
+    panel: str | None = None,
+    base: Values | None = None,
+    without: Collection[str] = (),
+    saved: Saved | None = None,
+) -> Callable[[Run], Run]:
     """Makes a function a command.
 
     A parameter that is a group of options becomes its options; others stay as they are.
@@ -36,10 +42,13 @@ def command(app: typer.Typer, name: str, example: str, panel: str | None = None,
         without: Options that it does not have.
         saved: Maps flags to the options of an earlier run, which override only the defaults.
     """
+
     def register(function: Run) -> Run:
         app.command(name, epilog=f"Example: {example}", rich_help_panel=panel)(
-            _adapted(function, base or {}, set(without), saved))
+            _adapted(function, base or {}, set(without), saved)
+        )
         return function
+
     return register
 
 
@@ -48,7 +57,7 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     groups: dict[str, Any] = {p.name: p.annotation for p in parameters if is_dataclass(p.annotation)}
     known: dict[str, Option] = {}
-    titles: dict[str, str] = {}     # the heading of each option in --help
+    titles: dict[str, str] = {}  # the heading of each option in --help
     for group in groups.values():
         present = {name: option for name, option in options(group).items() if name not in without}
         known |= present
@@ -68,10 +77,10 @@ def _adapted(function: Run, base: Values, without: set[str], saved: Saved | None
 
     keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters if p.name not in groups]
     if typed:
-        keywords.append(_keyword("config", Annotated[Optional[Path], FILE]))     # noqa: UP045
+        keywords.append(_keyword("config", Annotated[Optional[Path], FILE]))  # noqa: UP045
     for name, option in typed.items():
         keywords.append(_keyword(name, _annotation(option, base.get(name, option.default), titles[name])))
-    adapted.__signature__ = inspect.Signature(keywords)     # type: ignore[attr-defined]
+    adapted.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     adapted.__doc__ = function.__doc__
     return adapted
 
@@ -96,9 +105,9 @@ def _annotation(option: Option, default: Any, panel: str) -> Any:
     """
     about: dict[str, Any] = {"help": option.help_text(default), "rich_help_panel": panel}
     if option.kind is bool:
-        return Annotated[Optional[bool], typer.Option(option.switch, **about)]      # noqa: UP045
+        return Annotated[Optional[bool], typer.Option(option.switch, **about)]  # noqa: UP045
     kind = next(name for name in METAVARS if name in str(option.kind))
-    wanted: Any = Optional[list[str]] if option.many else Optional[str]     # noqa: UP045
+    wanted: Any = Optional[list[str]] if option.many else Optional[str]  # noqa: UP045
     metavar = option.metavar or METAVARS["str" if option.many else kind]
     return Annotated[wanted, typer.Option(option.switch, metavar=metavar, **about)]
 
@@ -107,7 +116,7 @@ def _flagged(option: Option, text: Any) -> Any:
     """Returns a flag's value, checked under the flag's name."""
     option = replace(option, name=option.switch)
     value = text
-    if isinstance(text, list):      # a repeated flag
+    if isinstance(text, list):  # a repeated flag
         value = option.parse(",".join(text)) if isinstance(option.default, dict) else tuple(text)
     elif isinstance(text, str):
         value = option.parse(text)

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 completing = typer.Typer()
 
 EXAMPLE = "longgraft complete --repo . --file src/cache.py --line 42 --explain"
-UNENDED = "\\ No newline at end of file"      # a line of a diff, after a line without an end
-SHOWN = 8       # most files that are named among those left out
+UNENDED = "\\ No newline at end of file"  # a line of a diff, after a line without an end
+SHOWN = 8  # most files that are named among those left out
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,22 @@ class CursorOptions(Checked):
     repo: str | None = option(None, "Folder of the repository", metavar="DIR", none="the current folder")
     file: str = option("", "The file: a path from the repository, from here, or absolute")
     line: int | None = option(None, "The cursor's line; 1 is the first", low=1)
-    column: int | None = option(None, "The cursor's column; 1 is before the first character", low=1,
-                                none="the line's end")
-    text: str | None = option(None, "The file's text if it is not saved: a file, or - for standard input",
-                              metavar="FILE", none="what is on disk")
-    changes: str | None = option(None, "Recent changes, the last one last, for --layout next-edit: a file "
-                                       "with a unified diff, or - for standard input", metavar="FILE",
-                                 none="no changes")
+    column: int | None = option(
+        None, "The cursor's column; 1 is before the first character", low=1, none="the line's end"
+    )
+    text: str | None = option(
+        None,
+        "The file's text if it is not saved: a file, or - for standard input",
+        metavar="FILE",
+        none="what is on disk",
+    )
+    changes: str | None = option(
+        None,
+        "Recent changes, the last one last, for --layout next-edit: a file "
+        "with a unified diff, or - for standard input",
+        metavar="FILE",
+        none="no changes",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -75,8 +84,9 @@ class CursorOptions(Checked):
 class CompletionOutput(Checked):
     """Options for the output of a completion."""
 
-    explain: bool = option(False, "List the snippets that the model read and why, in the prompt's order, and "
-                                  "what was left out")
+    explain: bool = option(
+        False, "List the snippets that the model read and why, in the prompt's order, and what was left out"
+    )
     stream: bool = option(False, "Print text as it comes")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
     prompt: bool = option(False, "Print the prompt, and stop")
@@ -88,31 +98,36 @@ class CompletionOutput(Checked):
 
 
 @command(completing, "complete", EXAMPLE, "Answer")
-def complete(place: CursorOptions, options: CompletionOptions, output: CompletionOutput, pair: Pair,
-             settings: Settings,
-             draw: SamplingSettings) -> None:
+def complete(
+    place: CursorOptions,
+    options: CompletionOptions,
+    output: CompletionOutput,
+    pair: Pair,
+    settings: Settings,
+    draw: SamplingSettings,
+) -> None:
     """Complete code at a cursor, with the repository around it."""
-    cursor = place.cursor()     # before the imports, which take seconds
+    cursor = place.cursor()  # before the imports, which take seconds
     if place.changes is not None and options.layout != NEXT_EDIT:
-        raise ValueError("--changes was given, and only --layout next-edit reads changes. Add it, or leave "
-                         "--changes out.")
+        raise ValueError(
+            "--changes was given, and only --layout next-edit reads changes. Add it, or leave --changes out."
+        )
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.completion.completer import Completer
 
-    SamplingDefaults().sampling(vars(draw))     # checked before a model is loaded
+    SamplingDefaults().sampling(vars(draw))  # checked before a model is loaded
     session, _ = open_session(pair, settings, tell=not output.as_json)
     if output.prompt:
         prompt = Completer(session).lay_out(place.root, cursor, options)[0]
         print(session.tokenizer.decode(prompt.ids))
         return
-    streams = output.stream and options.layout != NEXT_EDIT     # an edit is a diff, which is known at its end
+    streams = output.stream and options.layout != NEXT_EDIT  # an edit is a diff, which is known at its end
 
     def tell(text: str) -> None:
         if streams:
             print(text, end="", flush=True)
 
-    completion = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)),
-                                             tell)
+    completion = Completer(session).complete(place.root, cursor, options, session.sampling(**vars(draw)), tell)
     if output.as_json:
         print(json.dumps(described(completion, session.target.name)))
         return
@@ -128,7 +143,7 @@ def shown(completion: Completion) -> str:
     if edit is None:
         return completion.text
     cursor = completion.cursor
-    before = list(StringIO(cursor.bom + cursor.text))      # git's lines end at \n only
+    before = list(StringIO(cursor.bom + cursor.text))  # git's lines end at \n only
     after = list(StringIO(cursor.bom + edit.applied(cursor.text)))
     # A tab ends a name with blanks, which `patch` would cut off there.
     mark = "\t" if " " in edit.path else ""
@@ -141,8 +156,9 @@ def shown(completion: Completion) -> str:
 def described(completion: Completion, model: str) -> dict[str, Any]:
     """Returns the completion for JSON."""
     prompt = completion.prompt
-    used = [_described(snippet) | {"tokens": tokens}
-            for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
+    used = [
+        _described(snippet) | {"tokens": tokens} for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)
+    ]
     return {
         "text": completion.text,
         "edit": None if completion.edit is None else asdict(completion.edit),
@@ -164,16 +180,22 @@ def described(completion: Completion, model: str) -> dict[str, Any]:
 
 
 def _described(snippet: Snippet) -> dict[str, Any]:
-    return {"path": snippet.path, "lines": [snippet.first_line, snippet.last_line], "why": snippet.why,
-            "worth": snippet.worth}
+    return {
+        "path": snippet.path,
+        "lines": [snippet.first_line, snippet.last_line],
+        "why": snippet.why,
+        "worth": snippet.worth,
+    }
 
 
 def explained(completion: Completion) -> list[str]:
     """Returns lines with the prompt's parts in their order, then what was left out and why."""
     prompt = completion.prompt
     left_out = completion.gathered.left_out
-    rows = [(f"{tokens:,}", _where(snippet), snippet.why)
-            for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)]
+    rows = [
+        (f"{tokens:,}", _where(snippet), snippet.why)
+        for snippet, tokens in zip(prompt.used, prompt.tokens, strict=True)
+    ]
     read = "the file, before the cursor"
     if prompt.form == NEXT_EDIT:
         read = "recent changes and the lines around the cursor"
@@ -181,8 +203,11 @@ def explained(completion: Completion) -> list[str]:
     if prompt.form == "fim":
         rows.append((f"{prompt.after:,}", completion.cursor.path, "the file, after the cursor"))
     unused = [("", _where(snippet), snippet.why) for snippet in prompt.unused[:SHOWN]]
-    lines = ["", f"the prompt, {prompt.form}, nearest to the cursor last:",
-             *_table([("tokens", "snippet", "why"), *rows])]
+    lines = [
+        "",
+        f"the prompt, {prompt.form}, nearest to the cursor last:",
+        *_table([("tokens", "snippet", "why"), *rows]),
+    ]
     if unused:
         lines += ["", f"no room for {len(prompt.unused):,}, the best of them:", *_table(unused)]
     if left_out.counts:
@@ -207,15 +232,18 @@ def summed_up(completion: Completion) -> list[str]:
     lines = []
     if prompt.form == NEXT_EDIT and completion.edit is None:
         lines.append(f"no edit: {no_edit(completion)}")
-    return [*lines, "",
-            f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them "
-            f"of {completion.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
-            f"read {len(prompt.ids) - completion.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
-            f"{completion.reused:,}; first token after {seconds['first']:.2f} s, with "
-            f"{seconds['gather'] + seconds['layout']:.2f} s to gather and lay out",
-            f"decoded {stats.new_tokens} tokens ({ended}) in {stats.decode_seconds:.2f} s "
-            f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, "
-            f"{stats.tokens_per_step:.2f} tokens per step)"]
+    return [
+        *lines,
+        "",
+        f"prompt: {len(prompt.ids):,} tokens ({prompt.form}), {prompt.before + prompt.after:,} of them "
+        f"of {completion.cursor.path}, {sum(prompt.tokens):,} in {snippets}",
+        f"read {len(prompt.ids) - completion.reused:,} tokens in {stats.prefill_seconds:.2f} s, reused "
+        f"{completion.reused:,}; first token after {seconds['first']:.2f} s, with "
+        f"{seconds['gather'] + seconds['layout']:.2f} s to gather and lay out",
+        f"decoded {stats.new_tokens} tokens ({ended}) in {stats.decode_seconds:.2f} s "
+        f"({stats.decode_tokens_per_second:.1f} tokens/s, {stats.steps} steps, "
+        f"{stats.tokens_per_step:.2f} tokens per step)",
+    ]
 
 
 def no_edit(completion: Completion) -> str:

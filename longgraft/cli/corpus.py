@@ -8,8 +8,9 @@ from typing import Annotated, Optional
 
 import typer
 
-corpus = typer.Typer(invoke_without_command=True, help="List the texts that answers may repeat, kept by "
-                                                       "name; add files, remove one.")
+corpus = typer.Typer(
+    invoke_without_command=True, help="List the texts that answers may repeat, kept by name; add files, remove one."
+)
 Name = Annotated[str, typer.Argument(help="Name of the corpus, for --corpus NAME and --with datastore=NAME.")]
 
 
@@ -33,15 +34,25 @@ def list_corpora(context: typer.Context) -> None:
 @corpus.command("add", epilog="Example: longgraft corpus add ours src docs --endings .py,.md --model smollm2")
 def add(
     name: Name,
-    files: Annotated[list[Path], typer.Argument(
-        help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them.")],
-    model: Annotated[Optional[str], typer.Option(       # noqa: UP045
-        help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: "
-             "the embedded.")] = None,
-    endings: Annotated[Optional[str], typer.Option(     # noqa: UP045
-        metavar=".A,.B", help="In folders, take only files with these endings.")] = None,
-    most: Annotated[Optional[int], typer.Option(        # noqa: UP045
-        min=1, help="Keep at most this many tokens, the newest; default: all.")] = None,
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them."),
+    ],
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Model with the tokenizer: a name of `longgraft models`, folder, GGUF file or hub id; default: "
+            "the embedded."
+        ),
+    ] = None,
+    endings: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar=".A,.B", help="In folders, take only files with these endings."),
+    ] = None,
+    most: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="Keep at most this many tokens, the newest; default: all."),
+    ] = None,
 ) -> None:
     """Add files to the end of a corpus. Running requests keep the old corpus; later ones read the new one."""
     import numpy as np
@@ -71,7 +82,7 @@ def add(
         raise ValueError(f"{', '.join(map(str, files))}: no text to add{which}. {advice}")
     with changing(path):
         earlier = [Corpus.load(path, identity).tokens] if path.exists() else []
-        whole = np.concatenate([*earlier, tokens])[-(most or 0):]
+        whole = np.concatenate([*earlier, tokens])[-(most or 0) :]
         built = Corpus.build(whole, lambda rounds: tqdm(rounds, "sorting", unit=" rounds"))
         built.save(path, identity)
     print(f"{name}: {len(tokens):,} tokens were added, {len(whole):,} are kept in {path}")

@@ -25,20 +25,25 @@ PANEL = "Answer"
 Json = Annotated[bool, typer.Option("--json", help="One object on stdout.")]
 
 
-@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x",
-                 rich_help_panel=PANEL)
-def methods(names: Annotated[Optional[list[str]], typer.Argument(     # noqa: UP045
-        metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full.")] = None) -> None:
+@looking.command("methods", epilog="Example: longgraft methods; then longgraft methods graft-x", rich_help_panel=PANEL)
+def methods(
+    names: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="NAME", help="Methods, or FILE.py:OBJECT of your own, to describe in full."),
+    ] = None,
+) -> None:
     """List the core methods, the zoo and the methods of installed packages; or describe one: its needs and settings."""
     from longgraft.methods.find import CORE, find, installed, zoo
 
     if names:
         print("\n".join(_described(name, find(name)) for name in names))
         return
-    groups = {"Core methods": CORE, "The zoo: methods to compare with": zoo(),
-              "Methods of installed packages": installed()}
-    print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen "
-          "of it]")
+    groups = {
+        "Core methods": CORE,
+        "The zoo: methods to compare with": zoo(),
+        "Methods of installed packages": installed(),
+    }
+    print("nodes at most, root included; what it is [what it needs, or does not promise; what can be chosen of it]")
     for title, group in groups.items():
         if group:
             print("\n".join(["", title, *map(_listed, group.values())]))
@@ -60,8 +65,10 @@ def _listed(method: Method) -> str:
 def _described(name: str, method: Method) -> str:
     """Describes a method in full, with its settings."""
     needs = " and ".join(f"{need.clause} ({need.switch})" for need in method.needs) or "nothing"
-    lines = [f"{name:<20} {method.clause}",
-             f"{'':<20} {method.paper}; needs {needs}; budget {method.budget}; {method.promise}"]
+    lines = [
+        f"{name:<20} {method.clause}",
+        f"{'':<20} {method.paper}; needs {needs}; budget {method.budget}; {method.promise}",
+    ]
     for choice in method.own:
         default = choice.text(choice.default)
         lines.append(f"{'':<22}+{choice.name}={default}: {choice.help_text(choice.default)}")
@@ -79,9 +86,9 @@ class MemoryPlan(Checked):
     kv_dtype: str | None = like(Settings, "kv_dtype")
 
 
-@command(looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 "
-                            "--context 32k",
-         PANEL)
+@command(
+    looking, "doctor", "longgraft doctor --model Qwen/Qwen3-8B --drafter AngelSlim/Qwen3-8B_eagle3 --context 32k", PANEL
+)
 def doctor(pair: Pair, plan: MemoryPlan) -> None:
     """Show versions, devices and backends; check that a target and a head fit together and into memory.
 
@@ -103,29 +110,39 @@ def doctor(pair: Pair, plan: MemoryPlan) -> None:
 class CalibrationOptions(Checked):
     """Options of a calibration."""
 
-    rounds: int = option(5, "Warm-up prompts", low=1, high=10 ** 6, source="Graft, Table 4")
+    rounds: int = option(5, "Warm-up prompts", low=1, high=10**6, source="Graft, Table 4")
     max_new_tokens: int = like(StopSettings, "max_new_tokens")
     out: str | None = option(None, "New file", none="where `load` looks", metavar="FILE")
-    temperature: float = like(SamplingSettings, "temperature",
-                              help="Choose thresholds for this temperature")
-    draft_cost: float | None = option(None, "Cost of a drafted level, as a share of a verification", low=0,
-                                      none="measured here")
-    keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense "
-                                          "tree")
+    temperature: float = like(SamplingSettings, "temperature", help="Choose thresholds for this temperature")
+    draft_cost: float | None = option(
+        None, "Cost of a drafted level, as a share of a verification", low=0, none="measured here"
+    )
+    keep_acceptance: bool = option(False, "Choose the fastest thresholds that accept no less than a dense tree")
 
 
-@command(looking, "calibrate", "longgraft calibrate --prompts warmup.jsonl --rounds 5", PANEL,
-         without=("method", "calibration", "costs", "persist", "chunk", "corpus", "remember"))
+@command(
+    looking,
+    "calibrate",
+    "longgraft calibrate --prompts warmup.jsonl --rounds 5",
+    PANEL,
+    without=("method", "calibration", "costs", "persist", "chunk", "corpus", "remember"),
+)
 def calibrate(
-    prompts: Annotated[Path, typer.Option(help="JSONL of warm-up prompts (turns, prompt or text column); "
-                                               "rows with a continuation are replayed.")],
-    pair: Pair, warming: CalibrationOptions, settings: Settings,
+    prompts: Annotated[
+        Path,
+        typer.Option(
+            help="JSONL of warm-up prompts (turns, prompt or text column); rows with a continuation are replayed."
+        ),
+    ],
+    pair: Pair,
+    warming: CalibrationOptions,
+    settings: Settings,
 ) -> None:
     """Run warm-up prompts, fill the matrix, choose thresholds, and write one small file that `load` picks up."""
     from longgraft.eval.prompts.suites import read_prompts
 
     out = None if warming.out is None else new_file(warming.out)
-    examples = read_prompts(prompts, warming.rounds)    # before the imports, which take seconds
+    examples = read_prompts(prompts, warming.rounds)  # before the imports, which take seconds
     from longgraft.eval.checks.calibrate import WarmupSettings, prompt_of
     from longgraft.eval.checks.calibrate import calibrate as run
     from longgraft.loading import assemble, print_choices
@@ -134,15 +151,18 @@ def calibrate(
 
     model = pair.model or EMBEDDED
     if pair.drafter == "none" or head_path(pair.drafter, model) is None:
-        raise ValueError(f"A calibration holds thresholds of a drafter, but no drafter of {model} is known "
-                         "or was given. Give one with --drafter; without a drafter no calibration is needed.")
+        raise ValueError(
+            f"A calibration holds thresholds of a drafter, but no drafter of {model} is known "
+            "or was given. Give one with --drafter; without a drafter no calibration is needed."
+        )
     # Not `open_session`, which refuses bounds of the retrieval that this method does not read and the warm-up does.
     loaded = assemble(pair.model, pair.drafter, replace(settings, method=DENSE, calibration=None))
     session = loaded.session(loaded.settings)
     print_choices(session)
     warm = [prompt_of(example, session) for example in examples]
-    warmup = WarmupSettings(warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost,
-                            warming.keep_acceptance)
+    warmup = WarmupSettings(
+        warming.max_new_tokens, warming.temperature, settings.budget, warming.draft_cost, warming.keep_acceptance
+    )
     print(run(loaded, warm, warmup, out))
 
 
@@ -150,22 +170,28 @@ def calibrate(
 class Checking(Checked):
     """Options of a check."""
 
-    count: int = option(5, "Most prompts to check", low=1, high=10 ** 6)
-    max_prompt_tokens: int = option(4096, "Longer prompts keep this many of their last tokens", unit="tokens",
-                                    low=1,
-                                    high=POSITIONS)
+    count: int = option(5, "Most prompts to check", low=1, high=10**6)
+    max_prompt_tokens: int = option(
+        4096, "Longer prompts keep this many of their last tokens", unit="tokens", low=1, high=POSITIONS
+    )
     max_new_tokens: int = like(StopSettings, "max_new_tokens", default=128)
-    level: str = option("ids", "What is compared with plain decoding: ids compares answers; bits compares "
-                               "logits of random trees, whatever the method", choices=("ids", "bits"))
-    trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10 ** 6)
+    level: str = option(
+        "ids",
+        "What is compared with plain decoding: ids compares answers; bits compares "
+        "logits of random trees, whatever the method",
+        choices=("ids", "bits"),
+    )
+    trees: int = option(64, "Random trees per prompt for --level bits", low=1, high=10**6)
 
 
-@command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128",
-         PANEL)
+@command(looking, "verify", "longgraft verify --method graft --prompts rows.jsonl --max-new-tokens 128", PANEL)
 def verify(
-    prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text "
-                                               "file.")],
-    pair: Pair, checking: Checking, settings: Settings, draw: SamplingSettings, as_json: Json = False,
+    prompts: Annotated[Path, typer.Option(help="JSONL with a prompt, context or text column, or a text file.")],
+    pair: Pair,
+    checking: Checking,
+    settings: Settings,
+    draw: SamplingSettings,
+    as_json: Json = False,
 ) -> None:
     """Compare a method with plain decoding: the first token that differs and the margin of the logits there.
 
@@ -176,16 +202,15 @@ def verify(
     """
     from longgraft.eval.prompts.suites import read_prompts
 
-    examples = read_prompts(prompts, checking.count)    # before the imports, which take seconds
+    examples = read_prompts(prompts, checking.count)  # before the imports, which take seconds
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
     from longgraft.eval.checks import bits, losslessness
     from longgraft.prefill.chunked import chunk_size
     from longgraft.protocol.observation import Wants
 
-    sampling = SamplingDefaults().sampling(vars(draw))      # takes nothing from the model's file
+    sampling = SamplingDefaults().sampling(vars(draw))  # takes nothing from the model's file
     session, _ = open_session(pair, settings, tell=not as_json)
-    ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens:]
-           for example in examples]
+    ids = [session.encode(example.encode(session.tokenizer))[-checking.max_prompt_tokens :] for example in examples]
     if checking.level == "bits":
         chunk = settings.chunk or chunk_size(session.target, Wants())
         report = bits.check_bits(session.target, ids, checking.trees, chunk)

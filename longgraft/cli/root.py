@@ -19,9 +19,12 @@ from longgraft.cli.prefill import prefilling
 from longgraft.cli.serve import serving
 from longgraft.cli.train import heads, train
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved "
-                       "tokens.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens.",
+)
 # The order of the commands is that in which people first need them.
 for part in (generating, completing, prefilling, looking, serving, measuring):
     app.registered_commands += part.registered_commands
@@ -38,8 +41,11 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def root(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True,
-                                               help="Print the version.")] = False) -> None:
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Exact long-context decoding: drafts, pruned when unsure, grafted with retrieved tokens."""
 
 
@@ -54,14 +60,14 @@ def run() -> int | None:
         _fail(error.format_message())
     except typer.TyperException as error:
         _fail(f"{str(error).rstrip('.')}. See --help.")
-    except BrokenPipeError:         # the reader of our output has gone, so buffered output is dropped
+    except BrokenPipeError:  # the reader of our output has gone, so buffered output is dropped
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
-    except (ValueError, ImportError, OSError) as error:     # OSError: files, and hubs out of reach
+    except (ValueError, ImportError, OSError) as error:  # OSError: files, and hubs out of reach
         _fail(str(error))
     except MemoryError as error:
         _fail(f"Out of memory: {error}. Shorten the prompt, lower --chunk or use a smaller --dtype.")
-    except RuntimeError as error:       # torch.OutOfMemoryError is one; the CPU allocator has no class of its own
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; the CPU allocator has no class of its own
         if "out of memory" not in str(error).lower() and "can't allocate memory" not in str(error):
             raise
         first = str(error).splitlines()[0]
@@ -71,4 +77,3 @@ def run() -> int | None:
 def _fail(message: str) -> NoReturn:
     print(f"longgraft: {message}", file=sys.stderr)
     raise SystemExit(2)
-

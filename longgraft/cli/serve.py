@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 serving = typer.Typer()
 
-KEPT = 4.0      # GiB of the prefix cache: an editor sends the same file again and again
+KEPT = 4.0  # GiB of the prefix cache: an editor sends the same file again and again
 
 
 @command(serving, "serve", "longgraft serve --port 8012", "Answer", base={"prefixes": KEPT})
@@ -32,12 +32,11 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
         from longgraft.serve.http_server import bind, run, url
         from longgraft.serve.replicas.deployment import Opened, replicas
     except ImportError as error:
-        raise ImportError(f"The server needs {error.name}. Install it with: pip install "
-                          "longgraft[serve]") from error
+        raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
 
     if serving.api_key is None:
         serving = replace(serving, api_key=os.environ.get(KEY_VARIABLE))
-    listens = bind(serving)        # before a model is loaded, because the address may be taken
+    listens = bind(serving)  # before a model is loaded, because the address may be taken
     if not serving.local and serving.api_key is None:
         _say(f"no API key is needed at {url(listens, serving)}; set {KEY_VARIABLE} to require one")
     with ExitStack() as stack:
@@ -65,8 +64,10 @@ def _say_defaults(session: Session) -> None:
     """Says how requests without a temperature are answered, if generation_config.json decides it."""
     temperature = session.defaults.temperature
     if temperature:
-        _say(f"requests without a temperature are sampled at {temperature:g}, as generation_config.json "
-             "says; those with temperature 0 are greedy")
+        _say(
+            f"requests without a temperature are sampled at {temperature:g}, as generation_config.json "
+            "says; those with temperature 0 are greedy"
+        )
 
 
 def _say(text: str) -> None:

@@ -12,44 +12,74 @@ import typer
 from longgraft.config.new_paths import new_folder
 from longgraft.config.options import size
 
-MOST = 10 ** 15     # tokens: more than exist
+MOST = 10**15  # tokens: more than exist
 EMBEDDED = "embedded"
 
-train = typer.Typer(no_args_is_help=True, help="Train a drafter, extend one to long prompts, or train a "
-                                               "small target. The same command again resumes; several GPUs: "
-                                               "torchrun --no-python.")
-heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another "
-                                                      "layout.")
+train = typer.Typer(
+    no_args_is_help=True,
+    help="Train a drafter, extend one to long prompts, or train a "
+    "small target. The same command again resumes; several GPUs: "
+    "torchrun --no-python.",
+)
+heads = typer.Typer(invoke_without_command=True, help="List the known EAGLE-3 heads; export one to another layout.")
 
-Data = Annotated[list[Path], typer.Option(
-    help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable.")]
-Valid = Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
-    help="Validation text that is not in --data; repeatable.")]
+Data = Annotated[
+    list[Path],
+    typer.Option(
+        help="JSONL(.gz) with text, messages or conversations, any text file, or a folder of them; repeatable."
+    ),
+]
+Valid = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Option(help="Validation text that is not in --data; repeatable."),
+]
 Out = Annotated[Path, typer.Option(help="Folder of the run: checkpoints, log.jsonl, the result.")]
-RecipeFile = Annotated[Optional[Path], typer.Option(  # noqa: UP045
-    help="JSON or TOML file, or a shipped one: embedded_target, ...")]
+RecipeFile = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(help="JSON or TOML file, or a shipped one: embedded_target, ..."),
+]
 Tokens = Annotated[Optional[str], typer.Option(help="Training tokens, e.g. 100m.")]  # noqa: UP045
 Device = Annotated[Optional[str], typer.Option(help="Default: a GPU if there is one.")]  # noqa: UP045
-Dtype = Annotated[Optional[str], typer.Option(  # noqa: UP045
-    help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU.")]
-Rate = Annotated[Optional[float], typer.Option(  # noqa: UP045
-    help="Peak learning rate of AdamW; Muon takes ten times that.")]
-Minutes = Annotated[Optional[float], typer.Option(  # noqa: UP045
-    min=0, help="Minutes after which the result is written, loading included; the schedule follows this "
-                "clock.")]
-Model = Annotated[Optional[str], typer.Option(  # noqa: UP045
-    help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded.")]
+Dtype = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="Number type of the frozen target: float32, bfloat16, float16; default: bfloat16 on a GPU."),
+]
+Rate = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(help="Peak learning rate of AdamW; Muon takes ten times that."),
+]
+Minutes = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option(
+        min=0, help="Minutes after which the result is written, loading included; the schedule follows this clock."
+    ),
+]
+Model = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(help="The target: a name of `longgraft models`, folder, GGUF file or hub id; default: the embedded."),
+]
 
 
-@train.command("target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run --recipe "
-                                "embedded_target")
+@train.command(
+    "target", epilog="Example: longgraft train target --data corpus.jsonl.gz --out run --recipe embedded_target"
+)
 def train_target(
-    data: Data, out: Out, valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None,
-    tokenizer: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt.")] = None,
-    teacher: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF "
-             "file or hub id.")] = None,
+    data: Data,
+    out: Out,
+    valid: Valid = None,
+    recipe: RecipeFile = None,
+    tokens: Tokens = None,
+    tokenizer: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="The tokenizer of this model, named like --teacher; default: the teacher's, or one learnt."),
+    ] = None,
+    teacher: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="A model to learn the distributions of: embedded, a name of `longgraft models`, folder, GGUF "
+            "file or hub id."
+        ),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Train a small Qwen3 model on text: a target, or a small model that drafts for a larger one (--teacher)."""
@@ -62,39 +92,72 @@ def train_target(
 
 def _distilling(name: str, module: str, trainer: str, help: str, example: str = "chats.jsonl") -> None:
     """Makes the command `train NAME` of a trainer, whose module is imported when it runs."""
-    def command(data: Data, out: Out, model: Model = None, valid: Valid = None, recipe: RecipeFile = None,
-                tokens: Tokens = None, minutes: Minutes = None, learning_rate: Rate = None,
-                device: Device = None, dtype: Dtype = None) -> None:
+
+    def command(
+        data: Data,
+        out: Out,
+        model: Model = None,
+        valid: Valid = None,
+        recipe: RecipeFile = None,
+        tokens: Tokens = None,
+        minutes: Minutes = None,
+        learning_rate: Rate = None,
+        device: Device = None,
+        dtype: Dtype = None,
+    ) -> None:
         until = _until(minutes)
         kind = getattr(import_module(module), trainer)
-        loaded = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device,
-                                   **_rates(learning_rate))
-        print(kind.train(loaded, model or EMBEDDED, _existing(data), _existing(valid), out,
-                         _dtype(dtype, device), until))
+        loaded = kind.recipes.load(recipe, total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+        print(
+            kind.train(loaded, model or EMBEDDED, _existing(data), _existing(valid), out, _dtype(dtype, device), until)
+        )
 
-    train.command(name, help=help, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B --data "
-                                          f"{example} --out run")(command)
-
-
-_distilling("drafter", "longgraft.yarn_drafters.training.drafter", "DrafterTrainer",
-            "Train an EAGLE-3 drafter for any supported target, by training-time test.")
-_distilling("medusa", "longgraft.zoo.medusa.training", "MedusaTrainer",
-            "Train Medusa heads for any supported target.")
-_distilling("dflash", "longgraft.zoo.dflash.training", "BlockTrainer",
-            "Train a DFlash block drafter for any supported target.")
-_distilling("longspec", "longgraft.zoo.longspec.training", "LongSpecTrainer",
-            "Train a LongSpec drafter, which reads the target's own keys and values.", "books.jsonl")
+    train.command(
+        name, help=help, epilog=f"Example: longgraft train {name} --model Qwen/Qwen3-8B --data {example} --out run"
+    )(command)
 
 
-@train.command("extend", epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head "
-                                "--to 64k --data books.jsonl --out longer")
+_distilling(
+    "drafter",
+    "longgraft.yarn_drafters.training.drafter",
+    "DrafterTrainer",
+    "Train an EAGLE-3 drafter for any supported target, by training-time test.",
+)
+_distilling("medusa", "longgraft.zoo.medusa.training", "MedusaTrainer", "Train Medusa heads for any supported target.")
+_distilling(
+    "dflash", "longgraft.zoo.dflash.training", "BlockTrainer", "Train a DFlash block drafter for any supported target."
+)
+_distilling(
+    "longspec",
+    "longgraft.zoo.longspec.training",
+    "LongSpecTrainer",
+    "Train a LongSpec drafter, which reads the target's own keys and values.",
+    "books.jsonl",
+)
+
+
+@train.command(
+    "extend",
+    epilog="Example: longgraft train extend --model Qwen/Qwen3-8B --drafter run/head "
+    "--to 64k --data books.jsonl --out longer",
+)
 def train_extend(
-    drafter: Annotated[Path, typer.Option(help="Head to extend.")], data: Data, out: Out,
-    to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k", model: Model = None,
-    original: Annotated[Optional[str], typer.Option(  # noqa: UP045
-        help="Length the head was trained at; default: what its config says.")] = None,
-    valid: Valid = None, recipe: RecipeFile = None, tokens: Tokens = None, minutes: Minutes = None,
-    learning_rate: Rate = None, device: Device = None, dtype: Dtype = None,
+    drafter: Annotated[Path, typer.Option(help="Head to extend.")],
+    data: Data,
+    out: Out,
+    to: Annotated[str, typer.Option(help="Positions, e.g. 64k.")] = "64k",
+    model: Model = None,
+    original: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Length the head was trained at; default: what its config says."),
+    ] = None,
+    valid: Valid = None,
+    recipe: RecipeFile = None,
+    tokens: Tokens = None,
+    minutes: Minutes = None,
+    learning_rate: Rate = None,
+    device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Extend a drafter by YaRN: new frequencies, then a short training on long texts."""
     from longgraft.models.places import place_of
@@ -111,33 +174,54 @@ def train_extend(
     config = read_config(target.path, target.name)
     shape = TargetShape.of(config)
     longest = most_positions(config)
-    extension = extension_recipe(drafter, shape, length, _number(original), recipe, longest,
-                                 total_tokens=_number(tokens), device=device, **_rates(learning_rate))
+    extension = extension_recipe(
+        drafter,
+        shape,
+        length,
+        _number(original),
+        recipe,
+        longest,
+        total_tokens=_number(tokens),
+        device=device,
+        **_rates(learning_rate),
+    )
     print(DrafterTrainer.train(extension, target.name, _existing(data), _existing(valid), out, kind, until))
 
 
-@train.command("regenerate", epilog="Example: longgraft train regenerate --model smollm2 --magpie "
-                                    "--documents texts/ --tokens 4m --out chats.jsonl")
+@train.command(
+    "regenerate",
+    epilog="Example: longgraft train regenerate --model smollm2 --magpie "
+    "--documents texts/ --tokens 4m --out chats.jsonl",
+)
 def train_regenerate(
     out: Annotated[Path, typer.Option(help="JSONL to write; the same command again continues it.")],
     model: Model = None,
-    prompts: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
-        help="Chats or texts whose user turns are answered; repeatable.")] = None,
-    magpie: Annotated[bool, typer.Option("--magpie",
-                                         help="The model invents requests (arXiv 2406.08464).")] = False,
-    documents: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
-        help="Texts to summarise, quote, rewrite, explain, edit; repeatable.")] = None,
-    continued: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
-        "--continue", help="Texts of which the model continues excerpts, without a chat; repeatable.")] = None,
-    exclude: Annotated[Optional[list[Path]], typer.Option(  # noqa: UP045
-        help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped.")] = None,
+    prompts: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Chats or texts whose user turns are answered; repeatable."),
+    ] = None,
+    magpie: Annotated[bool, typer.Option("--magpie", help="The model invents requests (arXiv 2406.08464).")] = False,
+    documents: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="Texts to summarise, quote, rewrite, explain, edit; repeatable."),
+    ] = None,
+    continued: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option("--continue", help="Texts of which the model continues excerpts, without a chat; repeatable."),
+    ] = None,
+    exclude: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(help="JSONL rows of evaluation sets: requests that share eight words in a row are dropped."),
+    ] = None,
     tokens: Annotated[str, typer.Option(help="Answer tokens, e.g. 4m.")] = "1m",
     batch: Annotated[int, typer.Option(min=1, help="Answers sampled at once.")] = 64,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a turn; longer ones are cut.")] = 512,
     temperatures: Annotated[str, typer.Option(help="One is drawn for each chat.")] = "0,0.7,1",
-    excerpt: Annotated[int, typer.Option(
-        min=400, help="Longest excerpt of --documents and --continue, in characters.")] = 6000,
-    seed: Annotated[int, typer.Option(min=0)] = 0, device: Device = None,
+    excerpt: Annotated[
+        int, typer.Option(min=400, help="Longest excerpt of --documents and --continue, in characters.")
+    ] = 6000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    device: Device = None,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
 ) -> None:
     """Sample a model's own answers and continuations, to train a head on."""
@@ -146,9 +230,9 @@ def train_regenerate(
     from longgraft.yarn_drafters.training.regenerate import regenerate
     from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, PromptSources
 
-    sampling = ChatSampling(_number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures),
-                            seed=seed,
-                            longest=excerpt)
+    sampling = ChatSampling(
+        _number(tokens) or 1, batch, max_new_tokens, _temperatures(temperatures), seed=seed, longest=excerpt
+    )
     sources = PromptSources.read(_existing(prompts), _existing(documents), _existing(continued), magpie)
     excluded = _existing(exclude)
     # Among many requests in a pass, drafts pay as little as they cost.
@@ -170,13 +254,18 @@ def list_heads(context: typer.Context) -> None:
             print(f"{head.target:<44} {head.head:<48} {head.trained_length:>6,} tokens")
 
 
-@heads.command("export", epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out "
-                                "vllm-head --layout speculators")
-def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
-           out: Annotated[Path, typer.Option(help="New folder.")], model: Model = None,
-           layout: Annotated[str, typer.Option(
-               help="speculators (vLLM), eagle3 (EAGLE, SGLang) or bytes (eagle3 in half the space).")] = "speculators",
-           ) -> None:
+@heads.command(
+    "export",
+    epilog="Example: longgraft heads export run/head --model Qwen/Qwen3-8B --out vllm-head --layout speculators",
+)
+def export(
+    drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the head.")],
+    out: Annotated[Path, typer.Option(help="New folder.")],
+    model: Model = None,
+    layout: Annotated[
+        str, typer.Option(help="speculators (vLLM), eagle3 (EAGLE, SGLang) or bytes (eagle3 in half the space).")
+    ] = "speculators",
+) -> None:
     """Write a head in another public layout."""
     from longgraft.models.places import place_of
     from longgraft.target_model.positions import most_positions
@@ -192,8 +281,13 @@ def export(drafter: Annotated[Path, typer.Argument(help="Folder or hub id of the
     config = read_config(target.path, target.name)
     network = load_head(drafter, TargetShape.of(config), dtype=None)
     if layout == "speculators":
-        save_speculators(network, out, verifier=target.name, architectures=config.architectures or [],
-                         positions=most_positions(config) or 0)
+        save_speculators(
+            network,
+            out,
+            verifier=target.name,
+            architectures=config.architectures or [],
+            positions=most_positions(config) or 0,
+        )
     else:
         savers[layout](network, out)
     print(out)
@@ -247,6 +341,5 @@ def _temperatures(text: str) -> tuple[float, ...]:
     except ValueError:
         temperatures = (-1.0,)
     if not all(0 <= temperature <= 10 for temperature in temperatures):
-        raise ValueError(f"--temperatures is {text!r}; numbers from 0 to 10 with commas are needed, such as "
-                         "0,0.7,1.")
+        raise ValueError(f"--temperatures is {text!r}; numbers from 0 to 10 with commas are needed, such as 0,0.7,1.")
     return temperatures

@@ -11,7 +11,7 @@ from pydantic import FiniteFloat, NonNegativeInt
 # Logits: near ties of half precision are closer, unless one step of the precision is wider.
 EPSILON = 0.1
 # Distance of neighbouring numbers in [1, 2).
-STEPS = {"float32": 2.0 ** -23, "float16": 2.0 ** -10, "bfloat16": 2.0 ** -7}
+STEPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 @dataclass(frozen=True)

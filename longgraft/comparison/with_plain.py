@@ -29,22 +29,27 @@ def plain_session(session: Session, recorded: bool = False) -> Session:
     return Session(Engine(lane, budget=1, chunk=session.engine.chunk), session.tokenizer)
 
 
-def compare_with_plain(session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling,
-                       max_new_tokens: int) -> dict[str, Any]:
+def compare_with_plain(
+    session: Session, ids: Sequence[int], ours: Generation, sampling: Sampling, max_new_tokens: int
+) -> dict[str, Any]:
     """Decodes the same prompt plainly; returns the speedup of decoding alone, and if the ids are identical.
 
     Seconds in which CUDA graphs were recorded do not count, and are returned, too.
     """
     alone = plain_session(session, recorded=True)
     plain = answer(alone.open(list(ids), max_new_tokens, sampling))
-    alone.engine.regions.forget()       # recordings and what they run on refer to each other
+    alone.engine.regions.forget()  # recordings and what they run on refer to each other
     tokens = plain.token_ids
-    if ours.finish_reason == "stop":        # plain decoding does not look for stop strings, so it may go on
-        tokens = tokens[:len(ours.token_ids)]
+    if ours.finish_reason == "stop":  # plain decoding does not look for stop strings, so it may go on
+        tokens = tokens[: len(ours.token_ids)]
     divergence = first_divergence(ours.token_ids, tokens)
     rate = ours.stats.replayed_tokens_per_second
     plain_rate = plain.stats.replayed_tokens_per_second
-    return {"identical": divergence is None, "first_divergence": divergence,
-            "plain_tokens_per_second": plain_rate, "recording_seconds": ours.stats.recording_seconds,
-            "plain_recording_seconds": plain.stats.recording_seconds,
-            "speedup": rate / plain_rate if plain_rate else 0.0}
+    return {
+        "identical": divergence is None,
+        "first_divergence": divergence,
+        "plain_tokens_per_second": plain_rate,
+        "recording_seconds": ours.stats.recording_seconds,
+        "plain_recording_seconds": plain.stats.recording_seconds,
+        "speedup": rate / plain_rate if plain_rate else 0.0,
+    }

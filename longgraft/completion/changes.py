@@ -13,7 +13,7 @@ from longgraft.completion.snippets import LINE_END, Change
 
 # A hunk of a diff, or of a merge's combined diff (@@@), which has one more mark for each further parent.
 HUNK = re.compile(r"@@(@*) -\d+(?:,(\d+))? (?:-\d+(?:,\d+)? )*\+(\d+)(?:,(\d+))? @@")
-NOWHERE = "/dev/null"       # the path of a file that a diff makes or removes
+NOWHERE = "/dev/null"  # the path of a file that a diff makes or removes
 # git's prefixes of the two paths: a and b, or by what is compared (diff.mnemonicPrefix).
 PREFIXES = ("a/", "b/", "c/", "i/", "o/", "w/", "1/", "2/")
 
@@ -81,8 +81,7 @@ def changes_of(diff: str) -> tuple[Change, ...]:
             names = replace(names, new=_name(line))
     # A diff of files that are binary, or that only got another name or mode, has no hunk.
     if diff.strip() and not changes and not compared:
-        raise ValueError("The changes have no hunk (@@ -1,3 +1,4 @@). Give a unified diff, such as that of "
-                         "`git diff`.")
+        raise ValueError("The changes have no hunk (@@ -1,3 +1,4 @@). Give a unified diff, such as that of `git diff`.")
     return tuple(change for change in changes if change.path not in secrets)
 
 
@@ -91,12 +90,13 @@ def from_root(root: Path, changes: Sequence[Change]) -> tuple[Change, ...]:
     root = root.expanduser().resolve()
     top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), root)
     way = f"{root.relative_to(top).as_posix()}/"
-    return tuple(change if os.path.exists(root / change.path) else replace(change, path=change.path.removeprefix(way))
-                 for change in changes)
+    return tuple(
+        change if os.path.exists(root / change.path) else replace(change, path=change.path.removeprefix(way))
+        for change in changes
+    )
 
 
-def before_last_change(path: str, first_line: int, lines: Sequence[str],
-                       changes: Sequence[Change]) -> tuple[str, ...]:
+def before_last_change(path: str, first_line: int, lines: Sequence[str], changes: Sequence[Change]) -> tuple[str, ...]:
     """Returns lines of a file as they were before the last change among them; as they are if none of them changed.
 
     Of a change that begins above the lines, or ends below them, they have as many old lines as new ones.
@@ -112,13 +112,13 @@ def before_last_change(path: str, first_line: int, lines: Sequence[str],
             start = change.line - first_line + change.same
             end = start + len(change.new_lines)
             first = max(0, start)
-            new = change.new_lines[first - start:len(lines) - start]
+            new = change.new_lines[first - start : len(lines) - start]
             touches = bool(new) or first == start == end <= len(lines)
-            if touches and tuple(lines[first:first + len(new)]) == new:
+            if touches and tuple(lines[first : first + len(new)]) == new:
                 old = change.old_lines
                 if end > len(lines):
-                    old = old[:len(lines) - start]
-                return (*lines[:first], *old[first - start:], *lines[first + len(new):])
+                    old = old[: len(lines) - start]
+                return (*lines[:first], *old[first - start :], *lines[first + len(new) :])
     return tuple(lines)
 
 
@@ -131,14 +131,13 @@ def _hunk(path: str, header: re.Match[str], lines: Iterator[str]) -> Change:
     after = list[str]()
     while old > 0 or new > 0:
         line = next(lines, None)
-        if line is not None and line.startswith("\\"):      # "\ No newline at end of file"
+        if line is not None and line.startswith("\\"):  # "\ No newline at end of file"
             continue
         # Editors strip the blank of an empty line.
         marks = (line or "")[:parents].ljust(parents)
         if line is None or not set(marks) <= set(" -+"):
-            raise ValueError(f"The hunk {header[0]} of {path or 'the changes'} is not complete. Give the "
-                             "whole diff.")
-        shown = LINE_END.split(line[parents:])      # a line of git's may have carriage returns within
+            raise ValueError(f"The hunk {header[0]} of {path or 'the changes'} is not complete. Give the whole diff.")
+        shown = LINE_END.split(line[parents:])  # a line of git's may have carriage returns within
         removed = "-" in marks
         if marks[0] == "-" or (marks[0] == " " and not removed):
             before.extend(shown)
@@ -160,5 +159,5 @@ def _unquoted(name: str) -> str:
         return name
     try:
         return name[1:-1].encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
-    except ValueError:      # the quotes are the name's own
+    except ValueError:  # the quotes are the name's own
         return name

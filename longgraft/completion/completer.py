@@ -36,8 +36,8 @@ from longgraft.engine.request import Request
 from longgraft.engine.session import Generation, Session
 from longgraft.loading import load
 
-END_MARK = "</s>"       # a stop string of Sweep's clients, also with models that have no such token
-FILES = 64      # files for which the order of the last prompt's snippets is kept
+END_MARK = "</s>"  # a stop string of Sweep's clients, also with models that have no such token
+FILES = 64  # files for which the order of the last prompt's snippets is kept
 KEPT = "in the last prompt, which need not be read again"
 
 
@@ -109,9 +109,14 @@ class Completer:
         self.session = session
         self._last = _LAST.setdefault(session, _Last())
 
-    def complete(self, root: Path, cursor: Cursor, options: CompletionOptions,
-                 sampling: Sampling | None = None,
-                 tell: Callable[[str], None] = lambda text: None) -> Completion:
+    def complete(
+        self,
+        root: Path,
+        cursor: Cursor,
+        options: CompletionOptions,
+        sampling: Sampling | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> Completion:
         """Completes code at a cursor.
 
         Args:
@@ -135,8 +140,9 @@ class Completer:
         if prompt.form == NEXT_EDIT:
             rewrite = RewriteEnding(options.until, Window.around(_with_unified_ends(cursor)), self._cuts(options.stop))
             limit = min(limit + len(prompt.prediction[0]), self._most_positions - len(prompt.ids))
-        request = self.session.open(prompt.ids, limit, sampling, options.stop, tuple(eos),
-                                    prediction=prompt.prediction or None)
+        request = self.session.open(
+            prompt.ids, limit, sampling, options.stop, tuple(eos), prediction=prompt.prediction or None
+        )
         ending = rewrite or Ending(options.until, _with_unified_ends(cursor), prompt.form == "fim")
         text = _CompletionText(ending, prompt.held, _keep if rewrite else _with_ends(tell, cursor.line_end))
         generation = text.step_through(request)
@@ -154,8 +160,9 @@ class Completer:
             tell(text_of_edit)
         return replace(completion, text=text_of_edit, edit=edit)
 
-    def lay_out(self, root: Path, cursor: Cursor, options: CompletionOptions
-                ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
+    def lay_out(
+        self, root: Path, cursor: Cursor, options: CompletionOptions
+    ) -> tuple[CompletionPrompt, Gathered, dict[str, float]]:
         """Returns (prompt, gathered snippets, seconds of both)."""
         root = root.expanduser().resolve()
         form = options.layout
@@ -187,8 +194,7 @@ class Completer:
         used[key] = prompt.used
         if len(used) > FILES:
             used.popitem(last=False)
-        return prompt, gathered, {"gather": gathered_at - started,
-                                  "layout": time.perf_counter() - gathered_at}
+        return prompt, gathered, {"gather": gathered_at - started, "layout": time.perf_counter() - gathered_at}
 
     @property
     def _kept(self) -> bool:
@@ -218,8 +224,10 @@ class Completer:
         name = min(limits, key=limits.__getitem__)
         left = limits[name] - options.max_new_tokens
         if left < LEAST:
-            raise ValueError(f"{options.max_new_tokens:,} new tokens were asked for, and {name} allows "
-                             f"{limits[name]:,} positions. Ask for at most {limits[name] - LEAST:,}.")
+            raise ValueError(
+                f"{options.max_new_tokens:,} new tokens were asked for, and {name} allows "
+                f"{limits[name]:,} positions. Ask for at most {limits[name] - LEAST:,}."
+            )
         return min(options.tokens, left)
 
 
@@ -229,7 +237,7 @@ def _is_there(root: Path, snippet: Snippet) -> bool:
     files = repository(root)
     if not files.shows(snippet.path):
         return False
-    lines = files.text(snippet.path).split("\n")[start:start + snippet.text.count("\n")]
+    lines = files.text(snippet.path).split("\n")[start : start + snippet.text.count("\n")]
     return "\n".join(lines) + "\n" == snippet.text
 
 
@@ -302,22 +310,34 @@ class _CompletionText:
 
     def _completed(self) -> str:
         """Returns the decoded text without the held blanks, which the model repeats."""
-        same = next((n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False))
-                     if text != blank),
-                    min(len(self.raw), len(self.held)))
+        same = next(
+            (n for n, (text, blank) in enumerate(zip(self.raw, self.held, strict=False)) if text != blank),
+            min(len(self.raw), len(self.held)),
+        )
         return self.raw[same:]
 
     def _send(self, end: int) -> None:
         if end > self._sent:
-            self.tell(self.text[self._sent:end])
+            self.tell(self.text[self._sent : end])
             self._sent = end
 
 
-def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
-             session: Session | None = None, text: str | None = None, until: str = "block",
-             stop: str | Sequence[str] | None = (), max_new_tokens: int = 256, tokens: int = 8192,
-             layout: str = "auto", tell: Callable[[str], None] = lambda text: None, changes: str = "",
-             **options: Any) -> Completion:
+def complete(
+    repo: str | os.PathLike[str],
+    file: str | os.PathLike[str],
+    line: int,
+    column: int | None = None,
+    session: Session | None = None,
+    text: str | None = None,
+    until: str = "block",
+    stop: str | Sequence[str] | None = (),
+    max_new_tokens: int = 256,
+    tokens: int = 8192,
+    layout: str = "auto",
+    tell: Callable[[str], None] = lambda text: None,
+    changes: str = "",
+    **options: Any,
+) -> Completion:
     """Completes code at a cursor in a file of a repository.
 
     Args:
@@ -353,11 +373,10 @@ def complete(repo: str | os.PathLike[str], file: str | os.PathLike[str], line: i
         ' "__main__":'
     """
     draw = {f.name: options.pop(f.name) for f in fields(Sampling) if f.name in options}
-    SamplingDefaults().sampling(draw)       # checked before a model is loaded
+    SamplingDefaults().sampling(draw)  # checked before a model is loaded
     completion = CompletionOptions(until, max_new_tokens, stop_strings(stop), tokens, layout)
     cursor = replace(locate(repo, file, line, column, text), changes=from_root(Path(repo), changes_of(changes)))
     if session is not None and options:
-        raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is "
-                         "loaded.")
+        raise ValueError(f"A session was given, and {', '.join(options)} too: those are chosen when it is loaded.")
     session = session or load(tell=False, **options)
     return Completer(session).complete(Path(repo), cursor, completion, session.sampling(**draw), tell)

@@ -11,12 +11,17 @@ from longgraft.completion.snippets import LINE_END, Cursor
 from longgraft.config.data_files import whole
 
 # Largest file of a cursor: it is read in a second, and no person wrote a larger one.
-MOST_BYTES = 16 * 2 ** 20
-BOM = "\ufeff"      # byte order mark, with which editors on Windows begin some files
+MOST_BYTES = 16 * 2**20
+BOM = "\ufeff"  # byte order mark, with which editors on Windows begin some files
 
 
-def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int, column: int | None = None,
-           text: str | None = None) -> Cursor:
+def locate(
+    root: str | os.PathLike[str],
+    file: str | os.PathLike[str],
+    line: int,
+    column: int | None = None,
+    text: str | None = None,
+) -> Cursor:
     """Returns the cursor before column `column` of line `line`, both counted from 1; None: at the line's end.
 
     Args:
@@ -50,8 +55,7 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
         raise ValueError(f"{file} is outside the repository {folder}. Pass a file in it, or another root.")
     path = place.relative_to(folder).as_posix()
     if not isinstance(text, str | None):
-        raise ValueError(f"The text of {path} is a {type(text).__name__}. Pass text, or leave it out to read "
-                         "the file.")
+        raise ValueError(f"The text of {path} is a {type(text).__name__}. Pass text, or leave it out to read the file.")
     _check_size(path, len(text or ""))
     check_open(path, text or "")
     check_open(target.relative_to(folder).as_posix(), "")
@@ -60,7 +64,7 @@ def locate(root: str | os.PathLike[str], file: str | os.PathLike[str], line: int
         check_open(path, text)
     plain = text.removeprefix(BOM)
     cursor = _cut(path, plain, line, column)
-    return replace(cursor, bom=text[:len(text) - len(plain)])
+    return replace(cursor, bom=text[: len(text) - len(plain)])
 
 
 def _read(place: Path, path: str) -> str:
@@ -79,22 +83,26 @@ def _read(place: Path, path: str) -> str:
 def _check_size(path: str, size: int) -> None:
     """Raises ValueError for too large a file; size: in bytes, or in characters, each of which is at least a byte."""
     if size > MOST_BYTES:
-        raise ValueError(f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. "
-                         "Complete in a smaller file.")
+        raise ValueError(
+            f"{path} has {size:,} bytes; a completion reads files of up to {MOST_BYTES:,}. Complete in a smaller file."
+        )
 
 
 def _cut(path: str, text: str, line: int, column: int | None) -> Cursor:
     lines = LINE_END.split(text)
     starts = [0, *(end.end() for end in LINE_END.finditer(text))]
     if not 1 <= line <= len(lines):
-        raise ValueError(f"{path} ends with line {len(lines):,}, and line {line:,} was asked for. "
-                         "Lines are counted from 1.")
+        raise ValueError(
+            f"{path} ends with line {len(lines):,}, and line {line:,} was asked for. Lines are counted from 1."
+        )
     text_of_line = lines[line - 1]
     if column is None:
         column = len(text_of_line) + 1
     if not 1 <= column <= len(text_of_line) + 1:
-        raise ValueError(f"Line {line:,} of {path} has {len(text_of_line):,} characters, and column "
-                         f"{column:,} was asked for. Columns are counted from 1; {len(text_of_line) + 1:,} "
-                         "is behind the last character.")
+        raise ValueError(
+            f"Line {line:,} of {path} has {len(text_of_line):,} characters, and column "
+            f"{column:,} was asked for. Columns are counted from 1; {len(text_of_line) + 1:,} "
+            "is behind the last character."
+        )
     at = starts[line - 1] + column - 1
     return Cursor(path, text[:at], text[at:])

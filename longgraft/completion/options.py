@@ -8,27 +8,34 @@ from typing import Final
 from longgraft.config.options import Checked, like, option
 from longgraft.config.settings import StopSettings
 
-LEAST = 64      # fewest tokens of a prompt
-NEXT_EDIT: Final = "next-edit"      # the layout with which the model rewrites the lines around the cursor
+LEAST = 64  # fewest tokens of a prompt
+NEXT_EDIT: Final = "next-edit"  # the layout with which the model rewrites the lines around the cursor
 
 
 @dataclass(frozen=True)
 class CompletionOptions(Checked):
     """The end of a completion, and the size and form of its prompt."""
 
-    until: str = option("block", "Where the completion ends: with the line, with the block that the cursor "
-                        "stands in, or only where the model does. A next edit ends with its first change, or "
-                        "with the model",
-                        choices=("line", "block", "stop"))
-    max_new_tokens: int = like(StopSettings, "max_new_tokens",
-                               help="Most tokens of the completion; a next edit may "
-                               "have those of the rewritten lines in addition")
+    until: str = option(
+        "block",
+        "Where the completion ends: with the line, with the block that the cursor "
+        "stands in, or only where the model does. A next edit ends with its first change, or "
+        "with the model",
+        choices=("line", "block", "stop"),
+    )
+    max_new_tokens: int = like(
+        StopSettings,
+        "max_new_tokens",
+        help="Most tokens of the completion; a next edit may have those of the rewritten lines in addition",
+    )
     stop: tuple[str, ...] = like(StopSettings, "stop")
-    tokens: int = option(8192, "Most tokens of the prompt; fewer are read sooner", unit="tokens", low=LEAST,
-                         high=2 ** 20)
-    layout: str = option("auto", "Layout of the prompt: with fill-in-the-middle tokens, if the model has any, or left "
-                                 "to right; next-edit: the model rewrites the lines around the cursor",
-                         choices=("auto", "fim", "left-to-right", NEXT_EDIT))
+    tokens: int = option(8192, "Most tokens of the prompt; fewer are read sooner", unit="tokens", low=LEAST, high=2**20)
+    layout: str = option(
+        "auto",
+        "Layout of the prompt: with fill-in-the-middle tokens, if the model has any, or left "
+        "to right; next-edit: the model rewrites the lines around the cursor",
+        choices=("auto", "fim", "left-to-right", NEXT_EDIT),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -33,16 +33,16 @@ class Change:
     @property
     def old_lines(self) -> tuple[str, ...]:
         """The lines that were replaced, without the unchanged ones around them."""
-        return self.before[self.same:len(self.before) - self._same_at_end]
+        return self.before[self.same : len(self.before) - self._same_at_end]
 
     @property
     def new_lines(self) -> tuple[str, ...]:
         """The lines in their place, without the unchanged ones around them."""
-        return self.after[self.same:len(self.after) - self._same_at_end]
+        return self.after[self.same : len(self.after) - self._same_at_end]
 
     @cached_property
     def _same_at_end(self) -> int:
-        return common(self.before[self.same:][::-1], self.after[self.same:][::-1])
+        return common(self.before[self.same :][::-1], self.after[self.same :][::-1])
 
 
 @dataclass(frozen=True)

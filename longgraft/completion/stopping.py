@@ -17,17 +17,19 @@ from typing import NamedTuple
 
 from longgraft.completion.snippets import Cursor
 
-BRACED = re.compile(r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|java|jsx?|json|kts?|less|m|mjs|mm|php"
-                    r"|proto|rs|scala|scss|sol|swift|tsx?|zig")
+BRACED = re.compile(
+    r"c|cc|cpp|cs|css|cxx|dart|go|gradle|groovy|h|hh|hpp|hxx|java|jsx?|json|kts?|less|m|mjs|mm|php"
+    r"|proto|rs|scala|scss|sol|swift|tsx?|zig"
+)
 BRANCHES = ("elif", "else", "except", "finally", "case")
-BRACED_BRANCHES = ("else", "catch", "finally", "while")     # they may follow a closing brace
+BRACED_BRANCHES = ("else", "catch", "finally", "while")  # they may follow a closing brace
 # Begins a line that continues the statement above it.
 CONTINUES = re.compile(rf"(?:{'|'.join(BRANCHES)})\b|[)\]}}]")
 # A quote must close within its line, except in the text's last line, which is still being decoded.
 QUOTED = r"\"(?:\\.|[^\"\\\n])*(?:\"|\Z)|'(?:\\.|[^'\\\n])*(?:'|\Z)"
 INDENTED_MASKED = re.compile(rf"(\"\"\"|''')(?:\\.|.)*?(?:\1|\Z)|{QUOTED}|#[^\n]*", re.DOTALL)
 BRACED_MASKED = re.compile(rf"/\*.*?(?:\*/|\Z)|//[^\n]*|`(?:\\.|[^`\\])*(?:`|\Z)|{QUOTED}", re.DOTALL)
-DISTINCT = 4        # characters: a line of this length rarely occurs twice
+DISTINCT = 4  # characters: a line of this length rarely occurs twice
 
 
 class Line(NamedTuple):
@@ -196,7 +198,7 @@ class Ending:
         """
         base: int | None = None
         opening = opens = deeper = blank = compound = False
-        leads = False       # True after a decorator or a comment, which belongs to the next line
+        leads = False  # True after a decorator or a comment, which belongs to the next line
         for line in self._lines(text):
             on_cursor_line = line.start <= 0
             if base is None:
@@ -209,9 +211,10 @@ class Ending:
                 if text.endswith(line.code) and any(branch.startswith(line.code) for branch in BRANCHES):
                     return None
                 next_one = not CONTINUES.match(line.code) and (
-                    opens or (base == 0 and (deeper or blank)) or (self._block_goes_on and not leads))
+                    opens or (base == 0 and (deeper or blank)) or (self._block_goes_on and not leads)
+                )
                 if line.indent < base or (line.indent == base and next_one):
-                    return len(text[:line.start].rstrip())
+                    return len(text[: line.start].rstrip())
             if base is not None and line.code:
                 if opening and line.after == 0 and line.whole:
                     opening = False
@@ -220,7 +223,7 @@ class Ending:
                 leads = line.shown.startswith(("@", "#"))
                 compound = compound or line.code.rstrip("# ").endswith((":", "\\"))
                 if self._block_goes_on and line.whole and line.after == 0 and not (leads or compound):
-                    return len(text[:line.end].rstrip())
+                    return len(text[: line.end].rstrip())
             blank = not line.code
         return None
 
@@ -233,8 +236,16 @@ class Ending:
         for code in StringIO(INDENTED_MASKED.sub(_mask, whole)):
             after = max(0, depth + sum(map(code.count, "([{")) - sum(map(code.count, ")]}")))
             end = start + len(code)
-            yield Line(start, end, whole[start + before_cursor:end + before_cursor].strip(), code.strip(),
-                       _indentation(code), depth, after, code.endswith("\n"))
+            yield Line(
+                start,
+                end,
+                whole[start + before_cursor : end + before_cursor].strip(),
+                code.strip(),
+                _indentation(code),
+                depth,
+                after,
+                code.endswith("\n"),
+            )
             start = end
             depth = after
 
@@ -255,9 +266,9 @@ class Ending:
                 deepest = max(deepest, depth)
                 if depth < 0:
                     if self._closed:
-                        return len(text[:start + at].rstrip())
+                        return len(text[: start + at].rstrip())
                     if line.endswith("\n"):
-                        return len(text[:start + len(line)].rstrip())
+                        return len(text[: start + len(line)].rstrip())
                     return None
             start += len(line)
             alone = opens_block or not self._inside

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from longgraft.completion.snippets import LINE_END, Cursor, common
 
-REACH = 10          # lines above and below the cursor's, with which Sweep's models were trained
+REACH = 10  # lines above and below the cursor's, with which Sweep's models were trained
 # Lines of the window after which an edit is taken to be complete.  Blank lines do not count: an inserted
 # function often ends like the one after it.
 REJOINED = 2
 WORD = re.compile(r"\w")
-FOLLOWING = 64      # most lines after the window that an answer may repeat
+FOLLOWING = 64  # most lines after the window that an answer may repeat
 Lines = tuple[str, ...]
 
 
@@ -41,14 +41,14 @@ class Edit:
     def applied(self, text: str) -> str:
         """Returns a file's text after the edit."""
         starts = [0, *(end.end() for end in LINE_END.finditer(text)), len(text)]
-        return text[:starts[self.first_line - 1]] + self.text + text[starts[self.last_line]:]
+        return text[: starts[self.first_line - 1]] + self.text + text[starts[self.last_line] :]
 
     def in_file(self, text: str) -> Edit:
         """Returns an edit whose lines end with \\n as one of this file, with the line ends that it has there."""
         lines = LINE_END.split(text)
         ends = LINE_END.findall(text)
         edit = self
-        if lines[-1] and self.last_line >= len(lines):      # the file's last line, which has no end
+        if lines[-1] and self.last_line >= len(lines):  # the file's last line, which has no end
             new = self.text
             if self.first_line > len(lines):
                 new = f"{lines[-1]}\n{new}"
@@ -80,7 +80,7 @@ class Window:
         lines = tuple((cursor.before + cursor.after).split("\n"))
         start = max(0, row - REACH)
         end = row + REACH + 1
-        return cls(cursor.path, start + 1, lines[start:end], lines[end:end + FOLLOWING])
+        return cls(cursor.path, start + 1, lines[start:end], lines[end : end + FOLLOWING])
 
     def edit(self, answer: str) -> Edit | None:
         """Returns the edit that a rewritten window stands for; None if it changes nothing.
@@ -90,11 +90,11 @@ class Window:
         old = without_empty(self.lines)
         new = without_empty(answer.split("\n"))
         if not new:
-            return None     # the model ended at once; it did not mean to delete the window
+            return None  # the model ended at once; it did not mean to delete the window
         if not self.following:
             # New lines that follow blank ones at the file's end do not repeat these.
             kept = min(common(self.lines, new), len(self.lines) - 1)
-            old = self.lines[:max(len(old), kept)]
+            old = self.lines[: max(len(old), kept)]
         return min((self._edit(old, lines) for lines in (new, self._without_following(new))), key=_size)
 
     def rejoined(self, text: str) -> str | None:
@@ -104,10 +104,10 @@ class Window:
 
         Lines after the place where it came back do not count, so steps of any length give the same window.
         """
-        lines = text.split("\n")[:-1]       # the last line is still being decoded
+        lines = text.split("\n")[:-1]  # the last line is still being decoded
         same = common(lines, self.lines)
-        beyond = lines[len(self.lines):]
-        repeats = any(map(str.strip, beyond)) and beyond == list(self.following[:len(beyond)])
+        beyond = lines[len(self.lines) :]
+        repeats = any(map(str.strip, beyond)) and beyond == list(self.following[: len(beyond)])
         if same == len(self.lines) and repeats:
             return "\n".join(self.lines)
         for end in range(same + 1, len(lines) + 1):
@@ -126,18 +126,18 @@ class Window:
         shown = [number for number, line in enumerate(rewritten) if line.strip()]
         if len(shown) < REJOINED:
             return None
-        tail = tuple(rewritten[shown[-REJOINED]:])
-        places = [at for at in range(len(self.lines)) if self.lines[at:at + len(tail)] == tail]
+        tail = tuple(rewritten[shown[-REJOINED] :])
+        places = [at for at in range(len(self.lines)) if self.lines[at : at + len(tail)] == tail]
         if len(places) != 1 or places[0] < same or not WORD.search("".join(tail)):
             return None
-        return self.lines[places[0] + len(tail):]
+        return self.lines[places[0] + len(tail) :]
 
     def _edit(self, old: Lines, new: Lines) -> Edit | None:
         start = common(old, new)
         end = common(old[start:][::-1], new[start:][::-1])
         if start == len(old) == len(new):
             return None
-        text = "".join(f"{line}\n" for line in new[start:len(new) - end])
+        text = "".join(f"{line}\n" for line in new[start : len(new) - end])
         return Edit(self.path, self.first_line + start, self.first_line + len(old) - end - 1, text)
 
     def _without_following(self, lines: Lines) -> Lines:

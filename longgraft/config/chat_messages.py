@@ -7,7 +7,7 @@ from typing import Any
 
 from longgraft.config.data_files import parse_sendable
 
-TEXT_PARTS = ("text", "input_text", "output_text")      # types of content parts that hold text
+TEXT_PARTS = ("text", "input_text", "output_text")  # types of content parts that hold text
 
 
 def chat_message(source: Any, where: str) -> dict[str, Any]:
@@ -24,9 +24,9 @@ def chat_message(source: Any, where: str) -> dict[str, Any]:
         ValueError: the role or the content is missing or of another kind.
     """
     if not isinstance(source, Mapping):
-        raise ValueError(f'{where} is a {type(source).__name__}; a message such as '
-                         f'{{"role": "user", "content": '
-                         '"Hello"} is needed.')
+        raise ValueError(
+            f'{where} is a {type(source).__name__}; a message such as {{"role": "user", "content": "Hello"}} is needed.'
+        )
     if not isinstance(source.get("role"), str):
         raise ValueError(f"{where} has {_listed(source)}, and no role that is text. Add the role.")
     message = {name: value for name, value in source.items() if value is not None}
@@ -44,14 +44,15 @@ def _text(content: Any, has_calls: bool, where: str) -> str:
         return ""
     if not isinstance(content, list):
         what = "no content" if content is None else f"content of type {type(content).__name__}"
-        raise ValueError(f"{where} has {what}; text, a list of text parts, or tool_calls beside null is "
-                         "needed.")
+        raise ValueError(f"{where} has {what}; text, a list of text parts, or tool_calls beside null is needed.")
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind not in TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise ValueError(f"{where} has a content part of type {kind!r}; parts of text are needed, such "
-                             "as "
-                             '{"type": "text", "text": "Hello"}.')
+            raise ValueError(
+                f"{where} has a content part of type {kind!r}; parts of text are needed, such "
+                "as "
+                '{"type": "text", "text": "Hello"}.'
+            )
     return "\n".join(part["text"] for part in content)
 
 

@@ -12,9 +12,14 @@ from typing import Any
 from longgraft.config.file_errors import reason
 
 # Names of types in messages.
-KINDS: Mapping[type, str] = {str: "text", int: "a whole number", float: "a number", dict: "an object",
-                             list: "a list",
-                             bool: "true or false"}
+KINDS: Mapping[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+}
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -32,13 +37,14 @@ def parse_json(text: str | bytes, where: str) -> Any:
         raise ValueError(f"{where} is nested too deeply to be read.") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not JSON: not UTF-8 ({error.reason} at byte {error.start}).") from error
-    except ValueError as error:     # raised also for a number of thousands of digits
+    except ValueError as error:  # raised also for a number of thousands of digits
         raise ValueError(f"{where} is not JSON ({error}).") from error
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{where}: {error.object[error.start:error.end]!a} is half a character. Write the "
-                         "text again as UTF-8.") from error
+        raise ValueError(
+            f"{where}: {error.object[error.start : error.end]!a} is half a character. Write the text again as UTF-8."
+        ) from error
     return value
 
 
@@ -123,8 +129,10 @@ def read_recording(path: Path) -> str | list[int]:
     if isinstance(value, list) and value and all(map(whole, value)):
         return value
     if isinstance(value, list | dict):
-        raise ValueError(f"{path} holds {json.dumps(value)[:40]}. A recorded continuation is text, or one "
-                         "JSON list of token ids such as [11, 42, 7].")
+        raise ValueError(
+            f"{path} holds {json.dumps(value)[:40]}. A recorded continuation is text, or one "
+            "JSON list of token ids such as [11, 42, 7]."
+        )
     return text
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 # (beginning or end of a library's message, its meaning in plain words)
-MEANINGS = (("Error while deserializing header", "it is no whole safetensors file"),
-            ("(os error 19)", "it is a folder"),
-            ("Couldn't instantiate the backend tokenizer", "its files are missing"),
-            ("Unrecognized model in", "it has no config.json with a known model_type"),
-            ("Repo id must", "there is no such folder, and a hub id is a name, or owner/name"))
-LONGEST = 150       # characters of a library's own message that are shown
+MEANINGS = (
+    ("Error while deserializing header", "it is no whole safetensors file"),
+    ("(os error 19)", "it is a folder"),
+    ("Couldn't instantiate the backend tokenizer", "its files are missing"),
+    ("Unrecognized model in", "it has no config.json with a known model_type"),
+    ("Repo id must", "there is no such folder, and a hub id is a name, or owner/name"),
+)
+LONGEST = 150  # characters of a library's own message that are shown
 
 
 def reason(error: BaseException) -> str:

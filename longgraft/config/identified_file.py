@@ -19,8 +19,9 @@ from longgraft.config.file_errors import reason
 Unfit = Callable[[Path, str], ValueError]
 
 
-def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str],
-                    identity: Mapping[str, str]) -> None:
+def save_identified(
+    path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str], identity: Mapping[str, str]
+) -> None:
     """Writes the file.
 
     Args:
@@ -38,15 +39,15 @@ def save_identified(path: Path, tensors: Mapping[str, Tensor], about: Mapping[st
         save_file(dict(tensors), part, {**about, "identity": json.dumps(dict(identity))})
         part.replace(path)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, or give another "
-                         "place.") from error
+        raise ValueError(f"{path} cannot be written: {reason(error)}. Make room, or give another place.") from error
     finally:
         with suppress(OSError):
             part.unlink()
 
 
-def read_identified(path: Path, identity: Mapping[str, str], version: str,
-                    unfit: Unfit) -> tuple[dict[str, str], dict[str, Tensor]]:
+def read_identified(
+    path: Path, identity: Mapping[str, str], version: str, unfit: Unfit
+) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Returns (the texts, the memory-mapped tensors) of a file of this version that belongs to this identity."""
     from safetensors import SafetensorError, safe_open
 
@@ -59,7 +60,7 @@ def read_identified(path: Path, identity: Mapping[str, str], version: str,
             differing = [key for key in loaded if stored.get(key) != loaded[key]]
             tensors = {}
             if not differing:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}     # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise unfit(path, f"cannot be read: {reason(error)}") from error
     if differing:

@@ -64,10 +64,11 @@ def _lines(path: Path, instead: str) -> Iterator[str]:
     try:
         # Without newline="\n", lines would also end at a lone carriage return.
         with opened(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):        # noqa: B007 - the error names the last line that was read
+            for number, line in enumerate(lines, 1):  # noqa: B007 - the error names the last line that was read
                 yield line
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"File {path} cannot be read beyond line {number}: {reason(error)}. {instead}".rstrip()) \
-            from error
+        raise ValueError(
+            f"File {path} cannot be read beyond line {number}: {reason(error)}. {instead}".rstrip()
+        ) from error
     except OSError as error:
         raise ValueError(f"File {path} cannot be read: {reason(error)}. {instead}".rstrip()) from error

@@ -30,5 +30,6 @@ def _exists(path: Path, kind: str) -> str:
 
 def _check_writable(path: Path, parent: Path) -> None:
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-        raise ValueError(f"{path} cannot be written: {parent} is no folder that you can write to. Make it, "
-                         "or give another path.")
+        raise ValueError(
+            f"{path} cannot be written: {parent} is no folder that you can write to. Make it, or give another path."
+        )

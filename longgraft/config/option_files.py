@@ -30,8 +30,7 @@ def _toml(value: Any) -> str:
         value = {field.name: getattr(value, field.name) for field in fields(value)}
         value = {name: item for name, item in value.items() if item is not None}
     if isinstance(value, dict):
-        pairs = [f"{json.dumps(str(name), ensure_ascii=False)} = "
-                 f"{_toml(item)}" for name, item in value.items()]
+        pairs = [f"{json.dumps(str(name), ensure_ascii=False)} = {_toml(item)}" for name, item in value.items()]
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, (tuple, list)):
         return "[" + ", ".join(map(_toml, value)) + "]"

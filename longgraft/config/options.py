@@ -18,8 +18,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 Group = TypeVar("Group")
-KEY = "option"      # key in a field's metadata
-SHOWN = 4096        # help texts show ranges up to here; larger limits only exclude what no machine can do
+KEY = "option"  # key in a field's metadata
+SHOWN = 4096  # help texts show ranges up to here; larger limits only exclude what no machine can do
 SIZES = {"": 1, "k": 1024, "m": 1_000_000, "b": 1_000_000_000}
 WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", dict: "a table"}
 
@@ -179,7 +179,7 @@ class Option:
 
 
 # Types for fields that need no help text: sizes, lengths and counts; shares of a whole; anything above 0.
-Count = Annotated[int, Option(low=1, high=2 ** 31)]
+Count = Annotated[int, Option(low=1, high=2**31)]
 Share = Annotated[float, Option(low=0, high=1)]
 Positive = Annotated[float, Option(low=0, above=True)]
 
@@ -280,8 +280,9 @@ def named(known: Mapping[str, Option], values: Mapping[str, Any], where: str) ->
     for key, value in values.items():
         name = names.get(str(key).replace("-", "_"))
         if name is None:
-            raise ValueError(f"{where} sets {shortened(key)}, which is no option here. Known: "
-                             f"{', '.join(sorted(by_flag))}.")
+            raise ValueError(
+                f"{where} sets {shortened(key)}, which is no option here. Known: {', '.join(sorted(by_flag))}."
+            )
         described = replace(known[name], name=f"{where}: {key}")
         converted[name] = described.read(value)
         described.check(converted[name])
@@ -357,7 +358,7 @@ def _read(value: Any, kind: Any, name: str) -> Any:
 def _parsed(text: str, kind: Any) -> Any:
     origin = get_origin(kind)
     inner = get_args(kind)
-    if origin in (Union, UnionType):        # a word of a Literal, otherwise a value of the last type
+    if origin in (Union, UnionType):  # a word of a Literal, otherwise a value of the last type
         words = [word for part in inner if get_origin(part) is Literal for word in get_args(part)]
         return text if text in words else _parsed(text, inner[-1])
     if kind is bool:

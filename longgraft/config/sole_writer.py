@@ -24,8 +24,7 @@ def sole_writer(folder: Path, who: str) -> Iterator[Path]:
     try:
         lock.acquire()
     except Timeout as held:
-        raise ValueError(f"Another {who} {folder}.\n"
-                         "Give --out another folder, or wait until it has ended.") from held
+        raise ValueError(f"Another {who} {folder}.\nGive --out another folder, or wait until it has ended.") from held
     try:
         yield folder / "lock"
     finally:

@@ -17,8 +17,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES, PaddedTree, Tree, size_of
 from longgraft.trees.tree import DRAFT, ROOT, UNPRUNED, ProposalTree
 
-LEVELS = 9      # draft levels: EAGLE's depth 8 and the root's own step, the paper's setting
-TOP_K = 10      # beam width and branching: EAGLE-3's released setting
+LEVELS = 9  # draft levels: EAGLE's depth 8 and the root's own step, the paper's setting
+TOP_K = 10  # beam width and branching: EAGLE-3's released setting
 
 T = TypeVar("T")
 
@@ -52,8 +52,14 @@ class Eagle3Drafter:
     If regions are fixed, each level is one region, and trees of up to 64 nodes stay on the device.
     """
 
-    def __init__(self, memory: Eagle3Cache, policy: PruningPolicy, levels: int = LEVELS, top_k: int = TOP_K,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        memory: Eagle3Cache,
+        policy: PruningPolicy,
+        levels: int = LEVELS,
+        top_k: int = TOP_K,
+        clock: Clock | None = None,
+    ) -> None:
         self.memories = (memory,)
         self.memory = memory
         self.network = memory.network
@@ -77,7 +83,7 @@ class Eagle3Drafter:
         policy = ask.pruning or self.policy
         levels = [self._region("root", self._first)]
         most = self.levels
-        if self.top_k == 1:     # a chain has one node a level
+        if self.top_k == 1:  # a chain has one node a level
             most = min(most, ask.budget - 1)
         level: Level | None = None
         for index in range(most):
@@ -96,8 +102,7 @@ class Eagle3Drafter:
             slots = min(slots, verdict.slots)
         if self.regions.fixed and slots < SIZES[-1]:
             rows = size_of(1 + slots)
-            return self._region(("select", index, slots, stage),
-                                lambda: self._on_device(levels, slots, stage, rows))
+            return self._region(("select", index, slots, stage), lambda: self._on_device(levels, slots, stage, rows))
         return self._on_host(ask.root, levels, slots, stage)
 
     def _region(self, name: Hashable, region: Callable[[], T]) -> T:
@@ -108,28 +113,26 @@ class Eagle3Drafter:
         """Runs the root's own draft step."""
         k = self.top_k
         device = self.device
-        ids, gains, log_probs = self._children(self.memory.start)               # [1, k]
+        ids, gains, log_probs = self._children(self.memory.start)  # [1, k]
         parents = torch.full((k,), -1, device=device)
         hidden = self.memory.start.expand(1, k, -1)
         ancestors = torch.zeros(k, 0, dtype=torch.bool, device=device)
-        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors,
-                             log_probs)
+        return _DraftedLevel(ids[0], parents, gains[0], torch.arange(k, device=device), hidden, ancestors, log_probs)
 
     def _next(self, before: _DraftedLevel, index: int) -> _DraftedLevel:
         """Expands the level `before`; the first expansion has index 0."""
         k = self.top_k
         itself = torch.eye(k, dtype=torch.bool, device=self.device)
-        visible = torch.cat([before.ancestors, itself], dim=1)                  # [b, (index + 1) b]
+        visible = torch.cat([before.ancestors, itself], dim=1)  # [b, (index + 1) b]
         states = self.memory.expand(before.hidden, before.tokens[before.beam], index, visible)
-        ids, gains, log_probs = self._children(states)                          # [b, k]
-        scores = (before.scores[before.beam][:, None] + gains).flatten()        # Eq. 5
+        ids, gains, log_probs = self._children(states)  # [b, k]
+        scores = (before.scores[before.beam][:, None] + gains).flatten()  # Eq. 5
         best = scores.topk(min(k, scores.numel())).indices
         # Pool index of the level before's first candidate.
         offset = 0 if index == 0 else k + (index - 1) * k * k
         parents = (offset + before.beam).repeat_interleave(k)
         above = best // k
-        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above],
-                             log_probs)
+        return _DraftedLevel(ids.flatten(), parents, scores, best, states[:, above], visible[above], log_probs)
 
     def _children(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the k best next tokens of states [1, b, H].

@@ -31,8 +31,9 @@ class MatrixRetriever:
         clock: What measures the parts of a step.
     """
 
-    def __init__(self, rows: AdjacencyMemory, shape: Callable[[int], Template] = envelope,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self, rows: AdjacencyMemory, shape: Callable[[int], Template] = envelope, clock: Clock | None = None
+    ) -> None:
         self.memories = (rows,)
         self._rows = rows
         self.shape = shape
@@ -78,7 +79,7 @@ def _pattern(template: Template, device: torch.device) -> Pattern:
 
 def _live(tokens: list[int], template_parents: list[int]) -> ProposalTree:
     """Returns the seen nodes with distinct siblings; rows of zeros repeat a token, and the first of them is kept."""
-    place = {0: 0}      # node of the template -> node of the tree
+    place = {0: 0}  # node of the template -> node of the tree
     children: dict[tuple[int, int], int] = {}
     live = [tokens[0]]
     parents = [-1]

@@ -44,7 +44,7 @@ class Gates:
         threshold = self.threshold(level)
         if threshold <= 0.0:
             return Verdict()
-        confidence = math.exp(level.scores.max().item())     # the gate's device sync
+        confidence = math.exp(level.scores.max().item())  # the gate's device sync
         if confidence > threshold:
             return Verdict()
         return Verdict(self.slots(level), expand=False)

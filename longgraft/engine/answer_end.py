@@ -24,8 +24,13 @@ class AnswerEnd:
         reason: Why the answer has ended; None while it goes on.
     """
 
-    def __init__(self, limit: int, end_tokens: Collection[int] = (), stop_tokens: Collection[int] = (),
-                 detokenizer: Detokenizer | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        end_tokens: Collection[int] = (),
+        stop_tokens: Collection[int] = (),
+        detokenizer: Detokenizer | None = None,
+    ) -> None:
         self.limit = limit
         self.reason: FinishReason | None = None
         self._end_tokens = frozenset(end_tokens)
@@ -45,7 +50,7 @@ class AnswerEnd:
         last = next((place for place, token in enumerate(new) if token in self._last_tokens), None)
         if last is not None:
             self.reason = "eos" if new[last] in self._end_tokens else "stop"
-            new = new[:last + 1]
+            new = new[: last + 1]
         elif emitted + len(new) >= self.limit:
             self.reason = "length"
         if self._detokenizer is None:
@@ -56,7 +61,7 @@ class AnswerEnd:
         """Returns the tokens up to the one that completes a stop string, and their text."""
         pieces = []
         for count, token in enumerate(new, 1):
-            if token not in self._last_tokens:      # some tokenizers would decode it to text
+            if token not in self._last_tokens:  # some tokenizers would decode it to text
                 pieces.append(detokenizer.push([token]))
             if detokenizer.stopped:
                 self.reason = "stop"
@@ -64,6 +69,6 @@ class AnswerEnd:
                 break
         if self.reason is not None:
             pieces.append(detokenizer.finish())
-            if detokenizer.stopped:     # the held-back last bytes may complete a stop string
+            if detokenizer.stopped:  # the held-back last bytes may complete a stop string
                 self.reason = "stop"
         return new, "".join(pieces)

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-REPLACEMENT = "\ufffd"      # decoded for bytes that are not, or not yet, a character
-LONGEST = 4                 # most tokens of one character: it has at most four bytes
-CONTEXT = 8                 # tokens of a prompt that are decoded with the first token of its answer
-LOOKBACK = 128      # characters before a new piece in which a match of `stop_until` may begin
+REPLACEMENT = "\ufffd"  # decoded for bytes that are not, or not yet, a character
+LONGEST = 4  # most tokens of one character: it has at most four bytes
+CONTEXT = 8  # tokens of a prompt that are decoded with the first token of its answer
+LOOKBACK = 128  # characters before a new piece in which a match of `stop_until` may begin
 
 
 class Detokenizer:
@@ -21,8 +21,9 @@ class Detokenizer:
     the beginning of a text.  The window stays short, so that every token costs the same.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (),
-                 stop_until: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, stop: Sequence[str] = (), prompt: Sequence[int] = (), stop_until: str | None = None
+    ) -> None:
         """Begins an answer.
 
         Args:
@@ -36,13 +37,13 @@ class Detokenizer:
         self._until: re.Pattern[str] | None = None
         if stop_until is not None and self.stop:
             self._until = re.compile(stop_until)
-        self.text = ""          # all text so far, up to a stop string
-        self.given = 0          # characters returned
+        self.text = ""  # all text so far, up to a stop string
+        self.given = 0  # characters returned
         self.stopped = False
         self._window = self._context(prompt)
-        self._texts = len(self._window)     # ids of the window that need not be kept once others have text
-        self._shown = len(self._decode(self._window))       # characters of the window's text that need not be added
-        self._unfinished = 0    # tokens since the text last ended with a whole character
+        self._texts = len(self._window)  # ids of the window that need not be kept once others have text
+        self._shown = len(self._decode(self._window))  # characters of the window's text that need not be added
+        self._unfinished = 0  # tokens since the text last ended with a whole character
 
     def push(self, ids: Sequence[int]) -> str:
         """Takes new tokens and returns new text, possibly none yet.
@@ -55,16 +56,16 @@ class Detokenizer:
         """Returns the text that was held back."""
         if not self.stopped:
             whole = self._decode(self._window)
-            self._append(whole[self._shown:])
+            self._append(whole[self._shown :])
             self._shown = len(whole)
-        piece = self.text[self.given:]
+        piece = self.text[self.given :]
         self.given = len(self.text)
         return piece
 
     def _context(self, prompt: Sequence[int]) -> list[int]:
         """Returns the last tokens of a prompt: so many that they have text, and do not begin within a character."""
         size = CONTEXT
-        while size < len(prompt) and not self._decode(prompt[-size:]):      # special tokens have no text
+        while size < len(prompt) and not self._decode(prompt[-size:]):  # special tokens have no text
             size *= 2
         for longer in range(size, size + LONGEST):
             text = self._decode(prompt[-longer:])
@@ -82,14 +83,14 @@ class Detokenizer:
                 return ""
             return self._within_bytes(text)
         self._unfinished = 0
-        new = text[self._shown:]
-        recent = self._window[self._texts:]
+        new = text[self._shown :]
+        recent = self._window[self._texts :]
         shown = self._decode(recent)
         if shown:
             self._window = recent
             self._texts = len(recent)
-        else:       # a space after special tokens needs the text before them
-            self._window = [*self._window[:self._texts], *recent[-LONGEST:]]
+        else:  # a space after special tokens needs the text before them
+            self._window = [*self._window[: self._texts], *recent[-LONGEST:]]
             shown = self._decode(self._window)
         self._shown = len(shown)
         return new
@@ -104,7 +105,7 @@ class Detokenizer:
         shown = self._decode(recent)
         new = max(0, len(text) - self._shown)
         held = min(new, LONGEST - 1, len(shown) - len(shown.rstrip(REPLACEMENT)))
-        settled = text[self._shown:len(text) - held]
+        settled = text[self._shown : len(text) - held]
         self._window = recent
         self._texts = 0
         self._shown = len(shown) - held
@@ -118,7 +119,7 @@ class Detokenizer:
         if not self.stopped:
             end -= self._held()
         end = max(end, self.given)
-        piece = self.text[self.given:end]
+        piece = self.text[self.given : end]
         self.given = end
         return piece
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-TOKEN = 4       # bytes of a token id
-ANSWER = 256    # bytes that an answer takes beside its tokens, about; so that many short ones are bounded, too
-FEWEST = 1024   # bytes of the smallest store
+TOKEN = 4  # bytes of a token id
+ANSWER = 256  # bytes that an answer takes beside its tokens, about; so that many short ones are bounded, too
+FEWEST = 1024  # bytes of the smallest store
 
 
 class EarlierAnswers:
@@ -28,8 +28,8 @@ class EarlierAnswers:
         assert most >= FEWEST, "the smallest store holds an answer"
         self.most = most
         self.bytes = 0
-        self._answers = deque[tuple[str, np.ndarray]]()     # (client, token ids), the oldest first
-        self._lock = threading.Lock()       # a request may be closed in any thread
+        self._answers = deque[tuple[str, np.ndarray]]()  # (client, token ids), the oldest first
+        self._lock = threading.Lock()  # a request may be closed in any thread
 
     def of(self, client: str) -> list[list[int]]:
         """Returns the answers to this client's requests, the oldest first."""
@@ -40,7 +40,7 @@ class EarlierAnswers:
         """Keeps an answer, of a very long one the end, and drops the oldest answers that no longer fit."""
         if not tokens:
             return
-        stored = np.array(tokens[-((self.most - ANSWER) // TOKEN):], dtype=np.int32)
+        stored = np.array(tokens[-((self.most - ANSWER) // TOKEN) :], dtype=np.int32)
         with self._lock:
             self._answers.append((client, stored))
             self.bytes += _size(stored)

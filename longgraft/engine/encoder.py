@@ -85,20 +85,24 @@ class Encoder:
         return frozenset(hidden)
 
     def _decoded(self, token: int, skip_special_tokens: bool) -> str:
-        return self.tokenizer.decode([token], skip_special_tokens=skip_special_tokens,
-                                     clean_up_tokenization_spaces=False)
+        return self.tokenizer.decode(
+            [token], skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
 
     def known(self, ids: Sequence[int], what: str) -> None:
         """Raises ValueError for ids outside the vocabulary: on a GPU they would end the process."""
         if not 0 <= min(ids) <= max(ids) < self.vocab_size:
-            raise ValueError(f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} "
-                             f"knows 0 to {self.vocab_size - 1}. Encode it with this model's tokenizer.")
+            raise ValueError(
+                f"The {what} has token ids from {min(ids)} to {max(ids)}, and {self.model} "
+                f"knows 0 to {self.vocab_size - 1}. Encode it with this model's tokenizer."
+            )
 
     def need(self, what: str, subject: str = "prompt") -> Any:
         """Returns the tokenizer; raises ValueError if there is none, and so the subject cannot be `what`."""
         if self.tokenizer is None:
-            raise ValueError(f"{self.model} came without a tokenizer, so the {subject} cannot be {what}. "
-                             "Give token ids.")
+            raise ValueError(
+                f"{self.model} came without a tokenizer, so the {subject} cannot be {what}. Give token ids."
+            )
         return self.tokenizer
 
 
@@ -108,11 +112,13 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
 
     try:
         messages = [chat_message(message, f"Message {number}") for number, message in enumerate(messages, 1)]
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True,
-                                             return_dict=True)["input_ids"]
-    except (TemplateError, TypeError) as error:     # unknown roles, or turns that do not alternate
-        raise ValueError(f"The model's chat template refuses these messages: {error}. Give them as the "
-                         "model's card shows.") from error
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
+    except (TemplateError, TypeError) as error:  # unknown roles, or turns that do not alternate
+        raise ValueError(
+            f"The model's chat template refuses these messages: {error}. Give them as the model's card shows."
+        ) from error
 
 
 def continuation(tokenizer: Any, text: str) -> list[int]:
@@ -121,8 +127,8 @@ def continuation(tokenizer: Any, text: str) -> list[int]:
         return []
     line_end = _bare_ids(tokenizer, "\n")
     ids = _bare_ids(tokenizer, "\n" + text)
-    if ids[:len(line_end)] == line_end:
-        return ids[len(line_end):]
+    if ids[: len(line_end)] == line_end:
+        return ids[len(line_end) :]
     # A tokenizer that merges a line end with the text after it puts no space there.
     return _bare_ids(tokenizer, text)
 
@@ -148,13 +154,16 @@ def _whole_characters(text: str, what: str = "prompt") -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: "
-                         "a file was decoded wrongly. Read it as UTF-8.") from error
+        raise ValueError(
+            f"The {what} has half a character ({text[error.start]!r}) at place {error.start:,}: "
+            "a file was decoded wrongly. Read it as UTF-8."
+        ) from error
 
 
 def _is_chat(prompt: Any) -> bool:
-    return isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and bool(prompt) and isinstance(
-        prompt[0], dict)
+    return (
+        isinstance(prompt, Sequence) and not isinstance(prompt, bytes) and bool(prompt) and isinstance(prompt[0], dict)
+    )
 
 
 def _ids(prompt: Any, what: str, forms: str) -> list[int]:
@@ -164,14 +173,16 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
     """
     if isinstance(prompt, (bytes, bytearray, memoryview)) or not isinstance(prompt, Iterable):
         raise ValueError(f"The {what} is a {type(prompt).__name__}. Give {forms}.")
-    shape = getattr(prompt, "shape", None)      # set for a tensor or an array
+    shape = getattr(prompt, "shape", None)  # set for a tensor or an array
     if shape is not None:
         if len(shape) not in (1, 2) or (len(shape) == 2 and shape[0] != 1):
-            raise ValueError(f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) "
-                             "is needed. Give several one after the other.")
+            raise ValueError(
+                f"The {what} has the shape {tuple(shape)}; one {what} of shape (T,) or (1, T) "
+                "is needed. Give several one after the other."
+            )
         if isinstance(prompt, torch.Tensor) and prompt.is_meta:
             raise ValueError(f"The {what} is a tensor on the meta device, which holds no ids. Give it on a CPU or GPU.")
-        prompt = prompt.reshape(-1).tolist()    # type: ignore[attr-defined]
+        prompt = prompt.reshape(-1).tolist()  # type: ignore[attr-defined]
     ids = list(prompt)
     if {*map(type, ids)} == {int}:
         return ids
@@ -179,5 +190,3 @@ def _ids(prompt: Any, what: str, forms: str) -> list[int]:
         if isinstance(value, bool) or not isinstance(value, Integral):
             raise ValueError(f"The {what} holds {value!r}, a {type(value).__name__}; token ids are whole numbers.")
     return [int(token) for token in ids]
-
-

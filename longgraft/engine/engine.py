@@ -42,8 +42,15 @@ class Engine:
         earlier: Keeps answers for later requests; None: none is kept.
     """
 
-    def __init__(self, lane: Lane, budget: int = 60, chunk: int | None = None, prefixes: Prefixes | None = None,
-                 another: Callable[[], Lane] | None = None, earlier: EarlierAnswers | None = None) -> None:
+    def __init__(
+        self,
+        lane: Lane,
+        budget: int = 60,
+        chunk: int | None = None,
+        prefixes: Prefixes | None = None,
+        another: Callable[[], Lane] | None = None,
+        earlier: EarlierAnswers | None = None,
+    ) -> None:
         self.lanes = [lane]
         self.budget = budget
         self.chunk = chunk
@@ -88,8 +95,10 @@ class Engine:
                 remedy = "Shorten the prompt"
                 if name != self.target.name:
                     remedy += ", give the drafter a window (draft_window) or use pld"
-                raise ValueError(f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to "
-                                 f"follow, but {name} allows {limit:,} positions. {remedy}.")
+                raise ValueError(
+                    f"The prompt has {prompt_tokens:,} tokens and {max_new_tokens:,} are to "
+                    f"follow, but {name} allows {limit:,} positions. {remedy}."
+                )
 
     def rows(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Returns the rows of the target's cache that a request reserves."""
@@ -100,8 +109,15 @@ class Engine:
         """Tokens of a cell of the prefix cache."""
         return CELL if self.prefixes is None else self.prefixes.cell
 
-    def open(self, requested: GenerationRequest, text: Detokenizer | None = None, shaping: Shaping | None = None,
-             corpora: Iterable[Corpus] = (), reads: Reads | None = None, lane: Lane | None = None) -> Request:
+    def open(
+        self,
+        requested: GenerationRequest,
+        text: Detokenizer | None = None,
+        shaping: Shaping | None = None,
+        corpora: Iterable[Corpus] = (),
+        reads: Reads | None = None,
+        lane: Lane | None = None,
+    ) -> Request:
         """Opens a request, before its prefill.  A replayed recording ends it where the recording ends.
 
         Args:
@@ -146,8 +162,9 @@ class Engine:
             return []
         return self.earlier.of(requested.client)
 
-    def _request(self, lane: Lane, requested: GenerationRequest, end: AnswerEnd, shaping: Shaping | None,
-                 reads: Reads | None) -> Request:
+    def _request(
+        self, lane: Lane, requested: GenerationRequest, end: AnswerEnd, shaping: Shaping | None, reads: Reads | None
+    ) -> Request:
         """Makes the request from what its lane has and what was requested."""
         drawn = requested.sampling.rule(len(requested.ids))
         rule: AcceptanceRule = drawn
@@ -165,8 +182,18 @@ class Engine:
         keep_answer = None
         if self.earlier is not None and requested.client is not None:
             keep_answer = partial(self.earlier.add, requested.client)
-        return Request(requested.ids, lane.verifies(verifier), lane.proposer, budget, end, lane.release, chunk, shaping,
-                       self._reader(lane, requested, reads), keep_answer)
+        return Request(
+            requested.ids,
+            lane.verifies(verifier),
+            lane.proposer,
+            budget,
+            end,
+            lane.release,
+            chunk,
+            shaping,
+            self._reader(lane, requested, reads),
+            keep_answer,
+        )
 
     def _reader(self, lane: Lane, requested: GenerationRequest, reads: Reads | None) -> PromptReader | None:
         """Returns what recalls and keeps the prompt, if anything does."""

@@ -34,8 +34,9 @@ class Fork:
         memory_seconds: Seconds that each memory took for it, by the `id` of the memory.
     """
 
-    def __init__(self, engines: Sequence[Engine], ids: Sequence[int], limit: int, prediction: Sequence[int] = ()
-                 ) -> None:
+    def __init__(
+        self, engines: Sequence[Engine], ids: Sequence[int], limit: int, prediction: Sequence[int] = ()
+    ) -> None:
         """Reads the prompt.
 
         Args:
@@ -51,7 +52,7 @@ class Fork:
         self.memory_seconds = dict.fromkeys(map(id, self.memories), 0.0)
         capacity = max(engine.rows(len(ids), limit) for engine in engines)
         if any(lane.regions.fixed for lane in self._lanes):
-            capacity += SIZES[-1]       # padded rows
+            capacity += SIZES[-1]  # padded rows
         cache = self._first.target.cache(capacity)
         for lane in self._lanes:
             lane.continue_from(None)

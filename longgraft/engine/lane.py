@@ -22,7 +22,7 @@ from longgraft.target_model.model import Target
 from longgraft.target_model.verifier import Verifier
 from longgraft.trees.padded import SIZES
 
-CAPACITY_STEPS = 16     # with CUDA graphs, cache capacities are multiples of 1 / 16 of a power of two
+CAPACITY_STEPS = 16  # with CUDA graphs, cache capacities are multiples of 1 / 16 of a power of two
 
 
 class Lane:
@@ -41,8 +41,14 @@ class Lane:
         snapshot: Where each request continues (`longgraft.engine.fork`); None: requests read their prompts.
     """
 
-    def __init__(self, target: Target, proposer: Proposer, clock: Clock, regions: Regions = EAGER,
-                 verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier) -> None:
+    def __init__(
+        self,
+        target: Target,
+        proposer: Proposer,
+        clock: Clock,
+        regions: Regions = EAGER,
+        verifies: Callable[[Verifier], Verifier] = lambda verifier: verifier,
+    ) -> None:
         self.target = target
         self.proposer = proposer
         self.clock = clock
@@ -51,7 +57,7 @@ class Lane:
         self.cache: KVCache = target.cache(0)
         self.snapshot: Snapshot | None = None
         self._lock = threading.Lock()
-        self._addresses: list[int] = []     # of all weights, when the last request began
+        self._addresses: list[int] = []  # of all weights, when the last request began
         self._current: Callable[[], Request | None] = lambda: None
 
     @property
@@ -107,7 +113,7 @@ class Lane:
             except BaseException:
                 self.release()
                 raise
-            self._current = ref(request)     # a weak reference, so that an unclosed request never blocks
+            self._current = ref(request)  # a weak reference, so that an unclosed request never blocks
         return request
 
     def _empty(self, capacity: int) -> None:
@@ -126,7 +132,7 @@ class Lane:
         """
         with self._lock:
             self._supersede()
-            self.regions.forget()       # recordings use the caches' addresses
+            self.regions.forget()  # recordings use the caches' addresses
             if self.snapshot is None:
                 self.cache.release()
             if snapshot is None:
@@ -147,7 +153,7 @@ class Lane:
     def release(self) -> None:
         """Frees the caches of a request that has ended."""
         if self.regions.fixed or self.snapshot is not None:
-            return      # the next request uses the same buffers
+            return  # the next request uses the same buffers
         self.cache.release()
         for memory in self.proposer.memories:
             memory.release()

@@ -43,13 +43,13 @@ def accepted(prediction: Sequence[int], answer: Sequence[int]) -> tuple[int, int
     It is the longest common subsequence, bit-parallel in one integer (Hyyro 2004), which takes milliseconds
     for two texts of 10,000 tokens.
     """
-    common = set(prediction).intersection(answer)   # an answer is short, so most tokens cost no time and memory
+    common = set(prediction).intersection(answer)  # an answer is short, so most tokens cost no time and memory
     places: dict[int, int] = {}
     shared = [token for token in prediction if token in common]
     for place, token in enumerate(shared):
         places[token] = places.get(token, 0) | 1 << place
     full = (1 << len(shared)) - 1
-    row = full      # bit 0 marks a token of the prediction that lengthens the subsequence
+    row = full  # bit 0 marks a token of the prediction that lengthens the subsequence
     for token in answer:
         if token in common:
             matches = row & places[token]

@@ -67,9 +67,11 @@ def read(engine: Engine, ids: Sequence[int], tell: Callable[[int], object] = lam
         tell: Called with the number of tokens of each step.
     """
     if engine.cache.stateful:
-        raise ValueError(f"{engine.target.name} has layers that carry a state from token to token, which a "
-                         "prefix file does not hold. Prompts that begin alike are read once in a session "
-                         "that keeps prefixes.")
+        raise ValueError(
+            f"{engine.target.name} has layers that carry a state from token to token, which a "
+            "prefix file does not hold. Prompts that begin alike are read once in a session "
+            "that keeps prefixes."
+        )
     whole = partial(SavingReader, Prefixes(0, engine.cell))
     # A limit of 1 would finish in the prefill.
     with engine.open(GenerationRequest(ids, 2, client=None), reads=whole) as request:

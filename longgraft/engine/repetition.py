@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-GRAM = 8        # tokens of an n-gram
+GRAM = 8  # tokens of an n-gram
 
 
 def loops(tokens: Sequence[int], gram: int = GRAM) -> bool:
@@ -24,7 +24,7 @@ def _covered(tokens: Sequence[int], gram: int) -> int:
     """Returns the most tokens that the occurrences of one n-gram cover, among n-grams that occur at least twice."""
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(tokens) - gram + 1):
-        starts.setdefault(tuple(tokens[start:start + gram]), []).append(start)
+        starts.setdefault(tuple(tokens[start : start + gram]), []).append(start)
     most = 0
     for places in starts.values():
         if len(places) > 1:
@@ -39,6 +39,6 @@ def _periodic(tokens: np.ndarray, gram: int) -> int:
     for period in range(1, len(tokens) // 2 + 1):
         same = tokens[period:] == tokens[:-period]
         ends = np.flatnonzero(np.diff(np.concatenate(([False], same, [False]))))
-        lengths = ends[1::2] - ends[::2]        # of the stretches
+        lengths = ends[1::2] - ends[::2]  # of the stretches
         most = max(most, int(lengths[lengths >= gram].sum()))
     return most

@@ -57,10 +57,19 @@ class Request:
         (' "__main__"', 'stop')
     """
 
-    def __init__(self, ids: Sequence[int], verifier: Verifier, proposer: Proposer, budget: int, end: AnswerEnd,
-                 give_back: Callable[[], None], chunk: int | None = None, shaping: Shaping | None = None,
-                 reader: PromptReader | None = None, keep_answer: Callable[[Sequence[int]], None] | None = None
-                 ) -> None:
+    def __init__(
+        self,
+        ids: Sequence[int],
+        verifier: Verifier,
+        proposer: Proposer,
+        budget: int,
+        end: AnswerEnd,
+        give_back: Callable[[], None],
+        chunk: int | None = None,
+        shaping: Shaping | None = None,
+        reader: PromptReader | None = None,
+        keep_answer: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
         self.verifier = verifier
         self.proposer = proposer
         self.reader = reader
@@ -76,10 +85,10 @@ class Request:
         self._answer = list[int]()
         self._tally = Tally()
         self._prefill: Iterator[Step] | None = self._prefill_steps()
-        self._root = -1     # the last token of the answer, once it has one
+        self._root = -1  # the last token of the answer, once it has one
         self._reused = 0
         self._prefill_seconds = 0.0
-        self._decode_seconds: dict[str, float] = {}     # by part of a step
+        self._decode_seconds: dict[str, float] = {}  # by part of a step
         self._recording_seconds = 0.0
         self._forwards: dict[str, int] = {}
         self._peak = 0
@@ -88,7 +97,7 @@ class Request:
         self._superseded = False
         self._batch = SINGLE_REQUEST
         self._stepping = threading.Lock()
-        self._stepper = threading.current_thread()      # the thread that steps the request, or that opened it
+        self._stepper = threading.current_thread()  # the thread that steps the request, or that opened it
 
     @property
     def prompt_tokens(self) -> int:
@@ -105,11 +114,16 @@ class Request:
         if self.reader is not None:
             difference = self.reader.first_difference
         return self._tally.stats(
-            prompt_tokens=len(self._ids), reused_tokens=self._reused, first_difference=difference,
-            prefill_seconds=self._prefill_seconds, decode_seconds=sum(self._decode_seconds.values()),
-            seconds_by_part=dict(self._decode_seconds), recording_seconds=self._recording_seconds,
+            prompt_tokens=len(self._ids),
+            reused_tokens=self._reused,
+            first_difference=difference,
+            prefill_seconds=self._prefill_seconds,
+            decode_seconds=sum(self._decode_seconds.values()),
+            seconds_by_part=dict(self._decode_seconds),
+            recording_seconds=self._recording_seconds,
             forwards=dict(self._forwards),
-            peak_memory_bytes=self._peak)
+            peak_memory_bytes=self._peak,
+        )
 
     @property
     def unread(self) -> int:
@@ -153,8 +167,10 @@ class Request:
             RuntimeError: another request was started on the session, or another thread is stepping this one.
         """
         if self._superseded:
-            raise RuntimeError("Another request was started on this session; it serves one at a time. Finish "
-                               "this one before the next, or load another session.")
+            raise RuntimeError(
+                "Another request was started on this session; it serves one at a time. Finish "
+                "this one before the next, or load another session."
+            )
         if not self._stepping.acquire(blocking=False):
             raise RuntimeError("This request is in the middle of a step in another thread. Wait for that step to end.")
         self._stepper = threading.current_thread()
@@ -166,7 +182,7 @@ class Request:
                 return None
             if self._prefill is None:
                 step = self._decode()
-            elif batch.chunk == 0:      # the pass is left to shorter prompts
+            elif batch.chunk == 0:  # the pass is left to shorter prompts
                 step = Step()
             else:
                 step = self._read(self._prefill)
@@ -175,7 +191,7 @@ class Request:
             if self._answer_end.reason is not None:
                 self._end(self._answer_end.reason)
             return step
-        except BaseException:       # also Ctrl-C: model and memories are released
+        except BaseException:  # also Ctrl-C: model and memories are released
             if self._finish is None:
                 self._end("cancelled")
             raise
@@ -185,12 +201,12 @@ class Request:
     def _read(self, prefill: Iterator[Step]) -> Step:
         """Reads the next chunk of the prompt; the last one yields the first new token."""
         clock = self.verifier.clock
-        with clock.part("host"):        # time outside all other parts, such as that of a memory
+        with clock.part("host"):  # time outside all other parts, such as that of a memory
             step = next(prefill)
         if step.tokens:
             self._prefill = None
         self._prefill_seconds += sum(clock.lap().values())
-        clock.counted()     # forwards on the prompt are not drafts
+        clock.counted()  # forwards on the prompt are not drafts
         return step
 
     def _prefill_steps(self) -> Iterator[Step]:
@@ -200,12 +216,12 @@ class Request:
         cell = None
         if reader is not None:
             cell = reader.cell
-            needs_logits = shaping is not None and shaping.reads_prompt     # recalled tokens have none
+            needs_logits = shaping is not None and shaping.reads_prompt  # recalled tokens have none
             if not needs_logits:
                 self._reused = reader.recall()
         if self._reused:
             yield Step(read=self._reused, reused=self._reused)
-        rest = torch.tensor(self._ids[self._reused:])
+        rest = torch.tensor(self._ids[self._reused :])
         chunks = read_prompt(self.verifier, rest, self._wants, self._chunk, cell=cell, most=lambda: self._batch.chunk)
         for observation in chunks:
             self._observe(observation)
@@ -240,8 +256,14 @@ class Request:
                 self._observe(verified)
             self._root = verified.next_token
             origins = [*verified.tree.origin[verified.path[1:]].tolist(), ROOT]
-            step = Step(tokens=tuple(new), origins=tuple(origins[:len(new)]), text=text, tree=verified.tree,
-                        path=tuple(path), logprobs=self._logprobs(len(new)))
+            step = Step(
+                tokens=tuple(new),
+                origins=tuple(origins[: len(new)]),
+                text=text,
+                tree=verified.tree,
+                path=tuple(path),
+                logprobs=self._logprobs(len(new)),
+            )
         for part, seconds in clock.lap().items():
             self._decode_seconds[part] = self._decode_seconds.get(part, 0.0) + seconds
         self._recording_seconds += regions.seconds - recorded_before
@@ -253,10 +275,11 @@ class Request:
         """Returns the next tree, cut to the depth that can still be emitted, so that no position beyond is used."""
         left = self._answer_end.limit - self._tally.new_tokens
         if left > 1:
-            ask = Ask(self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses,
-                      batch=self._batch)
+            ask = Ask(
+                self._root, self._budget, self.verifier.cache.position, self.verifier.rule.guesses, batch=self._batch
+            )
             tree = self.proposer.propose(ask)
-        else:       # nothing is proposed for the last token, because the pass after it is never run
+        else:  # nothing is proposed for the last token, because the pass after it is never run
             tree = ProposalTree.root_only(self._root)
         if self._shaping is not None:
             tree = self._shaping.fitted(on_host(tree), self._budget)
@@ -296,8 +319,10 @@ class Request:
         if self._finish is not None:
             return
         if self._stepper is not threading.current_thread() and self._stepper.is_alive():
-            raise RuntimeError("This session is answering a prompt in another thread, and serves one at a "
-                               "time. Wait for it, or load another session.")
+            raise RuntimeError(
+                "This session is answering a prompt in another thread, and serves one at a "
+                "time. Wait for it, or load another session."
+            )
         self.close()
         self._superseded = True
 

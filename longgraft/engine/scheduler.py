@@ -27,12 +27,12 @@ from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
 LOG = logging.getLogger(__name__)
-PASS_TOKENS = 128       # prefill tokens per shared pass; larger chunks are barely faster
-OLDEST_TOKENS = 16      # how many of those are reserved for the oldest prefill
-MEMORY_SHARE = 0.8      # share of the free memory that caches may fill
-RETRY_SECONDS = 10.0    # time after which a lane that could not be made is tried again
-SLOW = 0.025    # seconds of a step; a request whose constraint takes longer rests while others are decoded
-REST = 4.0      # it rests this many times as long, and so takes at most a fifth of the time
+PASS_TOKENS = 128  # prefill tokens per shared pass; larger chunks are barely faster
+OLDEST_TOKENS = 16  # how many of those are reserved for the oldest prefill
+MEMORY_SHARE = 0.8  # share of the free memory that caches may fill
+RETRY_SECONDS = 10.0  # time after which a lane that could not be made is tried again
+SLOW = 0.025  # seconds of a step; a request whose constraint takes longer rests while others are decoded
+REST = 4.0  # it rests this many times as long, and so takes at most a fifth of the time
 
 
 @dataclass(eq=False)
@@ -95,8 +95,13 @@ class Scheduler(Generic[Entry]):
         pick: Chooses the next of the waiting requests, which are in the order of their arrival.
     """
 
-    def __init__(self, session: Session, most: int, low_latency: bool = False,
-                 pick: Callable[[Sequence[Entry]], Entry] = by_priority) -> None:
+    def __init__(
+        self,
+        session: Session,
+        most: int,
+        low_latency: bool = False,
+        pick: Callable[[Sequence[Entry]], Entry] = by_priority,
+    ) -> None:
         self.session = session
         self.engine = session.engine
         self.pick = pick
@@ -104,10 +109,10 @@ class Scheduler(Generic[Entry]):
         if self.engine.another is None or self.engine.regions.fixed:
             self.most = 1
         self.low_latency = low_latency and self.most > 1 and self.engine.target.device.type == "cpu"
-        self.waiting: list[Entry] = []      # the oldest first
-        self.running: list[Entry] = []      # likewise; the last may still be without its request
-        self._lock = threading.Lock()           # guards both lists
-        self._no_place = False                  # the next request waits for a place
+        self.waiting: list[Entry] = []  # the oldest first
+        self.running: list[Entry] = []  # likewise; the last may still be without its request
+        self._lock = threading.Lock()  # guards both lists
+        self._no_place = False  # the next request waits for a place
         self._retry_at = 0.0
 
     @property
@@ -227,12 +232,12 @@ class Scheduler(Generic[Entry]):
             if not self.waiting:
                 return None
             entry = self.pick(tuple(self.waiting))
-        lane = self.lane(entry.requested)         # without the lock, because another lane may have to be made
+        lane = self.lane(entry.requested)  # without the lock, because another lane may have to be made
         with self._lock:
             self._no_place = lane is None
             if lane is None:
                 return None
-            if entry in self.waiting:       # otherwise it was cancelled
+            if entry in self.waiting:  # otherwise it was cancelled
                 self.waiting.remove(entry)
                 self.running.append(entry)
                 return entry, lane
@@ -268,7 +273,7 @@ class Scheduler(Generic[Entry]):
             return None
         try:
             lane = self.engine.another()
-        except Exception:       # the running requests go on
+        except Exception:  # the running requests go on
             LOG.warning("no further lane could be made, and fewer requests run at once", exc_info=True)
             self._retry_at = time.monotonic() + RETRY_SECONDS
             return None

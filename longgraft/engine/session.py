@@ -30,7 +30,7 @@ from longgraft.prefill.prefix_file import save
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.target_model.model import Target
 
-BAR_AFTER = 1.0     # seconds of a prefill after which a progress bar is shown
+BAR_AFTER = 1.0  # seconds of a prefill after which a progress bar is shown
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ class Session:
         default_corpus: Name of the corpus for requests that name none; None: no corpus.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact",
-                 method: str = "unnamed") -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Any, about: Sequence[str] = (), promise: str = "exact", method: str = "unnamed"
+    ) -> None:
         """Takes the attributes of these names."""
         self.engine = engine
         self.tokenizer = tokenizer
@@ -89,7 +90,7 @@ class Session:
         named = end_tokens(engine.target.model, tokenizer, engine.target.name)
         self.eos = tuple(token for token in named if token < engine.target.vocab_size)
         self.default_corpus: str | None = None
-        self._corpora: dict[str, tuple[int, Corpus]] = {}       # (time of the file's change, corpus) by name
+        self._corpora: dict[str, tuple[int, Corpus]] = {}  # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
 
     @property
@@ -122,10 +123,20 @@ class Session:
         """Raises ValueError if the request does not fit the positions of the target or the drafter."""
         self.engine.check(prompt_tokens, max_new_tokens)
 
-    def request(self, prompt: Prompt, max_new_tokens: int = 256, sampling: Sampling | None = None,
-                stop: str | Sequence[str] | None = (), eos: int | Sequence[int] | None = None, *,
-                prediction: Prediction | None = None, budget: int | None = None, corpus: str | None = None,
-                priority: int = 0, stop_token_ids: int | Sequence[int] = ()) -> GenerationRequest:
+    def request(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        sampling: Sampling | None = None,
+        stop: str | Sequence[str] | None = (),
+        eos: int | Sequence[int] | None = None,
+        *,
+        prediction: Prediction | None = None,
+        budget: int | None = None,
+        corpus: str | None = None,
+        priority: int = 0,
+        stop_token_ids: int | Sequence[int] = (),
+    ) -> GenerationRequest:
         """Encodes a request, which `open` takes and checks.
 
         Args:
@@ -144,9 +155,18 @@ class Session:
             ValueError: a text or a list of ids is wrong.
         """
         ends = None if eos is None else self._encoder.end_tokens(eos)
-        return GenerationRequest(self.encode(prompt), max_new_tokens, sampling or Sampling(), stop_strings(stop), ends,
-                                 tuple(self.predicted(prediction)), budget, corpus, priority,
-                                 self._encoder.end_tokens(stop_token_ids, "list of stop_token_ids"))
+        return GenerationRequest(
+            self.encode(prompt),
+            max_new_tokens,
+            sampling or Sampling(),
+            stop_strings(stop),
+            ends,
+            tuple(self.predicted(prediction)),
+            budget,
+            corpus,
+            priority,
+            self._encoder.end_tokens(stop_token_ids, "list of stop_token_ids"),
+        )
 
     def open(self, prompt: Prompt | GenerationRequest, *how: Any, lane: Lane | None = None, **options: Any) -> Request:
         """Opens a request, which can be stepped through, cancelled and closed.
@@ -168,8 +188,12 @@ class Session:
         elif how or options:
             raise TypeError("A GenerationRequest holds all arguments of a request. Change it by dataclasses.replace.")
         else:
-            requested = replace(prompt, ids=self.encode(prompt.ids), stop=stop_strings(prompt.stop),
-                                predictions=tuple(self.predicted(prompt.predictions)))
+            requested = replace(
+                prompt,
+                ids=self.encode(prompt.ids),
+                stop=stop_strings(prompt.stop),
+                predictions=tuple(self.predicted(prompt.predictions)),
+            )
         sampling = requested.sampling
         if sampling.replay is not None:
             self._encoder.known(sampling.replay, "recorded continuation")
@@ -177,7 +201,7 @@ class Session:
         stop_tokens |= self._encoder.hidden_tokens(requested.stop)
         ends = self._encoder.end_tokens(self.eos if requested.eos is None else requested.eos)
         if sampling.constraint is not None and not ends:
-            ends = frozenset(self.eos)      # a complete answer must be able to end
+            ends = frozenset(self.eos)  # a complete answer must be able to end
         text = None
         if self.tokenizer is not None:
             text = Detokenizer(self.tokenizer, requested.stop, requested.ids, requested.stop_until)
@@ -213,9 +237,10 @@ class Session:
         Raises ValueError if this tokenizer has none, or the method reads none.
         """
         if not any(memory.reads_corpora for memory in self.engine.proposer.memories):
-            raise ValueError(f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or "
-                             "graft-x-text.")
-        with suppress(FileNotFoundError):       # the file was removed in the meantime
+            raise ValueError(
+                f"Corpus {name!r} was asked for, and method {self.method} reads none. Use graft-x or graft-x-text."
+            )
+        with suppress(FileNotFoundError):  # the file was removed in the meantime
             changed = existing_corpus(name).stat().st_mtime_ns
             opened_at, corpus = self._corpora.get(name, (None, None))
             if corpus is None or opened_at != changed:
@@ -241,7 +266,7 @@ class Session:
         path = new_file(path)
         ids = self.encode(prompt)
         if isinstance(prompt, str) and len(ids) > 1:
-            ids = ids[:-1]      # the last token is left out, because text after it may merge into it
+            ids = ids[:-1]  # the last token is left out, because text after it may merge into it
         wanted = needed(self.engine, self.tokenizer, self.method)
         since = time.perf_counter()
         with _bar(len(ids), progress) as bar:
@@ -260,8 +285,14 @@ class Session:
         """Returns the token ids of each text that the answer may repeat."""
         return encode_prediction(self._encoder, prediction)
 
-    def stream(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
-               progress: bool | None = None, **options: Any) -> Iterator[str]:
+    def stream(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = (),
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Iterator[str]:
         """Yields pieces of text as they become final.
 
         Together they are the text of `generate` with these arguments.
@@ -280,8 +311,14 @@ class Session:
                 if step.text:
                     yield step.text
 
-    def generate(self, prompt: Prompt, max_new_tokens: int = 256, stop: str | Sequence[str] | None = (),
-                 progress: bool | None = None, **options: Any) -> Generation:
+    def generate(
+        self,
+        prompt: Prompt,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = (),
+        progress: bool | None = None,
+        **options: Any,
+    ) -> Generation:
         """Returns the whole answer.
 
         Its tokens are those that the method promises (`longgraft.methods.method.Method`): an exact method, as
@@ -324,8 +361,9 @@ class Session:
         """
         return answer(self._opened(prompt, max_new_tokens, stop, options), progress)
 
-    def _opened(self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
-                ) -> Request:
+    def _opened(
+        self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
+    ) -> Request:
         drawing = {}
         for field in fields(Sampling):
             if field.name in options:
@@ -333,8 +371,9 @@ class Session:
         return self.open(prompt, max_new_tokens, self.sampling(**drawing), stop, **options)
 
 
-def answer(request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
-           ) -> Generation:
+def answer(
+    request: Request, progress: bool | None = None, tell: Callable[[str], None] = lambda text: None
+) -> Generation:
     """Steps a request to its end and returns the answer.
 
     Args:
@@ -362,8 +401,9 @@ def generation(steps: Sequence[Step], request: Request) -> Generation:
         tokens += step.tokens
         logprobs += step.logprobs
         prompt_logprobs += step.prompt_logprobs
-    return Generation("".join(pieces), tokens, request.stats, request.finish_reason, tuple(logprobs),
-                      tuple(prompt_logprobs))
+    return Generation(
+        "".join(pieces), tokens, request.stats, request.finish_reason, tuple(logprobs), tuple(prompt_logprobs)
+    )
 
 
 def _show_read(bar: Any, step: Step) -> None:

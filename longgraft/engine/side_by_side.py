@@ -13,9 +13,17 @@ from longgraft.engine.session import Generation, Session, generation
 from longgraft.engine.step import Step
 
 
-def generate_all(session: Session, prompts: Sequence[Prompt], max_new_tokens: int = 256,
-                 stop: str | Sequence[str] | None = (), samplings: Sequence[Sampling] | None = None, most: int = 8, *,
-                 predictions: Sequence[Prediction | None] | None = None, **options: Any) -> list[Generation]:
+def generate_all(
+    session: Session,
+    prompts: Sequence[Prompt],
+    max_new_tokens: int = 256,
+    stop: str | Sequence[str] | None = (),
+    samplings: Sequence[Sampling] | None = None,
+    most: int = 8,
+    *,
+    predictions: Sequence[Prediction | None] | None = None,
+    **options: Any,
+) -> list[Generation]:
     """Answers several prompts, `most` at once, and returns the answers in order.
 
     Each answer is the one that `session.generate` gives.

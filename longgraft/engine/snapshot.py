@@ -38,14 +38,20 @@ class Snapshot:
             before: True if it needs the prompt read again: for a prediction, a corpus or log-probabilities.
         """
         if tuple(ids) != self.ids:
-            raise ValueError(f"This lane continues a prompt of {len(self.ids):,} tokens that was read "
-                             "already, and the request has another prompt. Close the fork first.")
+            raise ValueError(
+                f"This lane continues a prompt of {len(self.ids):,} tokens that was read "
+                "already, and the request has another prompt. Close the fork first."
+            )
         if rows > self.cache.capacity:
-            raise ValueError(f"The fork has room for {self.cache.capacity:,} rows, and the request needs "
-                             f"{rows:,}. Fork the prompt with a higher limit.")
+            raise ValueError(
+                f"The fork has room for {self.cache.capacity:,} rows, and the request needs "
+                f"{rows:,}. Fork the prompt with a higher limit."
+            )
         if before:
-            raise ValueError("The request has a prediction or a corpus, or wants the prompt's "
-                             "log-probabilities, and its prompt was read already. Close the fork first.")
+            raise ValueError(
+                "The request has a prediction or a corpus, or wants the prompt's "
+                "log-probabilities, and its prompt was read already. Close the fork first."
+            )
 
     def restore(self, memories: Sequence[Memory]) -> None:
         """Takes the cache and these memories back to the end of the prompt."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from longgraft.trees.tree import DRAFT, RETRIEVED, UNPRUNED, ProposalTree
 
-MATCH_ENDS = (1, 2, 4, 8, 16)                               # upper ends of the bins of match lengths, in tokens
-MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")           # names of these bins
+MATCH_ENDS = (1, 2, 4, 8, 16)  # upper ends of the bins of match lengths, in tokens
+MATCHES = ("1", "2", "3-4", "5-8", "9-16", "17+")  # names of these bins
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,25 @@ class Stats:
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON, without what depends on other requests."""
         return {
-            "prompt_tokens": self.prompt_tokens, "reused_tokens": self.reused_tokens, "new_tokens": self.new_tokens,
+            "prompt_tokens": self.prompt_tokens,
+            "reused_tokens": self.reused_tokens,
+            "new_tokens": self.new_tokens,
             "steps": self.steps,
-            "accepted_per_step": list(self.accepted_per_step), "mat": self.mat,
-            "tokens_per_step": self.tokens_per_step, "prefill_seconds": self.prefill_seconds,
-            "decode_seconds": self.decode_seconds, "decode_tokens_per_second": self.decode_tokens_per_second,
-            "accepted_by_origin": dict(self.accepted_by_origin), "stages": dict(self.stages),
-            "kinds": dict(self.kinds), "forwards": dict(self.forwards), "by_probability": dict(self.by_probability),
-            "by_match": dict(self.by_match), "seconds_by_part": dict(self.seconds_by_part),
-            "peak_memory_bytes": self.peak_memory_bytes}
+            "accepted_per_step": list(self.accepted_per_step),
+            "mat": self.mat,
+            "tokens_per_step": self.tokens_per_step,
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "decode_tokens_per_second": self.decode_tokens_per_second,
+            "accepted_by_origin": dict(self.accepted_by_origin),
+            "stages": dict(self.stages),
+            "kinds": dict(self.kinds),
+            "forwards": dict(self.forwards),
+            "by_probability": dict(self.by_probability),
+            "by_match": dict(self.by_match),
+            "seconds_by_part": dict(self.seconds_by_part),
+            "peak_memory_bytes": self.peak_memory_bytes,
+        }
 
 
 class Tally:
@@ -127,7 +137,7 @@ class Tally:
 
         The last emitted token is the bonus token, unless an end token or a stop string cut the path.
         """
-        accepted = path[1:1 + emitted]
+        accepted = path[1 : 1 + emitted]
         self.new_tokens += emitted
         self._accepted.append(len(accepted))
         self._proposed.update(tree.depths.tolist()[1:])
@@ -159,11 +169,17 @@ class Tally:
     def stats(self, **figures: Any) -> Stats:
         """Returns the `Stats` of these counts; figures: its other fields."""
         depths = range(1, len(self._proposed) + 1)
-        return Stats(new_tokens=self.new_tokens, accepted_per_step=tuple(self._accepted),
-                     accepted_by_origin=dict(self._origins), stages=dict(self._stages), kinds=dict(self._kinds),
-                     by_probability=self._by_probability.rows(), by_match=self._by_match.rows(),
-                     proposed_by_depth=tuple(map(self._proposed.__getitem__, depths)),
-                     **figures)
+        return Stats(
+            new_tokens=self.new_tokens,
+            accepted_per_step=tuple(self._accepted),
+            accepted_by_origin=dict(self._origins),
+            stages=dict(self._stages),
+            kinds=dict(self._kinds),
+            by_probability=self._by_probability.rows(),
+            by_match=self._by_match.rows(),
+            proposed_by_depth=tuple(map(self._proposed.__getitem__, depths)),
+            **figures,
+        )
 
 
 class Bins:

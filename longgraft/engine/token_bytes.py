@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-SPACE = "\u2581"        # SentencePiece's space
+SPACE = "\u2581"  # SentencePiece's space
 UNKNOWN = "\ufffd"
 
 

@@ -19,8 +19,9 @@ class NeedsFloats(AttributeError, ValueError):
     """Something asked a weight in blocks for what only a weight in floats has."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"The weights are blocks of integers, and {what} needs them as floats. Load the "
-                         "model with --weights float.")
+        super().__init__(
+            f"The weights are blocks of integers, and {what} needs them as floats. Load the model with --weights float."
+        )
 
 
 class BlockWeight(ABC):

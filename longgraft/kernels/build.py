@@ -26,7 +26,7 @@ KERNELS = Path(__file__).with_name("cpu_kernels.cpp")
 SOURCES = (KERNELS, KERNELS.parents[1] / "memories" / "continuations.cpp")
 # Any loop rounds alike.
 FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-Wno-psabi", "-ffp-contract=off")
-BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())     # a compiler may lack either
+BEST_FIRST = (("-march=native", "-pthread"), ("-pthread",), ())  # a compiler may lack either
 # Seconds, for a busy machine; ten times that for a level, for which nobody waits at a prompt.
 TIMEOUT = 180
 
@@ -51,11 +51,16 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 # By machine; the best first.  There is one for each feature that the sources ask for, so the bits are a local build's.
 LEVELS = {
     "x86_64": (
-        ProcessorLevel("amx", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8",
-                               "-mamx-bf16"),
-                       _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"}),
-        ProcessorLevel("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
-                       _AVX512 | {"avx512_vnni", "avx512_bf16"}),
+        ProcessorLevel(
+            "amx",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+            _AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_int8", "amx_bf16"},
+        ),
+        ProcessorLevel(
+            "avx512_bf16",
+            ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+            _AVX512 | {"avx512_vnni", "avx512_bf16"},
+        ),
         ProcessorLevel("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni"), _AVX512 | {"avx512_vnni"}),
         ProcessorLevel("avx512", ("-march=x86-64-v4",), _AVX512),
         ProcessorLevel("avx_vnni", ("-march=x86-64-v3", "-mavxvnni"), _AVX2 | {"avx_vnni"}),
@@ -66,7 +71,7 @@ LEVELS = {
 }
 
 
-COMPILERS = "c++", "g++", "clang++"     # the first that is there compiles
+COMPILERS = "c++", "g++", "clang++"  # the first that is there compiles
 
 
 class NotBuilt(Exception):
@@ -82,7 +87,7 @@ def loaded(source: Path = KERNELS) -> ctypes.CDLL:
     for path in prebuilt(source):
         try:
             return ctypes.CDLL(str(path))
-        except OSError:         # another C library, such as musl: built here instead
+        except OSError:  # another C library, such as musl: built here instead
             break
     try:
         return ctypes.CDLL(str(library(source)))
@@ -118,8 +123,9 @@ def _in_wheel(folder: Path, source: Path, level: ProcessorLevel) -> Path:
 def with_memory(result: Any, function: Any, arguments: Any) -> Any:
     """Returns what a compiled function returned; MemoryError for its -1 or null.  For ctypes' `errcheck`."""
     if result is None or result == -1:
-        raise MemoryError("The system has no memory left for what the compiled code keeps. Use a shorter "
-                          "prompt or a smaller model.")
+        raise MemoryError(
+            "The system has no memory left for what the compiled code keeps. Use a shorter prompt or a smaller model."
+        )
     return result
 
 
@@ -131,8 +137,7 @@ def library(source: Path = KERNELS, level: ProcessorLevel | None = None) -> Path
     """
     compiler = _compiler()
     headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
-    depends_on = [source.read_bytes(), *headers, compiler.encode(), _machine().encode(),
-                  repr((FLAGS, level)).encode()]
+    depends_on = [source.read_bytes(), *headers, compiler.encode(), _machine().encode(), repr((FLAGS, level)).encode()]
     key = hashlib.sha256(b"\0".join(depends_on))
     path = cache_folder() / f"{source.stem}-{key.hexdigest()[:16]}.so"
     if path.exists():
@@ -172,8 +177,7 @@ def _machine() -> str:
     return "\n".join([platform.machine(), platform.processor(), *_processor()])
 
 
-def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]],
-             seconds: float) -> None:
+def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tuple[str, ...]], seconds: float) -> None:
     """Compiles to a temporary file and renames it, so that processes that build at once never see half a library.
 
     Args:
@@ -188,9 +192,9 @@ def _compile(command: list[str], source: Path, path: Path, choices: Sequence[tup
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for flags in choices:
-            done = subprocess.run([*command, *flags, str(source), "-o", str(part)], capture_output=True,
-                                  text=True,
-                                  timeout=seconds)
+            done = subprocess.run(
+                [*command, *flags, str(source), "-o", str(part)], capture_output=True, text=True, timeout=seconds
+            )
             if done.returncode == 0:
                 part.replace(path)
                 return

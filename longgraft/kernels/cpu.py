@@ -28,7 +28,7 @@ from longgraft.runtime.byte_rows import BYTES, numbers_of, packed_size
 from longgraft.runtime.weight_state import address_and_version, sample
 
 DTYPES = (torch.float32, torch.bfloat16)
-CACHED = {torch.float32: 0, torch.bfloat16: 1, BYTES: 2}        # how the C++ file calls a cache's dtype
+CACHED = {torch.float32: 0, torch.bfloat16: 1, BYTES: 2}  # how the C++ file calls a cache's dtype
 # Of a decoder layer, in the C++ structure's order.
 LINEAR = ("q", "k", "v", "o", "gate", "up", "down")
 NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "after_gate")
@@ -37,25 +37,32 @@ NORMS = ("before_attention", "of_q", "of_k", "after_attention", "before_gate", "
 class _Norm(ctypes.Structure):
     """`Norm` of the C++ file."""
 
-    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float), ("plus", ctypes.c_float),
-                ("rounds", ctypes.c_int)]
+    _fields_ = [
+        ("weight", ctypes.c_void_p),
+        ("epsilon", ctypes.c_float),
+        ("plus", ctypes.c_float),
+        ("rounds", ctypes.c_int),
+    ]
 
 
 class _Layer(ctypes.Structure):
     """`Layer` of the C++ file."""
 
-    _fields_ = [*((name, LinearWeight) for name in LINEAR), *((name, _Norm) for name in NORMS),
-                *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "size", "tanh")),
-                ("scale", ctypes.c_float)]
+    _fields_ = [
+        *((name, LinearWeight) for name in LINEAR),
+        *((name, _Norm) for name in NORMS),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "size", "tanh")),
+        ("scale", ctypes.c_float),
+    ]
 
 
 class _Part(ctypes.Structure):
     """`Part` of the C++ file."""
 
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("keys", "values", "first", "order")),
-                *((name, ctypes.c_int64) for name in ("rows", "prefix", "slots", "own", "k_head", "k_row",
-                                                      "v_head",
-                                                      "v_row"))]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("keys", "values", "first", "order")),
+        *((name, ctypes.c_int64) for name in ("rows", "prefix", "slots", "own", "k_head", "k_row", "v_head", "v_row")),
+    ]
 
 
 @dataclass(frozen=True)
@@ -154,15 +161,22 @@ class CpuKernels:
         self._integer_rows.argtypes = [pointer, pointer, number, pointer]
         self._experts = compiled.longgraft_experts
         self._experts.argtypes = [pointer] * 5 + [number] * 2 + [ctypes.c_int] * 2
-        for function in (self._product, self._attention, self._norm, self._layer, self._pack_blocks,
-                         self._integer_rows, self._experts):
+        for function in (
+            self._product,
+            self._attention,
+            self._norm,
+            self._layer,
+            self._pack_blocks,
+            self._integer_rows,
+            self._experts,
+        ):
             function.restype = ctypes.c_int
             function.errcheck = with_memory
         self._sizes = ctypes.c_int64 * 13
         compiled.longgraft_outputs.restype = compiled.longgraft_lanes.restype = number
         self._outputs = compiled.longgraft_outputs()
         self._lanes = compiled.longgraft_lanes()
-        self._packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()   # weight -> _Packed
+        self._packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # weight -> _Packed
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Computes F.linear: x [.., in], weight [out, in], bias [out] -> [.., out].
@@ -172,9 +186,14 @@ class CpuKernels:
         changed; a change through `.data` is noticed by `forget_changed` alone.
         """
         tensors = (x, weight) if bias is None else (x, weight, bias)
-        if not (type(weight) is nn.Parameter and weight.ndim == 2 and x.shape[-1] == weight.shape[1]
-                and x.numel()
-                and weight.dtype in DTYPES and fits(*tensors, dtype=weight.dtype)):
+        if not (
+            type(weight) is nn.Parameter
+            and weight.ndim == 2
+            and x.shape[-1] == weight.shape[1]
+            and x.numel()
+            and weight.dtype in DTYPES
+            and fits(*tensors, dtype=weight.dtype)
+        ):
             return F.linear(x, weight, bias)
         return self._multiplied(x, self._packed_of(weight).described.with_bias(bias))
 
@@ -185,9 +204,15 @@ class CpuKernels:
 
     def _multiplied(self, x: Tensor, weight: LinearWeight) -> Tensor:
         y = x.new_empty(*x.shape[:-1], weight.out)
-        if x.numel():       # a chunk of a prompt asks for no row of logits
-            self._product(x.data_ptr(), ctypes.byref(weight), y.data_ptr(), x.numel() // weight.size,
-                          x.dtype == torch.bfloat16, torch.get_num_threads())
+        if x.numel():  # a chunk of a prompt asks for no row of logits
+            self._product(
+                x.data_ptr(),
+                ctypes.byref(weight),
+                y.data_ptr(),
+                x.numel() // weight.size,
+                x.dtype == torch.bfloat16,
+                torch.get_num_threads(),
+            )
         return y
 
     def _packed_of(self, weight: Tensor) -> _Packed:
@@ -220,13 +245,20 @@ class CpuKernels:
         groups = scales.shape[1]
         codes = codes.view(-1, lanes, groups, SPAN // 4, 4).permute(0, 2, 3, 1, 4)
         scales = scales.view(-1, lanes, groups, 1).permute(0, 2, 3, 1)
-        contiguous = torch.contiguous_format        # a copy in any case: its memory is aligned to vectors
-        return PackedWeight(self, INT8, (out, size), dtype, shares=None,
-                            codes=codes.clone(memory_format=contiguous),
-                            scales=scales.clone(memory_format=contiguous))
+        contiguous = torch.contiguous_format  # a copy in any case: its memory is aligned to vectors
+        return PackedWeight(
+            self,
+            INT8,
+            (out, size),
+            dtype,
+            shares=None,
+            codes=codes.clone(memory_format=contiguous),
+            scales=scales.clone(memory_format=contiguous),
+        )
 
-    def packed_blocks(self, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
-                      ) -> PackedWeight:
+    def packed_blocks(
+        self, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, slabs: Iterable[Tensor]
+    ) -> PackedWeight:
         """Returns a tensor of a GGUF file as the kernels read it.
 
         Args:
@@ -239,8 +271,9 @@ class CpuKernels:
         packed = PackedWeight.empty(self, of, shape, dtype)
         first = 0
         for raw in slabs:
-            self._pack_blocks(ctypes.byref(packed.from_row(first)), raw.data_ptr(), len(raw), raw.shape[1],
-                              torch.get_num_threads())
+            self._pack_blocks(
+                ctypes.byref(packed.from_row(first)), raw.data_ptr(), len(raw), raw.shape[1], torch.get_num_threads()
+            )
             first += len(raw)
         return packed
 
@@ -253,8 +286,7 @@ class CpuKernels:
         """
         for expert, raw in enumerate(slabs):
             part = stack.packed.from_row(stack.first_row(expert))
-            self._pack_blocks(ctypes.byref(part), raw.data_ptr(), len(raw), raw.shape[1],
-                              torch.get_num_threads())
+            self._pack_blocks(ctypes.byref(part), raw.data_ptr(), len(raw), raw.shape[1], torch.get_num_threads())
 
     def mixture(self, experts: DescribedExperts, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
         """Runs x [n, hidden] through a mixture's experts; a row has the same bits beside any other rows.
@@ -269,9 +301,17 @@ class CpuKernels:
         chosen = chosen.contiguous()
         shares = shares.float().contiguous()
         y = torch.empty_like(x)
-        self._experts(ctypes.byref(experts), x.data_ptr(), chosen.data_ptr(), shares.data_ptr(), y.data_ptr(),
-                      len(x),
-                      chosen.shape[1], x.dtype == torch.bfloat16, torch.get_num_threads())
+        self._experts(
+            ctypes.byref(experts),
+            x.data_ptr(),
+            chosen.data_ptr(),
+            shares.data_ptr(),
+            y.data_ptr(),
+            len(x),
+            chosen.shape[1],
+            x.dtype == torch.bfloat16,
+            torch.get_num_threads(),
+        )
         return y
 
     def integer_rows(self, weight: PackedWeight, ids: Tensor) -> Tensor:
@@ -297,14 +337,19 @@ class CpuKernels:
             form: A form of `module_forms`.
         """
         y = torch.empty_like(x)
-        self._norm(x.data_ptr(), ctypes.byref(_norm_of(weight, epsilon, form)), y.data_ptr(),
-                   x.numel() // x.shape[-1],
-                   x.shape[-1], x.dtype == torch.bfloat16)
+        self._norm(
+            x.data_ptr(),
+            ctypes.byref(_norm_of(weight, epsilon, form)),
+            y.data_ptr(),
+            x.numel() // x.shape[-1],
+            x.shape[-1],
+            x.dtype == torch.bfloat16,
+        )
         return y
 
     def layer(self, layer: DecoderLayer) -> DescribedLayer:
         """Returns a decoder layer with its weights as they are now, for `pass_layer`."""
-        kept = {}       # what the addresses below point to
+        kept = {}  # what the addresses below point to
         linear = {}
         for name, (weight, bias) in layer.linear.items():
             packed = weight if isinstance(weight, PackedWeight) else self._packed_of(weight)
@@ -318,9 +363,15 @@ class CpuKernels:
         described.scale = layer.scale
         return DescribedLayer((layer, kept), described)
 
-    def pass_layer(self, layer: DescribedLayer, x: Tensor, tables: tuple[Tensor, Tensor],
-                   parts: Sequence[tuple[Layout, Tensor, Tensor]], window: int | None, queries: Tensor | None
-                   ) -> Tensor:
+    def pass_layer(
+        self,
+        layer: DescribedLayer,
+        x: Tensor,
+        tables: tuple[Tensor, Tensor],
+        parts: Sequence[tuple[Layout, Tensor, Tensor]],
+        window: int | None,
+        queries: Tensor | None,
+    ) -> Tensor:
         """Computes a layer: x [1, n, hidden] -> [1, n, hidden], and writes the new rows to the parts' keys and values.
 
         All are of x's dtype, keys and values of it, bfloat16 or packed; contiguous but for the buffers.
@@ -351,10 +402,19 @@ class CpuKernels:
             part.prefix = layout.prefix
             part.own = layout.end - layout.prefix
             part.k_head, part.k_row, part.v_head, part.v_row = (*keys.stride()[1:3], *values.stride()[1:3])
-        self._layer(ctypes.byref(layer.described), x.data_ptr(), y.data_ptr(), cos.data_ptr(), sin.data_ptr(),
-                    None if queries is None else queries.data_ptr(), described, len(parts),
-                    x.dtype == torch.bfloat16,
-                    cached, torch.get_num_threads())
+        self._layer(
+            ctypes.byref(layer.described),
+            x.data_ptr(),
+            y.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            None if queries is None else queries.data_ptr(),
+            described,
+            len(parts),
+            x.dtype == torch.bfloat16,
+            cached,
+            torch.get_num_threads(),
+        )
         return y
 
     @property
@@ -362,8 +422,7 @@ class CpuKernels:
         """Heads have a multiple of that many numbers."""
         return self._lanes
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float,
-                  window: int | None) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float, window: int | None) -> Tensor:
         """Computes attention, as a backend of `longgraft.attention`.
 
         k and v may be bfloat16 where q is float32, or packed rows of bytes.  What a row gets is the same
@@ -372,27 +431,54 @@ class CpuKernels:
         """
         size = q.shape[3]
         row = packed_size(size) if k.dtype == BYTES else size
-        if not (size % self._lanes == 0 and v.shape[3] == row and q.stride(3) == 1 and q.dtype in DTYPES
-                and q.is_cpu
-                and k.dtype in (q.dtype, torch.bfloat16, BYTES) and fits(k, v, dtype=k.dtype)):
+        if not (
+            size % self._lanes == 0
+            and v.shape[3] == row
+            and q.stride(3) == 1
+            and q.dtype in DTYPES
+            and q.is_cpu
+            and k.dtype in (q.dtype, torch.bfloat16, BYTES)
+            and fits(k, v, dtype=k.dtype)
+        ):
             return split(q, numbers_of(k, q.dtype), numbers_of(v, q.dtype), layout, scale, window)
         first, order = layout.by_position(window)
         out = q.new_empty(1, layout.rows, q.shape[1], size)
         slots = 0 if order is None else order.shape[1]
         own = layout.end - layout.prefix
-        sizes = self._sizes(k.shape[1], q.shape[1] // k.shape[1], layout.rows, size, layout.prefix, slots,
-                            own,
-                            q.stride(1), q.stride(2), k.stride(1), k.stride(2), v.stride(1), v.stride(2))
-        self._attention(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), first.data_ptr(),
-                        None if order is None else order.data_ptr(), sizes, scale, q.dtype == torch.bfloat16,
-                        CACHED[k.dtype], torch.get_num_threads())
+        sizes = self._sizes(
+            k.shape[1],
+            q.shape[1] // k.shape[1],
+            layout.rows,
+            size,
+            layout.prefix,
+            slots,
+            own,
+            q.stride(1),
+            q.stride(2),
+            k.stride(1),
+            k.stride(2),
+            v.stride(1),
+            v.stride(2),
+        )
+        self._attention(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            first.data_ptr(),
+            None if order is None else order.data_ptr(),
+            sizes,
+            scale,
+            q.dtype == torch.bfloat16,
+            CACHED[k.dtype],
+            torch.get_num_threads(),
+        )
         return out.transpose(1, 2)
 
 
 def fits(*tensors: Tensor, dtype: torch.dtype = torch.float32) -> bool:
     """Returns whether the kernels can take these: contiguous, on the CPU, of this dtype, without gradients."""
-    return not torch.is_grad_enabled() and all(t.dtype == dtype and t.is_cpu and t.is_contiguous()
-                                               for t in tensors)
+    return not torch.is_grad_enabled() and all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in tensors)
 
 
 def packed_bytes(model: nn.Module, integers: bool = False) -> int:

@@ -14,7 +14,7 @@ from longgraft.kernels.packed_weight import BlockType, LinearWeight, PackedWeigh
 if TYPE_CHECKING:
     from longgraft.kernels.cpu import CpuKernels
 
-GATES = ("silu", "tanh", "clamped")     # forms of gates, in the order of their numbers in the C++ code
+GATES = ("silu", "tanh", "clamped")  # forms of gates, in the order of their numbers in the C++ code
 
 
 class Gate(NamedTuple):
@@ -34,9 +34,11 @@ class Gate(NamedTuple):
 class DescribedExperts(ctypes.Structure):
     """`Experts` of the C++ files."""
 
-    _fields_ = [*((name, ctypes.POINTER(LinearWeight)) for name in ("gate", "up", "down")),
-                *((name, ctypes.c_int64) for name in ("count", "form")),
-                *((name, ctypes.c_float) for name in ("slope", "limit"))]
+    _fields_ = [
+        *((name, ctypes.POINTER(LinearWeight)) for name in ("gate", "up", "down")),
+        *((name, ctypes.c_int64) for name in ("count", "form")),
+        *((name, ctypes.c_float) for name in ("slope", "limit")),
+    ]
 
 
 class StackedWeight(BlockWeight):
@@ -47,8 +49,14 @@ class StackedWeight(BlockWeight):
 
     ndim = 3
 
-    def __init__(self, kernels: CpuKernels, of: BlockType, shape: tuple[int, int, int], dtype: torch.dtype,
-                 zeros: Zeros = torch.zeros) -> None:
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        of: BlockType,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        zeros: Zeros = torch.zeros,
+    ) -> None:
         experts, rows, inputs = shape
         self.on_disk = zeros is not torch.zeros
         self._padded = -(-rows // kernels.lanes) * kernels.lanes

@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-EXACT: dict[str, Any] = {"enable_fp_fusion": False}     # a * b + c rounds twice, as in separate launches
-TILE = 1024             # elements per program, or one row where that is more
+EXACT: dict[str, Any] = {"enable_fp_fusion": False}  # a * b + c rounds twice, as in separate launches
+TILE = 1024  # elements per program, or one row where that is more
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
@@ -33,8 +33,19 @@ def norm(x: Tensor, weight: Tensor, epsilon: float, form: str) -> Tensor:
     together = max(1, TILE // width)
     rows = x.numel() // size
     with torch.cuda.device_of(x):
-        _norm[(triton.cdiv(rows, together),)](x, weight, out, rows, epsilon, size, form, together, width,
-                                              num_warps=min(16, max(1, together * width // 512)), **EXACT)
+        _norm[(triton.cdiv(rows, together),)](
+            x,
+            weight,
+            out,
+            rows,
+            epsilon,
+            size,
+            form,
+            together,
+            width,
+            num_warps=min(16, max(1, together * width // 512)),
+            **EXACT,
+        )
     return out
 
 
@@ -48,8 +59,9 @@ def gated(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     ups = up.reshape(-1, size)
     out = gate.new_empty(gate.shape)
     with torch.cuda.device_of(gate):
-        _gated[(len(gates), triton.cdiv(size, TILE))](gates, ups, out, gates.stride(0), ups.stride(0), size, activation,
-                                                      TILE, num_warps=4, **EXACT)
+        _gated[(len(gates), triton.cdiv(size, TILE))](
+            gates, ups, out, gates.stride(0), ups.stride(0), size, activation, TILE, num_warps=4, **EXACT
+        )
     return out
 
 
@@ -63,8 +75,22 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     k_out = torch.empty_like(k)
     strides = [stride for each in (q, k, q_out, k_out) for stride in each.stride()[1:3]]
     with torch.cuda.device_of(q):
-        _rotary[(rows, heads + k.shape[1])](q, k, q_out, k_out, cos, sin, heads, *strides, cos.stride(1), sin.stride(1),
-                                            size // 2, triton.next_power_of_2(size // 2), num_warps=1, **EXACT)
+        _rotary[(rows, heads + k.shape[1])](
+            q,
+            k,
+            q_out,
+            k_out,
+            cos,
+            sin,
+            heads,
+            *strides,
+            cos.stride(1),
+            sin.stride(1),
+            size // 2,
+            triton.next_power_of_2(size // 2),
+            num_warps=1,
+            **EXACT,
+        )
     return q_out, k_out
 
 
@@ -76,15 +102,26 @@ def write(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, rows: Tensor) -> N
     heads, n, size = k.shape[1:]
     strides = [stride for each in (keys, values, k, v) for stride in each.stride()[1:3]]
     with torch.cuda.device_of(keys):
-        _write[(n, heads)](keys, values, k, v, rows, keys.shape[2], *strides, size, v.shape[3],
-                           triton.next_power_of_2(max(size, v.shape[3])), num_warps=1)
+        _write[(n, heads)](
+            keys,
+            values,
+            k,
+            v,
+            rows,
+            keys.shape[2],
+            *strides,
+            size,
+            v.shape[3],
+            triton.next_power_of_2(max(size, v.shape[3])),
+            num_warps=1,
+        )
 
 
 @triton.jit
 def _exp(x):
     """e ** x for -104 <= x <= 104, as 2 ** whole * 2 ** rest with |rest| <= 1/2."""
     whole = tl.floor(x * 1.4426950408889634 + 0.5)
-    rest = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -whole))      # log2(e) in two pieces
+    rest = tl.fma(x, 1.925963033500011e-08, tl.fma(x, 1.4426950216293335, -whole))  # log2(e) in two pieces
     return tl.exp2(whole) * tl.exp2(rest)
 
 
@@ -120,7 +157,7 @@ def _gated(G, U, Y, gate_row, up_row, size, ACTIVATION: tl.constexpr, TILE: tl.c
     up = tl.load(U + row * up_row + column, mask=inside, other=0.0).to(tl.float32)
     if ACTIVATION == "silu":
         acted = tl.div_rn(x, 1.0 + _exp(_bounded(-x)))
-    else:                               # GELU by tanh
+    else:  # GELU by tanh
         u = 0.7978845608028654 * (x + 0.044715 * (x * x * x))
         tanh = 1.0 - tl.div_rn(2.0, 1.0 + _exp(_bounded(2.0 * tl.abs(u))))
         acted = 0.5 * x * (1.0 + tl.where(u < 0, -tanh, tanh))
@@ -128,8 +165,27 @@ def _gated(G, U, Y, gate_row, up_row, size, ACTIVATION: tl.constexpr, TILE: tl.c
 
 
 @triton.jit
-def _rotary(Q, K, QOUT, KOUT, COS, SIN, heads, q_head, q_row, k_head, k_row, qout_head, qout_row, kout_head, kout_row,
-            cos_row, sin_row, half, HALF: tl.constexpr):
+def _rotary(
+    Q,
+    K,
+    QOUT,
+    KOUT,
+    COS,
+    SIN,
+    heads,
+    q_head,
+    q_row,
+    k_head,
+    k_row,
+    qout_head,
+    qout_row,
+    kout_head,
+    kout_row,
+    cos_row,
+    sin_row,
+    half,
+    HALF: tl.constexpr,
+):
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, HALF)
     inside = column < half
@@ -138,7 +194,7 @@ def _rotary(Q, K, QOUT, KOUT, COS, SIN, heads, q_head, q_row, k_head, k_row, qou
     else:
         source = K + (head - heads) * k_head + row * k_row
         to = KOUT + (head - heads) * kout_head + row * kout_row
-    wide = COS.dtype.element_ty         # products and sums round to it
+    wide = COS.dtype.element_ty  # products and sums round to it
     cos, sin = COS + row * cos_row + column, SIN + row * sin_row + column
     first = tl.load(source + column, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + half + column, mask=inside, other=0.0).to(tl.float32)
@@ -151,8 +207,25 @@ def _rotary(Q, K, QOUT, KOUT, COS, SIN, heads, q_head, q_row, k_head, k_row, qou
 
 
 @triton.jit
-def _write(KEYS, VALUES, K, V, ROWS, capacity, keys_head, keys_row, values_head, values_row, k_head, k_row, v_head,
-           v_row, size, v_size, WIDTH: tl.constexpr):
+def _write(
+    KEYS,
+    VALUES,
+    K,
+    V,
+    ROWS,
+    capacity,
+    keys_head,
+    keys_row,
+    values_head,
+    values_row,
+    k_head,
+    k_row,
+    v_head,
+    v_row,
+    size,
+    v_size,
+    WIDTH: tl.constexpr,
+):
     new, head = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, WIDTH)
     row = tl.load(ROWS + new)

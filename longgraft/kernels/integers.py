@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-GROUP = 32          # inputs that share a scale
+GROUP = 32  # inputs that share a scale
 LARGEST = 127
-ZERO = 128          # the code of 0
+ZERO = 128  # the code of 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class IntegerWeight:
 
     def floats(self) -> Tensor:
         """Returns the weight [out, in], float32."""
-        return self.scales.repeat_interleave(GROUP, 1)[:, :self.codes.shape[1]] * (self.codes.float() - ZERO)
+        return self.scales.repeat_interleave(GROUP, 1)[:, : self.codes.shape[1]] * (self.codes.float() - ZERO)
 
 
 def rounded(weight: Tensor) -> IntegerWeight:
@@ -42,6 +42,9 @@ def rounded(weight: Tensor) -> IntegerWeight:
 
 def linear_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yields (name, weight) of each plain linear module; a weight that several share comes once, by its first name."""
-    linear = {id(module.weight) for module in model.modules()
-              if type(module) is nn.Linear and type(module.weight) is nn.Parameter}
+    linear = {
+        id(module.weight)
+        for module in model.modules()
+        if type(module) is nn.Linear and type(module.weight) is nn.Parameter
+    }
     return ((name, weight) for name, weight in model.named_parameters() if id(weight) in linear)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PAGE = 1 << 16          # bytes to whose multiples tensors are aligned: no system has larger pages
+PAGE = 1 << 16  # bytes to whose multiples tensors are aligned: no system has larger pages
 
 
 class MappedMemory:
@@ -24,7 +24,7 @@ class MappedMemory:
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = TemporaryFile(dir=folder)      # noqa: SIM115 - it lives as long as its tensors
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as its tensors
         self.size = 0
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -33,5 +33,5 @@ class MappedMemory:
         size = prod(shape) * dtype.itemsize
         self.size += -(-size // PAGE) * PAGE
         self._file.truncate(self.size)
-        mapped = np.memmap(self._file, np.uint8, "r+", first, (size,))      # type: ignore[call-overload]
+        mapped = np.memmap(self._file, np.uint8, "r+", first, (size,))  # type: ignore[call-overload]
         return torch.from_numpy(mapped).view(dtype).view(shape)

@@ -22,7 +22,7 @@ class ModuleOverride:
 
     def __init__(self, model: nn.Module, replacement: Callable[[nn.Module], Forward | None]) -> None:
         self._thread = 0
-        self._forwards = []     # (a module's attributes, its forward)
+        self._forwards = []  # (a module's attributes, its forward)
         for module in model.modules():
             equivalent = replacement(module)
             if equivalent is not None:
@@ -36,6 +36,7 @@ class ModuleOverride:
             if threading.get_ident() == self._thread:
                 return equivalent(*args, **named)
             return ordinary(module, *args, **named)
+
         return forward
 
     @contextmanager

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Zeros = Callable[..., Tensor]
 """Allocates a tensor of zeros, with the arguments of `torch.zeros`."""
-SPAN = 32               # inputs that the kernels take at once: a matrix is padded to a multiple of them
+SPAN = 32  # inputs that the kernels take at once: a matrix is padded to a multiple of them
 
 
 class BlockType(NamedTuple):
@@ -51,13 +51,20 @@ class BlockType(NamedTuple):
 
 
 BLOCK_TYPES = {
-    "Q4_0": BlockType(2, 32, 32, 4), "Q4_1": BlockType(3, 32, 32, 4, lows=True),
-    "Q5_0": BlockType(6, 32, 32, 5), "Q5_1": BlockType(7, 32, 32, 5, lows=True),
-    "Q8_0": BlockType(8, 32, 32, 8), "Q4_K": BlockType(12, 256, 32, 4, lows=True),
-    "Q5_K": BlockType(13, 256, 32, 5, lows=True), "Q6_K": BlockType(14, 256, 16, 6),
-    "Q2_K": BlockType(10, 256, 16, 2, lows=True), "Q3_K": BlockType(11, 256, 16, 4),
-    "IQ4_NL": BlockType(20, 32, 32, 4), "IQ4_XS": BlockType(23, 256, 32, 4),
-    "MXFP4": BlockType(39, 32, 32, 4, scales=torch.bfloat16)}
+    "Q4_0": BlockType(2, 32, 32, 4),
+    "Q4_1": BlockType(3, 32, 32, 4, lows=True),
+    "Q5_0": BlockType(6, 32, 32, 5),
+    "Q5_1": BlockType(7, 32, 32, 5, lows=True),
+    "Q8_0": BlockType(8, 32, 32, 8),
+    "Q4_K": BlockType(12, 256, 32, 4, lows=True),
+    "Q5_K": BlockType(13, 256, 32, 5, lows=True),
+    "Q6_K": BlockType(14, 256, 16, 6),
+    "Q2_K": BlockType(10, 256, 16, 2, lows=True),
+    "Q3_K": BlockType(11, 256, 16, 4),
+    "IQ4_NL": BlockType(20, 32, 32, 4),
+    "IQ4_XS": BlockType(23, 256, 32, 4),
+    "MXFP4": BlockType(39, 32, 32, 4, scales=torch.bfloat16),
+}
 """The types of GGUF blocks that the kernels multiply with."""
 INT8 = BlockType(24, 32, 32, 8, scales=torch.float32)
 
@@ -65,8 +72,10 @@ INT8 = BlockType(24, 32, 32, 8, scales=torch.float32)
 class LinearWeight(ctypes.Structure):
     """`Weight` of the C++ files."""
 
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("data", "scales", "shares", "bias")),
-                *((name, ctypes.c_int64) for name in ("size", "out", "type"))]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("data", "scales", "shares", "bias")),
+        *((name, ctypes.c_int64) for name in ("size", "out", "type")),
+    ]
 
     def with_bias(self, bias: Tensor | None) -> LinearWeight:
         self.bias = None if bias is None else bias.data_ptr()
@@ -89,22 +98,31 @@ class PackedWeight(BlockWeight):
             block's; None where a block is one group.
     """
 
-    def __init__(self, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, *,
-                 codes: Tensor, scales: Tensor, shares: Tensor | None) -> None:
+    def __init__(
+        self,
+        kernels: CpuKernels,
+        of: BlockType,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        *,
+        codes: Tensor,
+        scales: Tensor,
+        shares: Tensor | None,
+    ) -> None:
         super().__init__(shape, dtype)
         self.kind = "int8" if of == INT8 else "gguf"
         self.codes = codes
         self.scales = scales
         self.shares = shares
         self._kernels = kernels
-        self.described = LinearWeight(codes.data_ptr(), scales.data_ptr(), None, None, shape[1], shape[0],
-                                      of.number)
+        self.described = LinearWeight(codes.data_ptr(), scales.data_ptr(), None, None, shape[1], shape[0], of.number)
         if shares is not None:
             self.described.shares = shares.data_ptr()
 
     @classmethod
-    def empty(cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype,
-              zeros: Zeros = torch.zeros) -> PackedWeight:
+    def empty(
+        cls, kernels: CpuKernels, of: BlockType, shape: tuple[int, int], dtype: torch.dtype, zeros: Zeros = torch.zeros
+    ) -> PackedWeight:
         """Returns blocks of a GGUF file's type without content.
 
         Args:
@@ -116,7 +134,7 @@ class PackedWeight(BlockWeight):
         """
         tiles = -(-shape[0] // kernels.lanes)
         blocks = shape[1] // of.inputs
-        groups = of.inputs // of.group      # of a block
+        groups = of.inputs // of.group  # of a block
         codes = zeros(tiles, blocks * groups, of.group * of.bits // 32, kernels.lanes, 4, dtype=torch.uint8)
         scales = zeros(tiles, blocks, of.kinds, kernels.lanes, dtype=of.scales)
         shares = None if groups == 1 else zeros(*scales.shape[:3], groups, kernels.lanes, dtype=torch.uint8)

@@ -25,8 +25,7 @@ class BuildPy(build_py):
         super().run()
         if PREBUILD and not self.editable_mode:
             folder = Path(self.build_lib).absolute() / "longgraft"
-            subprocess.run([sys.executable, "-m", "longgraft.kernels.build", str(folder)], cwd=ROOT,
-                           check=True)
+            subprocess.run([sys.executable, "-m", "longgraft.kernels.build", str(folder)], cwd=ROOT, check=True)
 
 
 class BdistWheel(bdist_wheel):

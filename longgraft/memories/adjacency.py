@@ -12,8 +12,8 @@ from torch import Tensor
 
 from longgraft.runtime.devices import sent
 
-UNSEEN = -1     # id in the rows of tokens that were not seen
-WIDTH = 8       # successors per token, as in Token Recycling; the templates' largest rank is 7
+UNSEEN = -1  # id in the rows of tokens that were not seen
+WIDTH = 8  # successors per token, as in Token Recycling; the templates' largest rank is 7
 
 
 class AdjacencyMatrix:
@@ -26,8 +26,9 @@ class AdjacencyMatrix:
         unseen: Id in the rows of tokens that were not seen (Token Recycling uses 0).
     """
 
-    def __init__(self, vocab_size: int, width: int = WIDTH, device: torch.device | str = "cpu",
-                 unseen: int = UNSEEN) -> None:
+    def __init__(
+        self, vocab_size: int, width: int = WIDTH, device: torch.device | str = "cpu", unseen: int = UNSEEN
+    ) -> None:
         self.vocab_size = vocab_size
         self.width = min(width, vocab_size)
         self.unseen = unseen
@@ -38,7 +39,7 @@ class AdjacencyMatrix:
     @property
     def rows(self) -> Tensor:
         """[V, K] int32."""
-        return self._rows[:self.vocab_size]
+        return self._rows[: self.vocab_size]
 
     def update(self, tokens: Tensor, topk: Tensor) -> None:
         """Sets rows[tokens[i]] = topk[i] in order: the last occurrence of a token wins.
@@ -52,8 +53,10 @@ class AdjacencyMatrix:
             topk: [n, K], ids.
         """
         if tokens.ndim != 1 or topk.shape != (tokens.numel(), self.width):
-            raise ValueError(f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; (n,) and "
-                             f"(n, {self.width}) are needed.")
+            raise ValueError(
+                f"tokens are {tuple(tokens.shape)} and topk is {tuple(topk.shape)}; (n,) and "
+                f"(n, {self.width}) are needed."
+            )
         device = self._rows.device
         tokens = sent(tokens, device)
         topk = topk.to(device, torch.int32)
@@ -61,7 +64,7 @@ class AdjacencyMatrix:
         self._latest.scatter_reduce_(0, tokens, order, reduce="amax")
         wins = self._latest[tokens] == order
         self._rows[torch.where(wins, tokens, self.vocab_size)] = topk
-        self._latest.index_fill_(0, tokens, -1)     # `[tokens] = -1` would wait for a copy from the host
+        self._latest.index_fill_(0, tokens, -1)  # `[tokens] = -1` would wait for a copy from the host
 
     def fill_in(self, tokens: Tensor, rows: Tensor) -> None:
         """Sets rows[tokens[i]] = rows[i] for tokens without a row.
@@ -112,8 +115,7 @@ class AdjacencyMatrix:
             return self.clear()
         # Without this check copy_ would silently broadcast a snapshot of width 1.
         if snapshot.shape != self._rows.shape:
-            raise ValueError(f"The snapshot is {tuple(snapshot.shape)}; this matrix needs "
-                             f"{tuple(self._rows.shape)}.")
+            raise ValueError(f"The snapshot is {tuple(snapshot.shape)}; this matrix needs {tuple(self._rows.shape)}.")
         self._rows.copy_(snapshot)
 
     def clear(self) -> None:

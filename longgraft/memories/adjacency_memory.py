@@ -20,7 +20,7 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
 from longgraft.runtime.devices import sent
 
-MOST_WAITING = 64       # passes whose observations wait to be written at most
+MOST_WAITING = 64  # passes whose observations wait to be written at most
 
 Rows = tuple[Tensor, Tensor]
 """Tokens [n] int64 and their top-k [n, K], in writing order."""
@@ -38,7 +38,7 @@ class MatrixWrites:
         self.matrix = matrix
         self._memories = 0
         self._running: set[int] = set()
-        self._passes: list[dict[int, tuple[Rows, Rows]]] = []       # of each pass: (rejected, kept) by memory
+        self._passes: list[dict[int, tuple[Rows, Rows]]] = []  # of each pass: (rejected, kept) by memory
 
     def join(self, snapshot: Tensor | None) -> int:
         """Returns the number of a new memory; the first one sets the matrix to a snapshot."""
@@ -76,8 +76,8 @@ class MatrixWrites:
         rows = []
         for observations in self._passes:
             memories = sorted(observations)
-            rows += [observations[memory][0] for memory in memories]     # rejected
-            rows += [observations[memory][1] for memory in memories]     # kept
+            rows += [observations[memory][0] for memory in memories]  # rejected
+            rows += [observations[memory][1] for memory in memories]  # kept
         self._passes = []
         tokens, topk = (torch.cat(column) for column in zip(*rows, strict=True))
         self.matrix.update(tokens, topk)
@@ -106,9 +106,18 @@ class AdjacencyMemory(Memory):
 
     name = "matrix"
 
-    def __init__(self, matrix: AdjacencyMatrix, *, snapshot: Tensor | None = None, lasting: bool = False,
-                 seeded: bool = True, in_order: bool = False, clock: Clock | None = None,
-                 regions: Regions = EAGER, writes: MatrixWrites | None = None) -> None:
+    def __init__(
+        self,
+        matrix: AdjacencyMatrix,
+        *,
+        snapshot: Tensor | None = None,
+        lasting: bool = False,
+        seeded: bool = True,
+        in_order: bool = False,
+        clock: Clock | None = None,
+        regions: Regions = EAGER,
+        writes: MatrixWrites | None = None,
+    ) -> None:
         self._matrix = matrix
         self.snapshot = snapshot
         self.regions = regions
@@ -117,7 +126,7 @@ class AdjacencyMemory(Memory):
         self.in_order = in_order
         self.clock = clock or Clock()
         self.wants = Wants(topk=matrix.width)
-        self._predictions: tuple[Rows, ...] = ()        # what was filled in
+        self._predictions: tuple[Rows, ...] = ()  # what was filled in
         self._writes = writes or MatrixWrites(matrix)
         self._number = self._writes.join(snapshot)
 
@@ -161,7 +170,7 @@ class AdjacencyMemory(Memory):
         assert seen.topk is not None
         # The pass reports the widest top-k that any memory wants.
         tokens = seen.tree.tokens
-        topk = seen.topk[:, :self._matrix.width]
+        topk = seen.topk[:, : self._matrix.width]
         rejected = 0
         if seen.ranked is not None:
             tokens = tokens[seen.ranked]
@@ -170,9 +179,8 @@ class AdjacencyMemory(Memory):
             tokens = tokens[order]
             topk = topk[sent(order, topk.device)]
             rejected = len(order) - len(seen.path)
-        self._writes.add(self._number, (tokens[:rejected], topk[:rejected]),
-                         (tokens[rejected:], topk[rejected:]))
-        if seen.prompt and self._writes.alone:      # a part of reading, and not of the first step
+        self._writes.add(self._number, (tokens[:rejected], topk[:rejected]), (tokens[rejected:], topk[rejected:]))
+        if seen.prompt and self._writes.alone:  # a part of reading, and not of the first step
             self._write()
 
     @torch.inference_mode()
@@ -193,7 +201,7 @@ class AdjacencyMemory(Memory):
             order = tree.update_order(walked.path)
         # Dead nodes write to no row.
         tokens = torch.where(tree.live, tree.tokens, self._matrix.vocab_size)
-        self._matrix.update(tokens[order], topk[:, :self._matrix.width][order])
+        self._matrix.update(tokens[order], topk[:, : self._matrix.width][order])
 
     def _write(self) -> None:
         """Writes waiting observations.  Called before rows are read, so steps that read none write none."""

@@ -22,11 +22,11 @@ import numpy as np
 
 from longgraft.kernels.build import NotBuilt, loaded, with_memory
 
-ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)     # context lengths, in tokens
-FAR = ORDERS[-1]    # longest context
-LEVELS = 4          # contexts that are blended
-KEPT = 24           # continuations that a context keeps, the newest ones
-RATES = (6 + 2) * len(ORDERS)   # rates that are learnt, as continuations.cpp describes
+ORDERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # context lengths, in tokens
+FAR = ORDERS[-1]  # longest context
+LEVELS = 4  # contexts that are blended
+KEPT = 24  # continuations that a context keeps, the newest ones
+RATES = (6 + 2) * len(ORDERS)  # rates that are learnt, as continuations.cpp describes
 
 RankedPaths = tuple[list[int], list[int], list[float], list[int]]
 """By node: tokens, parents, probabilities, lengths of the contexts that predicted them.  The root comes first; its
@@ -99,7 +99,8 @@ class CompiledContinuations:
         array = np.asarray(path, dtype=np.int32)
         tokens, probabilities, longest = self._after
         n = self._functions.longgraft_text_after(
-            self._model, _at(array), len(array), _at(tokens), _at(probabilities), _at(longest))
+            self._model, _at(array), len(array), _at(tokens), _at(probabilities), _at(longest)
+        )
         following = list(map(Continuation, tokens[:n].tolist(), probabilities[:n].tolist()))
         return following, int(longest[0])
 
@@ -108,13 +109,19 @@ class CompiledContinuations:
         tokens, parents, orders = (np.empty(budget, np.int32) for _ in range(3))
         probabilities = np.empty(budget)
         n = self._functions.longgraft_text_rank(
-            self._model, budget, _at(np.asarray(floors, dtype=np.float64)), _at(tokens), _at(parents),
-            _at(probabilities), _at(orders))
+            self._model,
+            budget,
+            _at(np.asarray(floors, dtype=np.float64)),
+            _at(tokens),
+            _at(parents),
+            _at(probabilities),
+            _at(orders),
+        )
         return tokens[:n].tolist(), parents[:n].tolist(), probabilities[:n].tolist(), orders[:n].tolist()
 
 
 def _at(array: np.ndarray) -> ctypes.c_void_p:
-    return array.ctypes.data_as(ctypes.c_void_p)        # the pointer keeps the array alive
+    return array.ctypes.data_as(ctypes.c_void_p)  # the pointer keeps the array alive
 
 
 class NoContinuations:
@@ -159,11 +166,15 @@ def compiled() -> ctypes.CDLL | NotBuilt:
     pointer = ctypes.c_void_p
     number = ctypes.c_int64
     for name, result, arguments in (
-            ("new", pointer, [pointer]), ("free", None, [pointer]), ("answer", number, [pointer]),
-            ("rates", number, [pointer, pointer]),
-            ("extend", number, [pointer, pointer, number]), ("read", number, [pointer, pointer, number]),
-            ("rank", number, [pointer, number, *[pointer] * 5]),
-            ("after", number, [pointer, pointer, number, *[pointer] * 3])):
+        ("new", pointer, [pointer]),
+        ("free", None, [pointer]),
+        ("answer", number, [pointer]),
+        ("rates", number, [pointer, pointer]),
+        ("extend", number, [pointer, pointer, number]),
+        ("read", number, [pointer, pointer, number]),
+        ("rank", number, [pointer, number, *[pointer] * 5]),
+        ("after", number, [pointer, pointer, number, *[pointer] * 3]),
+    ):
         function = getattr(functions, f"longgraft_text_{name}")
         function.restype = result
         function.argtypes = arguments

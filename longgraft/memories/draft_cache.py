@@ -13,7 +13,7 @@ from longgraft.protocol.observation import Observation
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.kv_cache import KVCache
 
-MOST_WAITING = 256      # most observed tokens that wait, with their features, until they are needed
+MOST_WAITING = 256  # most observed tokens that wait, with their features, until they are needed
 
 
 class DraftCache(Memory):

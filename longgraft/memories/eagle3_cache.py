@@ -42,9 +42,16 @@ class Eagle3Cache(DraftCache):
 
     name = "drafter"
 
-    def __init__(self, network: Eagle3Network, window: int | None = None, clock: Clock | None = None,
-                 kernels: CpuKernels | None = None, regions: Regions = EAGER, fused: Kernels | None = None,
-                 passes: HeadPasses | None = None) -> None:
+    def __init__(
+        self,
+        network: Eagle3Network,
+        window: int | None = None,
+        clock: Clock | None = None,
+        kernels: CpuKernels | None = None,
+        regions: Regions = EAGER,
+        fused: Kernels | None = None,
+        passes: HeadPasses | None = None,
+    ) -> None:
         super().__init__(KVCache(network.config.layers, 0), 0, clock)
         self.network = network
         self.regions = regions
@@ -67,7 +74,7 @@ class Eagle3Cache(DraftCache):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        return self.network,
+        return (self.network,)
 
     def _columns(self, seen: Observation) -> tuple[Tensor, Tensor]:
         """Returns the kept tokens' pairs, with the target's own features; rows of drafted tokens are never kept."""
@@ -90,13 +97,13 @@ class Eagle3Cache(DraftCache):
             states = self._feed_rows(features, tokens)
         else:
             hidden = self.passes.run(HeadRows(features), Part.FUSE)
-            del features        # they are several times as wide as `hidden`
+            del features  # they are several times as wide as `hidden`
             layout = Layout(self.cache.length, torch.arange(n), None, self.device)
             positions = torch.arange(self.cache.length, self.cache.length + n, device=self.device)
             rows = HeadRows(hidden, sent(tokens, self.device), positions, self.cache, layout)
             states = self.passes.run(rows, Part.FEED)[None]
         # Copied, because a view would keep a prompt chunk's states alive.
-        self._newest = states[:, n - 1:n].clone()
+        self._newest = states[:, n - 1 : n].clone()
 
     def _feed_rows(self, features: Tensor, tokens: Tensor) -> Tensor:
         """Feeds features [n, F] and tokens [n]; returns states [1, m, H] of m >= n rows; those after n are scratch."""
@@ -142,8 +149,7 @@ class Eagle3Cache(DraftCache):
         """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
         return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
 
-    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor,
-               depths: Tensor | None = None) -> Tensor:
+    def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.
 
         Args:
@@ -160,7 +166,7 @@ class Eagle3Cache(DraftCache):
             if depths is None:
                 depths = at // b
             fixed = DeviceLayout.of(self.committed, torch.full((b,), depth, device=self.device), depths, seen)
-            with self.cache.at(self.committed + at[m - b:], self._write), self._fused():
+            with self.cache.at(self.committed + at[m - b :], self._write), self._fused():
                 return self._level(hidden, tokens, (self.committed + depth).expand(b), fixed)
         if depths is None:
             depths = torch.arange(m) // b
@@ -168,13 +174,11 @@ class Eagle3Cache(DraftCache):
         layout = Layout(committed, torch.full((b,), depth), seen, self.device, depths)
         self.cache.length += m - b
         try:
-            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device),
-                               layout)
+            return self._level(hidden, tokens, torch.full((b,), committed + depth, device=self.device), layout)
         finally:
             self.cache.length = committed
 
-    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor,
-               layout: Layout | DeviceLayout) -> Tensor:
+    def _level(self, hidden: Tensor, tokens: Tensor, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
         return self.passes.run(HeadRows(hidden[0], tokens, positions, self.cache, layout), Part.LEVEL)[None]
 
     def reset(self, capacity: int) -> None:

@@ -23,10 +23,10 @@ from longgraft.yarn_drafters.network import Eagle3Network
 class Part(IntEnum):
     """Parts of the head that a pass runs, in the order in which a draft needs them."""
 
-    FUSE = 0        # features to states
-    FEED = 1        # the layers, on observed tokens
-    OUTPUT = 2      # the output layer
-    LEVEL = 3       # the layers, on drafted tokens
+    FUSE = 0  # features to states
+    FEED = 1  # the layers, on observed tokens
+    OUTPUT = 2  # the output layer
+    LEVEL = 3  # the layers, on drafted tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,8 +61,7 @@ class HeadPasses:
     name = "the EAGLE-3 head"
     drafts = True
 
-    def __init__(self, network: Eagle3Network, window: int | None = None,
-                 kernels: CpuKernels | None = None) -> None:
+    def __init__(self, network: Eagle3Network, window: int | None = None, kernels: CpuKernels | None = None) -> None:
         """Takes a head, and its window as in `Eagle3Cache`."""
         self.network = network
         self.window = window
@@ -70,8 +69,7 @@ class HeadPasses:
         weight = network.fc.weight
         # Both fall back to torch for what they do not support: many rows, another device or another dtype.
         self.product = kernels.product if kernels else linear
-        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device,
-                                                                          weight.dtype)]
+        self._backend = kernels.attention if kernels else BACKENDS[choose("auto", weight.device, weight.dtype)]
         self._fixed_backend = fixed_backend(weight.device)
 
     def run(self, rows: HeadRows, part: Part) -> Tensor:
@@ -81,9 +79,9 @@ class HeadPasses:
         """
         shared = SHARED.get()
         if shared is None:
-            result, = self.forward([rows], part)
+            (result,) = self.forward([rows], part)
         else:
-            result, = shared(self, [rows], part)
+            (result,) = shared(self, [rows], part)
         return result
 
     def turn(self, part: Part) -> int:
@@ -104,7 +102,7 @@ class HeadPasses:
         tokens: Any = [share.tokens for share in rows]
         positions: Any = [share.positions for share in rows]
         cache = caches[0] if len(rows) == 1 else PackedCache(caches, counts)
-        scale = self.network.config.head_dim ** -0.5
+        scale = self.network.config.head_dim**-0.5
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.update(k, v, layer)
@@ -113,12 +111,10 @@ class HeadPasses:
             shares = zip(q.split(counts, dim=2), keys, values, layouts, strict=True)
             return torch.cat([self._attention(*share, scale) for share in shares], dim=2)
 
-        states = self.network(inputs[None], _joined(tokens)[None], _joined(positions)[None], attend,
-                              self.product)
+        states = self.network(inputs[None], _joined(tokens)[None], _joined(positions)[None], attend, self.product)
         return list(states[0].split(counts))
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout,
-                   scale: float) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, layout: Layout | DeviceLayout, scale: float) -> Tensor:
         backend: Backend = self._backend if isinstance(layout, Layout) else self._fixed_backend
         return backend(q, k, v, layout, scale, self.window)
 

@@ -32,9 +32,9 @@ class PartialMatching(Memory):
 
     def _clear(self) -> None:
         self.text: list[int] = []
-        self._before: list[int] = []            # predictions, each followed by BETWEEN
+        self._before: list[int] = []  # predictions, each followed by BETWEEN
         self._corpora: list[Corpus] = []
-        self._answer: int | None = None         # index in `text` after the answer's first token
+        self._answer: int | None = None  # index in `text` after the answer's first token
         self._counts = continuations(self._rates)
 
     def reset(self, capacity: int) -> None:
@@ -45,7 +45,7 @@ class PartialMatching(Memory):
     def observe_prediction(self, tokens: Tensor) -> None:
         assert not self.text, "a prediction comes before what is observed"
         self._before += [*tokens.tolist(), BETWEEN]
-        self._counts.extend(self._before[-len(tokens) - 1:])
+        self._counts.extend(self._before[-len(tokens) - 1 :])
 
     def observe_corpus(self, corpus: Corpus) -> None:
         self._corpora.append(corpus)
@@ -84,10 +84,10 @@ class PartialMatching(Memory):
         It reads the corpora for the present end of the text.
         """
         self._counts = continuations(self._rates)
-        self._counts.extend([*earlier, *self._before, *self.text[:self._answer]])
+        self._counts.extend([*earlier, *self._before, *self.text[: self._answer]])
         if self._answer is not None:
             self._counts.answer()
-            self._counts.extend(self.text[self._answer:])
+            self._counts.extend(self.text[self._answer :])
         self._read()
 
     def mark(self) -> Any:

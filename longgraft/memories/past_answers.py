@@ -39,7 +39,7 @@ class PastAnswers(Memory):
             self._tokens.extend(np.array([BETWEEN]))
 
     def mark(self) -> np.ndarray:
-        return self._tokens.whole(0)[:-1][-self.most:].copy()
+        return self._tokens.whole(0)[:-1][-self.most :].copy()
 
     def rewind(self, mark: np.ndarray) -> None:
         self._tokens.reset(0)

@@ -31,8 +31,11 @@ from longgraft.target_model.static_pass import why_not_fixed
 # Nodes per verification on a CPU, where verifying many nodes is not free: of budgets from 8 to 60, sixteen lost the
 # least speed and kept most of the acceptance (embedded pair, docs/results/embedded).
 CPU_BUDGET = 16
-PROMISES = {"exact": "", "distribution": ", keeps the target's law where it samples",
-            "lossy": ", LOSSY: need not say what the target would"}
+PROMISES = {
+    "exact": "",
+    "distribution": ", keeps the target's law where it samples",
+    "lossy": ", LOSSY: need not say what the target would",
+}
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Loaded:
         nodes = self.method.usual_budget(chosen.budget)
         if not adaptive and chosen.budget is None and self.target.device.type == "cpu":
             nodes = min(nodes, CPU_BUDGET)
-        prefixes = Prefixes(int(chosen.prefixes * 2 ** 30)) if chosen.prefixes else None
+        prefixes = Prefixes(int(chosen.prefixes * 2**30)) if chosen.prefixes else None
         earlier = EarlierAnswers(chosen.remember) if chosen.remember else None
 
         def another() -> Lane:
@@ -121,8 +124,9 @@ class Loaded:
         return self._lane_of(replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew()), adaptive)
 
     def _lane_of(self, parts: Parts, adaptive: bool) -> Lane:
-        return Lane(self.target, build(self.method, parts, adaptive), parts.clock, parts.regions,
-                    verifies(self.method, parts))
+        return Lane(
+            self.target, build(self.method, parts, adaptive), parts.clock, parts.regions, verifies(self.method, parts)
+        )
 
     def _about(self, engine: Engine, adaptive: bool) -> tuple[str, ...]:
         """Returns what was chosen, as lines for people."""
@@ -138,8 +142,10 @@ class Loaded:
             kernels += f", cache in {str(target.cache_dtype)[6:]}"
         spends = f"chosen for each step, up to {nodes} nodes" if adaptive else str(nodes)
         gates = f", {self._gates(nodes)}" if "thresholds" in self.method.takes else ""
-        about = (f"{target.name} on {target.device} in {str(target.dtype)[6:]}, attention {target.attention}{kernels}, "
-                 f"method {self.method}{PROMISES[self.method.promise]}, budget {spends}{gates}")
+        about = (
+            f"{target.name} on {target.device} in {str(target.dtype)[6:]}, attention {target.attention}{kernels}, "
+            f"method {self.method}{PROMISES[self.method.promise]}, budget {spends}{gates}"
+        )
         reads = any(isinstance(memory, PartialMatching) for memory in engine.proposer.memories)
         why = compiled() if reads else None
         if isinstance(why, NotBuilt):

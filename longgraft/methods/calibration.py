@@ -28,7 +28,7 @@ from longgraft.target_model.model import Target
 from longgraft.yarn_drafters.network import Eagle3Network
 
 VERSION = "1"
-NODES = 60      # nodes of the tree that `split` divides
+NODES = 60  # nodes of the tree that `split` divides
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +63,26 @@ class Calibration:
         Args:
             settings: Any of the keys of `made_for`.
         """
-        return [f"{key.replace('_', ' ')} {self.about[key]}, now {value}" for key, value in settings.items()
-                if self.about.get(key, value) != value]
+        return [
+            f"{key.replace('_', ' ')} {self.about[key]}, now {value}"
+            for key, value in settings.items()
+            if self.about.get(key, value) != value
+        ]
 
     def save(self, path: Path, identity: Mapping[str, str]) -> None:
         """Writes one file; `identity` names the target and the tokenizer that the ids belong to."""
         assert self.snapshot is not None
-        save_identified(path, _seen_rows(self.snapshot), {
-            "version": VERSION, "split": str(self.split),
-            "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
-            "about": json.dumps(dict(self.about))}, identity)
+        save_identified(
+            path,
+            _seen_rows(self.snapshot),
+            {
+                "version": VERSION,
+                "split": str(self.split),
+                "thresholds": json.dumps({str(d): tau for d, tau in self.thresholds.items()}),
+                "about": json.dumps(dict(self.about)),
+            },
+            identity,
+        )
 
     @classmethod
     def load(cls, path: Path, identity: Mapping[str, str], device: torch.device) -> Calibration:
@@ -81,20 +91,26 @@ class Calibration:
         try:
             snapshot = _snapshot(tensors, int(identity["vocab_size"])).to(device)
             return cls(_thresholds(meta), _split(meta), snapshot, f"calibrated ({path.name})", _about(meta))
-        except Exception as error:      # a foreign file can raise half a dozen types
+        except Exception as error:  # a foreign file can raise half a dozen types
             raise _unfit(path, f"cannot be read: {reason(error)}") from error
 
 
 def made_for(budget: int, draft: Drafting) -> dict[str, str]:
     """Returns the settings that thresholds depend on, besides the temperature, as a calibration's `about`
     holds them."""
-    return {"budget": str(budget), "draft_levels": str(draft.levels), "draft_top_k": str(draft.top_k),
-            "draft_window": "all" if draft.window is None else str(draft.window)}
+    return {
+        "budget": str(budget),
+        "draft_levels": str(draft.levels),
+        "draft_top_k": str(draft.top_k),
+        "draft_window": "all" if draft.window is None else str(draft.window),
+    }
 
 
 def _unfit(path: Path, why: str) -> ValueError:
-    return ValueError(f"Calibration file {path} {why}. Delete it or make it again with `longgraft "
-                      "calibrate`, or pass --calibration none.")
+    return ValueError(
+        f"Calibration file {path} {why}. Delete it or make it again with `longgraft "
+        "calibrate`, or pass --calibration none."
+    )
 
 
 def _seen_rows(snapshot: Tensor) -> dict[str, Tensor]:
@@ -111,14 +127,15 @@ def _snapshot(tensors: Mapping[str, Tensor], vocab: int) -> Tensor:
     width = min(WIDTH, vocab)
     fits = rows.shape[1:] == (width,) and tokens.shape == rows.shape[:1]
     if not fits or {tokens.dtype, rows.dtype} != {torch.int32}:
-        raise ValueError("it holds "
-                         f"{', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in tensors.items())}; "
-                         f"tokens int32 (n,) and rows int32 (n, {width}) are needed")
+        raise ValueError(
+            "it holds "
+            f"{', '.join(f'{k} {v.dtype} {tuple(v.shape)}' for k, v in tensors.items())}; "
+            f"tokens int32 (n,) and rows int32 (n, {width}) are needed"
+        )
     # These ids become indices on the device, where one that is out of range ends the process.
     for ids in (tokens, rows):
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
-            raise ValueError(f"it holds ids from {int(ids.min())} to {int(ids.max())}; the vocabulary has "
-                             f"{vocab}")
+            raise ValueError(f"it holds ids from {int(ids.min())} to {int(ids.max())}; the vocabulary has {vocab}")
     snapshot = torch.full((vocab + 1, width), UNSEEN, dtype=torch.int32)
     snapshot[tokens.long()] = rows
     return snapshot
@@ -163,14 +180,14 @@ def calibration_of(target: Target, tokenizer: Any, network: Eagle3Network | None
     """
     ships = target.name == EMBEDDED
     if given is None or (given == "auto" and not ships and not any_kept_for(target.name)):
-        return Calibration()        # returned early, because a vocabulary's fingerprint takes a second
+        return Calibration()  # returned early, because a vocabulary's fingerprint takes a second
     identity = identity_of(target, tokenizer, network)
     if given == "auto":
         path = default_path(identity)
         if path.exists():
             return Calibration.load(path, identity, target.device)
         if ships:
-            with suppress(ValueError):      # with another head, or none, the shipped one does not apply
+            with suppress(ValueError):  # with another head, or none, the shipped one does not apply
                 return Calibration.load(embedded("calibration.safetensors"), identity, target.device)
         return Calibration()
     path = Path(given)
@@ -184,8 +201,14 @@ def identity_of(target: Target, tokenizer: Any, network: Eagle3Network | None) -
 
     A few rows of the head identify the weights. They are spread over the vocabulary, whose end is often unused padding.
     """
-    rows = target.head.weight[::max(1, target.vocab_size // 8)]
+    rows = target.head.weight[:: max(1, target.vocab_size // 8)]
     drafter = "none" if network is None else digest([network.config, network.fc.weight[0].tolist()])
     numbers = {} if target.weights == "float" else {"linear weights": target.weights}
-    return {**numbers, "target": Path(target.name).name, "vocab_size": str(target.vocab_size),
-            "tokenizer": vocabulary(tokenizer), "weights": digest(rows.tolist()), "drafter": drafter}
+    return {
+        **numbers,
+        "target": Path(target.name).name,
+        "vocab_size": str(target.vocab_size),
+        "tokenizer": vocabulary(tokenizer),
+        "weights": digest(rows.tolist()),
+        "drafter": drafter,
+    }

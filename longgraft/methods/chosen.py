@@ -46,8 +46,10 @@ def _check_known(key: str, text: str, method: Method) -> None:
     """Raises ValueError if a setting is unknown, has no value, or is not read by the method."""
     known, bounds = options(MethodSettings), {**options(Drafting), **options(Retrieving)}
     if not text or (key not in known and key not in bounds):
-        settings = ", ".join([f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
-                             + [f"{one.name}=..." for one in method.own])
+        settings = ", ".join(
+            [f"{key}={'NAME' if one.kind is str else 'NUMBER'}" for key, one in known.items()]
+            + [f"{one.name}=..." for one in method.own]
+        )
         raise ValueError(f"{f'{key}={text}'!r} is no setting. Known: {settings}.")
     if key not in method.takes:
         reads = sorted({*method.takes, *(one.name for one in method.own if one.name in bounds)})
@@ -64,8 +66,10 @@ def check_options_read(method: Method, settings: Settings) -> None:
     for flag in sorted(_choices_with_flags() & settings.flags.keys()):
         if flag not in _flags_read(method):
             readers = ", ".join(other.name for other in known().values() if flag in other.flags)
-            raise ValueError(f"{flag} was given, and method {method} does not read it. Leave it out, or choose a "
-                             f"--method that reads it: {readers}.")
+            raise ValueError(
+                f"{flag} was given, and method {method} does not read it. Leave it out, or choose a "
+                f"--method that reads it: {readers}."
+            )
 
 
 def _choices_with_flags() -> set[str]:
@@ -95,8 +99,9 @@ def chosen_method(settings: Settings) -> tuple[Method, Settings]:
         name, values = own_settings(name)
         sweeps = [key for key in values if key != "budget"]
         if sweeps:
-            raise ValueError(f"{settings.method!r}: {sweeps[0]} names a calibration of a sweep. Give --calibration "
-                             "FILE.")
+            raise ValueError(
+                f"{settings.method!r}: {sweeps[0]} names a calibration of a sweep. Give --calibration FILE."
+            )
         if values.get("budget") is not None:
             budget = values["budget"]
     method = find(name, settings.flags)

@@ -30,8 +30,9 @@ class Graft:
     merged there.
     """
 
-    def __init__(self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None,
-                 regions: Regions = EAGER) -> None:
+    def __init__(
+        self, drafter: Proposer, retriever: Retriever, clock: Clock | None = None, regions: Regions = EAGER
+    ) -> None:
         self.drafter = drafter
         self.retriever = retriever
         self.clock = clock or Clock()
@@ -51,9 +52,10 @@ class Graft:
 
     @torch.inference_mode()
     def _on_device(self, drafted: PaddedTree, retrieved: PaddedTree, budget: int) -> PaddedTree:
-        return self.regions((self, drafted, retrieved, budget),
-                            lambda: drafted.first(len(drafted), size_of(budget)).merge(
-            retrieved, at=0, budget=budget))
+        return self.regions(
+            (self, drafted, retrieved, budget),
+            lambda: drafted.first(len(drafted), size_of(budget)).merge(retrieved, at=0, budget=budget),
+        )
 
 
 class WithinBudget:

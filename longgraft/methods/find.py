@@ -26,9 +26,9 @@ from longgraft.target_model.verifier import Verifier
 
 __all__ = ["BUDGET", "CORE", "Method", "build", "find", "installed", "known", "verifies", "zoo"]
 
-ENTRY_POINTS = "longgraft.methods"      # the group under which packages register a `Method`
+ENTRY_POINTS = "longgraft.methods"  # the group under which packages register a `Method`
 PACKAGE = "longgraft"
-PROJECT = Path(__file__).parents[2] / "pyproject.toml"      # in a checkout
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # in a checkout
 
 
 def _registered() -> tuple[list[EntryPoint], list[EntryPoint]]:
@@ -51,11 +51,15 @@ def _loaded(points: Iterable[EntryPoint], before: Mapping[str, Method]) -> dict[
         try:
             method = as_method(point.load(), point.name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
-                             f"loaded: {error}. Fix or uninstall that package.") from error
+            raise ValueError(
+                f"Method {point.name!r}, registered by an installed package as {point.value!r}, cannot be "
+                f"loaded: {error}. Fix or uninstall that package."
+            ) from error
         if method.name in before or method.name in found:
-            raise ValueError(f"The installed package {point.value!r} registers method {method.name!r}, which exists "
-                             "already. Uninstall it, or give its method another name.")
+            raise ValueError(
+                f"The installed package {point.value!r} registers method {method.name!r}, which exists "
+                "already. Uninstall it, or give its method another name."
+            )
         found[method.name] = method
     return found
 
@@ -106,8 +110,10 @@ def _over(method: Method) -> Method:
         return method
     source = find(method.source)
     if source.promise != "exact":
-        raise ValueError(f"{method.name} cannot be over {source.name!r}, whose acceptance rule is not the exact one "
-                         f"({source.promise}). Choose an exact method.")
+        raise ValueError(
+            f"{method.name} cannot be over {source.name!r}, whose acceptance rule is not the exact one "
+            f"({source.promise}). Choose an exact method."
+        )
     return replace(method, needs=source.needs, fallback="")
 
 
@@ -117,8 +123,10 @@ def _check_reach(method: Method, settings: Mapping[str, str]) -> None:
         return
     for name, choice in method.flagged.items():
         if name in settings and choice.flag not in find(method.source).flags:
-            raise ValueError(f"{method.name} is over {method.source!r}, which does not read {name}. Leave +{name}="
-                             f"{settings[name]} out, or choose another +source.")
+            raise ValueError(
+                f"{method.name} is over {method.source!r}, which does not read {name}. Leave +{name}="
+                f"{settings[name]} out, or choose another +source."
+            )
 
 
 def _found(what: str) -> Method:
@@ -131,8 +139,10 @@ def _found(what: str) -> Method:
     methods = known()
     if what not in methods:
         near = " or ".join(get_close_matches(what, methods))
-        raise ValueError(f"Method {what!r} is unknown{near and f'; perhaps {near} is meant'}. `longgraft methods` "
-                         "lists them; FILE.py:OBJECT names one of yours.")
+        raise ValueError(
+            f"Method {what!r} is unknown{near and f'; perhaps {near} is meant'}. `longgraft methods` "
+            "lists them; FILE.py:OBJECT names one of yours."
+        )
     return methods[what]
 
 
@@ -142,8 +152,10 @@ def as_method(found: object, name: str) -> Method:
         return found
     if isinstance(found, Proposer) and not isinstance(found, type):
         return Method(name, f"an object of {type(found).__name__}", "-", lambda _: found)
-    raise ValueError(f"{name!r} is a {type(found).__name__}. A method is a longgraft.methods.Method, or an object with "
-                     "`memories` and `propose`; see docs/adding-a-method.md.")
+    raise ValueError(
+        f"{name!r} is a {type(found).__name__}. A method is a longgraft.methods.Method, or an object with "
+        "`memories` and `propose`; see docs/adding-a-method.md."
+    )
 
 
 @cache
@@ -153,7 +165,7 @@ def _named(what: str) -> object:
         if place.endswith(".py"):
             spec = importlib.util.spec_from_file_location(place, Path(place))
             assert spec is not None and spec.loader is not None
-            module = sys.modules[place] = importlib.util.module_from_spec(spec)     # dataclasses look their module up
+            module = sys.modules[place] = importlib.util.module_from_spec(spec)  # dataclasses look their module up
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
@@ -175,8 +187,10 @@ def build(what: str | Method | Proposer, parts: Parts, adaptive: bool = False) -
     """
     method = find(what)
     if missing := [need.clause for need in method.needs if need.name not in parts.given]:
-        raise Missing(f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
-                         f"given.\nMethods without one: {', '.join(m.name for m in known().values() if not m.needs)}.")
+        raise Missing(
+            f"Method {method.name!r} needs {' and '.join(missing)} for {parts.target.name}, and none was "
+            f"given.\nMethods without one: {', '.join(m.name for m in known().values() if not m.needs)}."
+        )
     source = None
     if method.source:
         other = find(method.source, method.flags)

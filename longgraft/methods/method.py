@@ -14,7 +14,7 @@ from longgraft.methods.parts import Parts
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.verifier import Verifier
 
-BUDGET = 60     # nodes per verification, root included; the paper's K_max
+BUDGET = 60  # nodes per verification, root included; the paper's K_max
 
 BUDGETED = frozenset({"budget"})
 
@@ -84,7 +84,7 @@ class Method:
     looks_up: bool = False
 
     def __post_init__(self) -> None:
-        if self.usual is None:      # set here, so that `dataclasses.replace` with other choices keeps it
+        if self.usual is None:  # set here, so that `dataclasses.replace` with other choices keeps it
             object.__setattr__(self, "usual", self.choices)
 
     def usual_budget(self, wanted: Budget) -> int:
@@ -136,9 +136,11 @@ class Method:
         chosen = {}
         for name, text in settings.items():
             if name not in by_name:
-                raise ValueError(f"Method {self.name!r} has no choice {name!r}. Known: "
-                                 f"{', '.join(by_name) or 'none'}. Settings of all methods are options of "
-                                 "the command, such as --budget.")
+                raise ValueError(
+                    f"Method {self.name!r} has no choice {name!r}. Known: "
+                    f"{', '.join(by_name) or 'none'}. Settings of all methods are options of "
+                    "the command, such as --budget."
+                )
             chosen[name] = by_name[name].parse(text)
             by_name[name].check(chosen[name])
         if chosen:
@@ -146,14 +148,16 @@ class Method:
         return self
 
     def __str__(self) -> str:
-        """Returns its name with the choices that differ from the usual ones, as `longgraft.methods.find.find` takes it.
-        """
+        """Returns its name with the choices that differ from the usual ones, as `find` of `methods.find` takes it."""
         return joined(self.name, self._printed)
 
     @property
     def _printed(self) -> dict[str, str]:
-        return {option.name: option.text(option.default) for option in self.own
-                if option.name not in self.flagged and option.default != getattr(self.usual, option.name)}
+        return {
+            option.name: option.text(option.default)
+            for option in self.own
+            if option.name not in self.flagged and option.default != getattr(self.usual, option.name)
+        }
 
     @property
     def own(self) -> tuple[Option, ...]:

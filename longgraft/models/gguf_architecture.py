@@ -21,20 +21,33 @@ Names = Collection[str]
 Config = Mapping[str, Any]
 """Entries of a configuration by name."""
 
-SIZES = {"context_length": "max_position_embeddings", "block_count": "num_hidden_layers",
-         "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
-         "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
-         "attention.layer_norm_rms_epsilon": "rms_norm_eps"}
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
 """Entries of a configuration by the keys that all of these architectures have."""
 OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Modules outside of layers."""
-LAYER = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_q": "self_attn.q_proj",
-         "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
-         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
 """Modules of a layer that most architectures have."""
-PARTS = ("gate", "up", "down")      # matrices of a gated network, in the names of a file
-JOINED = ("first", "second")        # parts of a matrix that the model has as one and the file as two
-LATENTS = ("keys", "values")        # parts of a matrix that expands latents
+PARTS = ("gate", "up", "down")  # matrices of a gated network, in the names of a file
+JOINED = ("first", "second")  # parts of a matrix that the model has as one and the file as two
+LATENTS = ("keys", "values")  # parts of a matrix that expands latents
 
 
 def _same(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
@@ -79,8 +92,10 @@ class Architecture:
         further = self.more(metadata, names)
         model_type = further.pop("model_type", self.model_type)
         if model_type not in CONFIG_MAPPING:
-            raise ValueError(f"transformers {transformers.__version__} has no class for {model_type} models, "
-                             "which the file holds. Install a newer one: pip install -U transformers.")
+            raise ValueError(
+                f"transformers {transformers.__version__} has no class for {model_type} models, "
+                "which the file holds. Install a newer one: pip install -U transformers."
+            )
         family = CONFIG_MAPPING[model_type]
         common = _entries(metadata, SIZES)
         base = metadata.get("rope.freq_base", 1e4)
@@ -158,10 +173,13 @@ def yarn(metadata: Metadata) -> dict[str, Any]:
     """Returns entries of YaRN's rotary scaling; {} if positions are not scaled so."""
     if metadata.get("rope.scaling.type") != "yarn":
         return {}
-    scaling = {"rope_type": "yarn", "factor": metadata["rope.scaling.factor"],
-               "original_max_position_embeddings": metadata["rope.scaling.original_context_length"],
-               "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
-               "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0)}
+    scaling = {
+        "rope_type": "yarn",
+        "factor": metadata["rope.scaling.factor"],
+        "original_max_position_embeddings": metadata["rope.scaling.original_context_length"],
+        "beta_fast": metadata.get("rope.scaling.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.get("rope.scaling.yarn_beta_slow", 1.0),
+    }
     attention_factor = metadata.get("rope.scaling.yarn_attn_factor")
     if attention_factor is not None:
         scaling["attention_factor"] = attention_factor

@@ -28,17 +28,18 @@ from longgraft.models.gguf_tensors import FileRows, FileTensor, TensorTable, flo
 from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.experts import BlockExperts, gate_of_experts, is_router
 
-SLAB = 1 << 23                  # bytes of a tensor that are read at once
-FULL = 0.9                      # share of the free memory that weights may take, beside the cache and passes
-BOTH = "gate_up"                # gates and ups of all experts in one tensor
+SLAB = 1 << 23  # bytes of a tensor that are read at once
+FULL = 0.9  # share of the free memory that weights may take, beside the cache and passes
+BOTH = "gate_up"  # gates and ups of all experts in one tensor
 
 
 class NoBlocks(ValueError):
     """The model cannot be decoded in its file's blocks; the message is the reason, in one clause."""
 
 
-def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfig, dtype: torch.dtype,
-                    kernels: CpuKernels) -> PreTrainedModel:
+def model_in_blocks(
+    file: Path, folder: Path, name: str, config: PretrainedConfig, dtype: torch.dtype, kernels: CpuKernels
+) -> PreTrainedModel:
     """Makes the model of a GGUF file, on the CPU and in eval mode.
 
     Args:
@@ -81,8 +82,9 @@ def model_in_blocks(file: Path, folder: Path, name: str, config: PretrainedConfi
         head.weight = embedding.weight
     missing = sorted(key for key, parameter in model.named_parameters() if parameter.is_meta)
     if missing:
-        raise ValueError(f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download "
-                         "it again.")
+        raise ValueError(
+            f"{name}: the weights lack {', '.join(missing[:3])}.\nThe file is not whole: download it again."
+        )
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
 
@@ -92,9 +94,11 @@ def _on_disk(table: TensorTable, folder: Path, name: str) -> MappedMemory:
     size = sum(tensor.packed_bytes for tensor in table.tensors if "_exps." in tensor.name)
     room = shutil.disk_usage(folder).free
     if size > room:
-        raise ValueError(f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, "
-                         f"and the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make "
-                         "room, or set LONGGRAFT_CACHE to a folder on a larger disk.")
+        raise ValueError(
+            f"{name} takes {table.packed_bytes / 1e9:.1f} GB, which is more memory than is free, "
+            f"and the disk has {room / 1e9:.1f} GB for the {size / 1e9:.1f} GB of its experts. Make "
+            "room, or set LONGGRAFT_CACHE to a folder on a larger disk."
+        )
     return MappedMemory(folder)
 
 
@@ -107,9 +111,9 @@ class _Filler:
     dtype: torch.dtype
     kernels: CpuKernels
     processor: Any
-    experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)     # by module, part and suffix
-    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)       # by module and part
-    zeros: Zeros = torch.zeros      # allocates the experts
+    experts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)  # by module, part and suffix
+    parts: dict[str, dict[str, FileTensor]] = field(default_factory=dict)  # by module and part
+    zeros: Zeros = torch.zeros  # allocates the experts
 
     def fill(self, parameter: str, tensor: FileTensor) -> None:
         """Sets a parameter, or keeps a tensor for `fill_experts` or `fill_parts`."""
@@ -178,8 +182,7 @@ class _Filler:
             experts: Any = self.model.get_submodule(path)
             gate = gate_of_experts(experts)
             if gate is None:
-                raise NoBlocks(f"the experts of {type(experts).__name__} join their gates in a way that is not "
-                               "known")
+                raise NoBlocks(f"the experts of {type(experts).__name__} join their gates in a way that is not known")
             weights = {part: self._stack(tensors, part, experts.num_experts) for part in PARTS}
             inner, hidden = weights["gate"].shape[1:]
             if weights["up"].shape[1:] != (inner, hidden) or weights["down"].shape[1:] != (hidden, inner):
@@ -209,8 +212,10 @@ class _Filler:
         order = self.processor.architecture.joined_rows(path, self.processor.config)
         numbers = None if order is None else torch.from_numpy(order)
         if (first.rows + second.rows, first.shape[1]) != tuple(module.weight.shape):
-            raise NoBlocks(f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and "
-                           f"the model {module.weight.shape[0]}")
+            raise NoBlocks(
+                f"{first.name} and {second.name} have {first.rows} and {second.rows} rows, and "
+                f"the model {module.weight.shape[0]}"
+            )
         if first.type in BLOCK_TYPES and second.type in BLOCK_TYPES:
             put_weight(module, JoinedWeight(self._packed(first), self._packed(second), numbers))
             return
@@ -229,8 +234,8 @@ class _Filler:
         """Returns one of the matrices of all experts."""
         tensor = tensors.get(f"{part}.weight")
         both = tensors.get(f"{BOTH}.weight")
-        matrices = 1        # matrices of an expert in the tensor
-        first = 0           # the matrix's first row among those of an expert
+        matrices = 1  # matrices of an expert in the tensor
+        first = 0  # the matrix's first row among those of an expert
         if tensor is None and both is not None and part != "down":
             matrices = 2
             half = both.shape[1] // 2
@@ -238,17 +243,17 @@ class _Filler:
                 first = half
             tensor = replace(both, shape=(both.shape[0], half, both.shape[2]))
         if tensor is None:
-            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. "
-                             "Download it again.")
+            raise ValueError(f"The file lacks a layer's experts (ffn_{part}_exps): it is not whole. Download it again.")
         if tensor.type not in BLOCK_TYPES:
             raise NoBlocks(f"{tensor.name} is {tensor.type}")
         if tensor.shape[0] != experts:
             raise NoBlocks(f"{tensor.name} has {tensor.shape[0]} experts, and the model {experts}")
         _, rows, inputs = tensor.shape
-        slabs = (torch.from_numpy(tensor.bytes_of(self.file, expert * matrices * rows + first, rows))
-                 for expert in range(experts))
-        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype,
-                              self.zeros)
+        slabs = (
+            torch.from_numpy(tensor.bytes_of(self.file, expert * matrices * rows + first, rows))
+            for expert in range(experts)
+        )
+        stack = StackedWeight(self.kernels, BLOCK_TYPES[tensor.type], (experts, rows, inputs), self.dtype, self.zeros)
         self.kernels.pack_experts(stack, slabs)
         _check_scales(stack.packed, tensor)
         return stack

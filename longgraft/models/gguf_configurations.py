@@ -14,11 +14,13 @@ from longgraft.models.gguf_header import ORIGINAL
 from longgraft.target_model.supported import refuse
 
 ARCHITECTURE = "general.architecture"
-KNOWN = b"qwen2"        # an architecture with byte-level tokens, whose tokenizers transformers reads
+KNOWN = b"qwen2"  # an architecture with byte-level tokens, whose tokenizers transformers reads
 # Entries that transformers leaves at the sizes of one known model, by the metadata's keys.
 _LEFT_OUT = {
-    "qwen2moe": {"expert_feed_forward_length": "moe_intermediate_size",
-                 "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    "qwen2moe": {
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
     "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
 }
 
@@ -39,15 +41,20 @@ def configuration_of(architecture: Architecture, name: str, reader: Any, model: 
     Raises:
         ValueError: an entry of the metadata is missing, or the model cannot be decoded.
     """
-    metadata = {key.removeprefix(f"{name}."): field.contents() for key, field in reader.fields.items()
-                if key.startswith(f"{name}.")}
+    metadata = {
+        key.removeprefix(f"{name}."): field.contents()
+        for key, field in reader.fields.items()
+        if key.startswith(f"{name}.")
+    }
     tokens = reader.fields["tokenizer.ggml.tokens"]
     names = {tensor.name for tensor in reader.tensors}
     try:
         config = architecture.configuration(metadata, names, len(tokens.data))
     except KeyError as error:
-        raise ValueError(f"Model {model!r} lacks the entry {name}.{error.args[0]} of its metadata. Download the "
-                         f"file again. {ORIGINAL}") from error
+        raise ValueError(
+            f"Model {model!r} lacks the entry {name}.{error.args[0]} of its metadata. Download the "
+            f"file again. {ORIGINAL}"
+        ) from error
     for kind in ("bos", "eos"):
         field = reader.fields.get(f"tokenizer.ggml.{kind}_token_id")
         if field is not None:

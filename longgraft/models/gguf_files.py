@@ -36,9 +36,9 @@ from longgraft.models.store import making, models_folder
 from longgraft.runtime.devices import device_of
 from longgraft.target_model.weights import read_config, read_model
 
-NAMED = 6           # files that an error message names
-ROOM = 50_000_000   # most bytes of a description
-VERSION = 4         # of the folders made of a file: raise it if a file is read as another tokenizer or model
+NAMED = 6  # files that an error message names
+ROOM = 50_000_000  # most bytes of a description
+VERSION = 4  # of the folders made of a file: raise it if a file is read as another tokenizer or model
 
 
 def gguf_of(model: str) -> Path | None:
@@ -60,11 +60,14 @@ def gguf_of(model: str) -> Path | None:
     if path.suffix.lower() == ".gguf":
         return path if path.is_file() else _of_hub(model)
     if path.is_file():
-        raise ValueError(f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder "
-                         "that holds config.json, the tokenizer and the weights.")
+        raise ValueError(
+            f"Model {model!r} is a file, and not a GGUF file. Give a GGUF file, or the folder "
+            "that holds config.json, the tokenizer and the weights."
+        )
     if model.lower().endswith("gguf") and model.count("/") == 1:
-        raise ValueError(f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or "
-                         f"--model {model}/FILE.")
+        raise ValueError(
+            f"Model {model!r} is a repository of GGUF files. Give one: --gguf-file FILE, or --model {model}/FILE."
+        )
     return None
 
 
@@ -88,7 +91,7 @@ def described(name: str, sha256: str, gguf: Callable[[], Path]) -> Path:
     folder = described_folder(sha256)
     if folder.exists():
         return folder
-    check_packages(name)        # before a download
+    check_packages(name)  # before a download
     file = gguf()
     with making(f"Model {name!r}", folder, ROOM) as part:
         if part:
@@ -123,13 +126,18 @@ def dequantized(name: str, described: Path, gguf: Callable[[], Path], dtype: tor
     reader = open_gguf(file, name)
     architecture = metadata_of(reader)["general.architecture"]
     if architecture in ARCHITECTURES:
-        raise ValueError(f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in "
-                         f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}")
+        raise ValueError(
+            f"Model {name!r} is {architecture}, of which longgraft reads GGUF files only in "
+            f"their blocks: on a CPU with compiled kernels, in float32 or bfloat16. {ORIGINAL}"
+        )
     size = dtype.itemsize * sum(int(tensor.n_elements) for tensor in reader.tensors)
     with making(f"Model {name!r}", path, size) as part:
         if part:
-            print(f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in "
-                  f"{path}", file=sys.stderr, flush=True)
+            print(
+                f"longgraft: dequantising {file.name} to {str(dtype)[6:]}, once: {size / 1e6:,.0f} MB in {path}",
+                file=sys.stderr,
+                flush=True,
+            )
             shutil.copytree(described, part, dirs_exist_ok=True, ignore=shutil.ignore_patterns(TENSORS))
             with _parsed_once(reader):
                 _write_floats(file, name, dtype, part)
@@ -151,8 +159,9 @@ def _only(folder: Path) -> Path | None:
         names = [path.name for path in files[:NAMED]]
         if len(files) > NAMED:
             names.append("...")
-        raise ValueError(f"{folder} holds {len(files)} GGUF files: {', '.join(names)}. Give one of them: "
-                         "--model FOLDER/FILE.")
+        raise ValueError(
+            f"{folder} holds {len(files)} GGUF files: {', '.join(names)}. Give one of them: --model FOLDER/FILE."
+        )
     return next(iter(files), None)
 
 
@@ -160,16 +169,20 @@ def _of_hub(model: str) -> Path:
     owner, _, rest = model.partition("/")
     repository, _, file = rest.partition("/")
     if not file or owner in ("", ".", "..", "~"):
-        raise ValueError(f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's "
-                         "as OWNER/REPOSITORY/FILE.gguf.")
+        raise ValueError(
+            f"GGUF file {model} does not exist. Give a file, a folder that holds one, or a hub's "
+            "as OWNER/REPOSITORY/FILE.gguf."
+        )
     from huggingface_hub import hf_hub_download
 
     try:
         with nullcontext() if hub_answers() else offline():
             return Path(hf_hub_download(f"{owner}/{repository}", file))
-    except Exception as error:      # the hub's client raises errors of several libraries
-        raise ValueError(f"GGUF file {model} is neither here nor on a hub that this machine can reach "
-                         f"({type(error).__name__}). Download it and give the file.") from error
+    except Exception as error:  # the hub's client raises errors of several libraries
+        raise ValueError(
+            f"GGUF file {model} is neither here nor on a hub that this machine can reach "
+            f"({type(error).__name__}). Download it and give the file."
+        ) from error
 
 
 @contextmanager
@@ -178,11 +191,11 @@ def _parsed_once(reader: Any) -> Iterator[None]:
     import gguf
 
     before = gguf.GGUFReader
-    gguf.GGUFReader = lambda _: reader      # type: ignore[assignment,misc]
+    gguf.GGUFReader = lambda _: reader  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        gguf.GGUFReader = before        # type: ignore[misc]
+        gguf.GGUFReader = before  # type: ignore[misc]
 
 
 def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
@@ -212,12 +225,12 @@ def _describe(reader: Any, file: Path, name: str, out: Path) -> None:
 def _write_floats(file: Path, name: str, dtype: torch.dtype, out: Path) -> None:
     """Writes the weights into a folder that has the configuration."""
     config = read_config(str(out), name)
-    with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):      # transformers' bar
+    with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):  # transformers' bar
         model: Any = read_model(str(file.parent), name, config, dtype, file.name)
     tensors = {}
     written = set()
     for key, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in written:        # tied weights are written once
+        if tensor.data_ptr() not in written:  # tied weights are written once
             written.add(tensor.data_ptr())
             tensors[key] = tensor.contiguous()
     save_file(tensors, out / "model.safetensors", {"format": "pt"})

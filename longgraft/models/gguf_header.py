@@ -15,9 +15,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from longgraft.config.file_errors import reason
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)           # versions of the format that can be read
-WITH_YARN = ("gpt-oss", "mellum")       # architectures whose rotary scaling longgraft reads if it is YaRN's
-KEY_LENGTH = 8              # bytes of the number before a key of the metadata: the key's length
+VERSIONS = (2, 3)  # versions of the format that can be read
+WITH_YARN = ("gpt-oss", "mellum")  # architectures whose rotary scaling longgraft reads if it is YaRN's
+KEY_LENGTH = 8  # bytes of the number before a key of the metadata: the key's length
 ORIGINAL = "Give the original model: a folder with safetensors, or its hub id."
 
 
@@ -32,8 +32,10 @@ def is_gguf(path: Path) -> bool:
 def check_packages(name: str) -> None:
     """Raises ImportError if the packages that read GGUF are not installed."""
     if not all(map(importlib.util.find_spec, ("gguf", "accelerate"))):
-        raise ImportError(f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install "
-                          'them with: pip install "longgraft[gguf]"')
+        raise ImportError(
+            f"Model {name!r} is GGUF, which needs the packages gguf and accelerate. Install "
+            'them with: pip install "longgraft[gguf]"'
+        )
 
 
 def open_gguf(file: Path, name: str) -> Any:
@@ -51,7 +53,7 @@ def open_gguf(file: Path, name: str) -> Any:
         reader = FastGGUFReader(file)
         metadata = metadata_of(reader)
         arch = metadata["general.architecture"]
-    except Exception as error:      # cut and foreign files raise errors of numpy, and of the package's enums
+    except Exception as error:  # cut and foreign files raise errors of numpy, and of the package's enums
         raise ValueError(f"GGUF file {file} is cut or damaged ({reason(error)}). Download it again.") from error
     _check_kind(file, arch, metadata)
     scaling = _scaling(arch, metadata)
@@ -70,27 +72,35 @@ def _check_version(file: Path) -> None:
     with open(file, "rb") as opened:
         start = opened.read(len(MAGIC) + 4)
     if not start.startswith(MAGIC):
-        return      # the package's reader says what is wrong
-    version = int.from_bytes(start[len(MAGIC):], "little")
+        return  # the package's reader says what is wrong
+    version = int.from_bytes(start[len(MAGIC) :], "little")
     if version and version % (1 << 16) == 0:
-        raise ValueError(f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it "
-                         "by llama.cpp's gguf_convert_endian.py, or download the little-endian file.")
+        raise ValueError(
+            f"GGUF file {file} is big-endian, and longgraft reads little-endian files. Convert it "
+            "by llama.cpp's gguf_convert_endian.py, or download the little-endian file."
+        )
     if version not in VERSIONS:
-        raise ValueError(f"GGUF file {file} is of version {version}, and longgraft reads the versions "
-                         f"{' and '.join(map(str, VERSIONS))}. Convert the original model to version "
-                         f"{VERSIONS[-1]} by llama.cpp's convert_hf_to_gguf.py, or download such a file.")
+        raise ValueError(
+            f"GGUF file {file} is of version {version}, and longgraft reads the versions "
+            f"{' and '.join(map(str, VERSIONS))}. Convert the original model to version "
+            f"{VERSIONS[-1]} by llama.cpp's convert_hf_to_gguf.py, or download such a file."
+        )
 
 
 def _check_kind(file: Path, arch: str, metadata: dict[str, Any]) -> None:
     """Raises ValueError for a file that is no whole language model."""
     parts = metadata.get("split.count", 1)
     if parts > 1:
-        raise ValueError(f"{file} is one of the {parts} parts of a split model. Join them by llama.cpp's "
-                         "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole.")
+        raise ValueError(
+            f"{file} is one of the {parts} parts of a split model. Join them by llama.cpp's "
+            "`llama-gguf-split --merge FIRST_PART WHOLE.gguf`, and give the whole."
+        )
     kind = metadata.get("general.type", "model")
     if arch == "clip" or kind == "mmproj":
-        raise ValueError(f"{file} is a vision projector, no language model. Give the model's own GGUF file, "
-                         "of which longgraft reads text alone.")
+        raise ValueError(
+            f"{file} is a vision projector, no language model. Give the model's own GGUF file, "
+            "of which longgraft reads text alone."
+        )
     if kind != "model":
         raise ValueError(f"{file} is of type {kind!r}, and a model is needed. Give the model's own GGUF file.")
 
@@ -111,8 +121,9 @@ def _scaling(arch: str, metadata: dict[str, Any]) -> str:
 
 
 def _unread_rope(name: str, what: str) -> ValueError:
-    return ValueError(f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long "
-                      f"prompts. {ORIGINAL}")
+    return ValueError(
+        f"Model {name!r} has {what}, which transformers drops from GGUF: it would misread long prompts. {ORIGINAL}"
+    )
 
 
 def restore_rope(config: Any, reader: Any, name: str) -> None:
@@ -130,8 +141,12 @@ def restore_rope(config: Any, reader: Any, name: str) -> None:
     size = 2 * len(divisors)
     plain = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)
     config.rope_parameters = config.rope_parameters | {
-        "rope_type": "llama3", "factor": divisors.max().item(), "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+        "rope_type": "llama3",
+        "factor": divisors.max().item(),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     if len(scaled) != len(plain) or not torch.allclose(plain / scaled, divisors, rtol=1e-3):
         raise _unread_rope(name, "rope_freqs.weight")
@@ -158,7 +173,7 @@ def without_absent_tokens(file: Path, reader: Any) -> Iterator[Path]:
         header = bytearray(opened.read(reader.data_offset))
         for key in absent:
             end = reader.fields.pop(key).offset + KEY_LENGTH + len(key)
-            header[end - 1:end] = b"-"      # a key that nobody asks for
+            header[end - 1 : end] = b"-"  # a key that nobody asks for
         copy = Path(folder) / file.name
         copy.write_bytes(header)
         yield copy

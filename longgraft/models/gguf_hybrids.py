@@ -27,10 +27,18 @@ def _delta_net_entries(metadata: Metadata, names: Names) -> dict[str, Any]:
     kinds = ["linear_attention"] * layers
     for layer in range(interval - 1, layers, interval):
         kinds[layer] = "full_attention"
-    rope = {"rope_type": "default", "rope_theta": metadata.get("rope.freq_base", 1e7),
-            "partial_rotary_factor": metadata["rope.dimension_count"] / size}
-    return {"num_hidden_layers": layers, "layer_types": kinds, "rope_parameters": rope, "head_dim": size,
-            "linear_value_head_dim": metadata["ssm.inner_size"] // heads}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": metadata.get("rope.freq_base", 1e7),
+        "partial_rotary_factor": metadata["rope.dimension_count"] / size,
+    }
+    return {
+        "num_hidden_layers": layers,
+        "layer_types": kinds,
+        "rope_parameters": rope,
+        "head_dim": size,
+        "linear_value_head_dim": metadata["ssm.inner_size"] // heads,
+    }
 
 
 def _delta_net(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
@@ -89,8 +97,7 @@ def _rows_by_key_head(module: str, config: Config) -> np.ndarray:
 def _kinds(metadata: Metadata, kind: str) -> dict[str, Any]:
     """Returns the layers' kinds: layers without heads of keys do not attend, but are of the other kind."""
     heads = metadata["attention.head_count_kv"]
-    return {"num_key_value_heads": max(heads),
-            "layer_types": ["full_attention" if count else kind for count in heads]}
+    return {"num_key_value_heads": max(heads), "layer_types": ["full_attention" if count else kind for count in heads]}
 
 
 def _convolutions(metadata: Metadata, names: Names) -> dict[str, Any]:
@@ -105,8 +112,15 @@ def _convolution(name: str, weights: np.ndarray, config: Config) -> np.ndarray:
 
 def _mamba(module: str) -> dict[str, str]:
     """Names of a Mamba 2 module's parts."""
-    parts = {"ssm_in": "in_proj", "ssm_conv1d": "conv1d", "ssm_dt.bias": "dt_bias", "ssm_a": "A_log",
-             "ssm_d": "D", "ssm_norm": "norm", "ssm_out": "out_proj"}
+    parts = {
+        "ssm_in": "in_proj",
+        "ssm_conv1d": "conv1d",
+        "ssm_dt.bias": "dt_bias",
+        "ssm_a": "A_log",
+        "ssm_d": "D",
+        "ssm_norm": "norm",
+        "ssm_out": "out_proj",
+    }
     return {name: f"{module}.{part}" for name, part in parts.items()}
 
 
@@ -127,9 +141,12 @@ def _has_bias(module: str, names: Names) -> bool:
 
 def _mamba2(metadata: Metadata, names: Names) -> dict[str, Any]:
     inner = metadata["ssm.inner_size"]
-    return {"expand": inner // metadata["embedding_length"],
-            "head_dim": inner // metadata["ssm.time_step_rank"],
-            "use_bias": _has_bias("ssm_in", names), "use_conv_bias": _has_bias("ssm_conv1d", names)}
+    return {
+        "expand": inner // metadata["embedding_length"],
+        "head_dim": inner // metadata["ssm.time_step_rank"],
+        "use_bias": _has_bias("ssm_in", names),
+        "use_conv_bias": _has_bias("ssm_conv1d", names),
+    }
 
 
 def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
@@ -138,75 +155,160 @@ def _granite_hybrid(metadata: Metadata, names: Names) -> dict[str, Any]:
     size = metadata["embedding_length"] // metadata["attention.head_count"]
     rotated = metadata.get("rope.dimension_count", size)
     if rotated != size:
-        raise ValueError(f"The file rotates {rotated} of the {size} numbers of a head, as Bamba models do, "
-                         f"and longgraft reads only Granite models of granitehybrid files. {ORIGINAL}")
+        raise ValueError(
+            f"The file rotates {rotated} of the {size} numbers of a head, as Bamba models do, "
+            f"and longgraft reads only Granite models of granitehybrid files. {ORIGINAL}"
+        )
     shared = metadata.get("expert_shared_feed_forward_length", metadata["feed_forward_length"])
     return _kinds(metadata, "linear_attention") | {
         "mamba_expand": inner // metadata["embedding_length"],
         "mamba_d_head": inner // metadata["ssm.time_step_rank"],
-        "mamba_proj_bias": _has_bias("ssm_in", names), "mamba_conv_bias": _has_bias("ssm_conv1d", names),
-        "num_local_experts": metadata.get("expert_count", 0), "shared_intermediate_size": shared,
-        "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else None}
+        "mamba_proj_bias": _has_bias("ssm_in", names),
+        "mamba_conv_bias": _has_bias("ssm_conv1d", names),
+        "num_local_experts": metadata.get("expert_count", 0),
+        "shared_intermediate_size": shared,
+        "position_embedding_type": "rope" if metadata.get("rope.scaling.finetuned") else None,
+    }
 
 
-EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
-           "expert_feed_forward_length": "moe_intermediate_size"}
-GRANITE = {"attention.scale": "attention_multiplier", "embedding_scale": "embedding_multiplier",
-           "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling"}
-_DELTA_NET_SIZES = {"ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
-                    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads"}
-_DELTA_NET_EXPERTS = _DELTA_NET_SIZES | EXPERTS | {
-    "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+GRANITE = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_DELTA_NET_SIZES = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_DELTA_NET_EXPERTS = (
+    _DELTA_NET_SIZES | EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+)
 _DELTA_NET = {
-    "ssm_conv1d": "linear_attn.conv1d", "ssm_dt.bias": "linear_attn.dt_bias", "ssm_a": "linear_attn.A_log",
-    "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj", "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm", "post_attention_norm": "post_attention_layernorm"}
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "post_attention_norm": "post_attention_layernorm",
+}
 _QWEN35 = _DELTA_NET | {
-    "attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z",
-    "ssm_beta": "linear_attn.in_proj_b", "ssm_alpha": "linear_attn.in_proj_a"}
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+}
 # Older files have the first projection of Qwen3-Next in the model's own order, as one matrix.
-_QWEN3_NEXT = _DELTA_NET | joined("attn_qkv", "attn_gate", "linear_attn.in_proj_qkvz") | {
-    "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
-_QWEN_EXPERTS = experts("mlp.experts") | shared_experts("mlp.shared_expert") | {
-    "ffn_gate_inp": "mlp.gate", "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_up_exps": "mlp.experts.gate_up"}
+_QWEN3_NEXT = (
+    _DELTA_NET
+    | joined("attn_qkv", "attn_gate", "linear_attn.in_proj_qkvz")
+    | {"ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"}
+)
+_QWEN_EXPERTS = (
+    experts("mlp.experts")
+    | shared_experts("mlp.shared_expert")
+    | {
+        "ffn_gate_inp": "mlp.gate",
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_up_exps": "mlp.experts.gate_up",
+    }
+)
 HYBRIDS = {
     "qwen35": Architecture(
-        "qwen3_5_text", _DELTA_NET_SIZES, _QWEN35, more=_delta_net_entries,
-        change=_alternating_delta_net, columns=_alternating_columns),
+        "qwen3_5_text",
+        _DELTA_NET_SIZES,
+        _QWEN35,
+        more=_delta_net_entries,
+        change=_alternating_delta_net,
+        columns=_alternating_columns,
+    ),
     "qwen35moe": Architecture(
-        "qwen3_5_moe_text", _DELTA_NET_EXPERTS, _QWEN35 | _QWEN_EXPERTS, more=_delta_net_entries,
-        change=_alternating_delta_net, columns=_alternating_columns),
+        "qwen3_5_moe_text",
+        _DELTA_NET_EXPERTS,
+        _QWEN35 | _QWEN_EXPERTS,
+        more=_delta_net_entries,
+        change=_alternating_delta_net,
+        columns=_alternating_columns,
+    ),
     "qwen3next": Architecture(
-        "qwen3_next", _DELTA_NET_EXPERTS, _QWEN3_NEXT | _QWEN_EXPERTS, more=_delta_net_entries,
-        change=_delta_net, joined_rows=_rows_by_key_head),
+        "qwen3_next",
+        _DELTA_NET_EXPERTS,
+        _QWEN3_NEXT | _QWEN_EXPERTS,
+        more=_delta_net_entries,
+        change=_delta_net,
+        joined_rows=_rows_by_key_head,
+    ),
     "lfm2moe": Architecture(
-        "lfm2_moe", EXPERTS | {
-            "shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers",
-            "expert_weights_scale": "routed_scaling_factor", "attention.layer_norm_rms_epsilon": "norm_eps"},
-        experts("feed_forward.experts") | {
-            "attn_norm": "operator_norm", "ffn_norm": "ffn_norm", "attn_output": "self_attn.out_proj",
-            "attn_q_norm": "self_attn.q_layernorm", "attn_k_norm": "self_attn.k_layernorm",
-            "shortconv.in_proj": "conv.in_proj", "shortconv.conv": "conv.conv",
-            "shortconv.out_proj": "conv.out_proj", "ffn_gate": "feed_forward.w1", "ffn_up": "feed_forward.w3",
-            "ffn_down": "feed_forward.w2", "ffn_gate_inp": "feed_forward.gate",
-            "exp_probs_b.bias": "feed_forward.expert_bias"},
-        {"token_embd_norm": "model.embedding_norm"}, more=_convolutions, change=_convolution),
+        "lfm2_moe",
+        EXPERTS
+        | {
+            "shortconv.l_cache": "conv_L_cache",
+            "leading_dense_block_count": "num_dense_layers",
+            "expert_weights_scale": "routed_scaling_factor",
+            "attention.layer_norm_rms_epsilon": "norm_eps",
+        },
+        experts("feed_forward.experts")
+        | {
+            "attn_norm": "operator_norm",
+            "ffn_norm": "ffn_norm",
+            "attn_output": "self_attn.out_proj",
+            "attn_q_norm": "self_attn.q_layernorm",
+            "attn_k_norm": "self_attn.k_layernorm",
+            "shortconv.in_proj": "conv.in_proj",
+            "shortconv.conv": "conv.conv",
+            "shortconv.out_proj": "conv.out_proj",
+            "ffn_gate": "feed_forward.w1",
+            "ffn_up": "feed_forward.w3",
+            "ffn_down": "feed_forward.w2",
+            "ffn_gate_inp": "feed_forward.gate",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
+        },
+        {"token_embd_norm": "model.embedding_norm"},
+        more=_convolutions,
+        change=_convolution,
+    ),
     "granitehybrid": Architecture(
-        "granitemoehybrid", GRANITE | {
-            "ssm.conv_kernel": "mamba_d_conv", "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups", "ssm.time_step_rank": "mamba_n_heads",
-            "expert_used_count": "num_experts_per_tok"},
-        _mamba("mamba") | experts("block_sparse_moe.experts") | {"ffn_gate_inp": "block_sparse_moe.router"}
+        "granitemoehybrid",
+        GRANITE
+        | {
+            "ssm.conv_kernel": "mamba_d_conv",
+            "ssm.state_size": "mamba_d_state",
+            "ssm.group_count": "mamba_n_groups",
+            "ssm.time_step_rank": "mamba_n_heads",
+            "expert_used_count": "num_experts_per_tok",
+        },
+        _mamba("mamba")
+        | experts("block_sparse_moe.experts")
+        | {"ffn_gate_inp": "block_sparse_moe.router"}
         | joined("ffn_gate_shexp", "ffn_up_shexp", "shared_mlp.input_linear")
         | joined("ffn_gate", "ffn_up", "shared_mlp.input_linear")
         | {"ffn_down_shexp": "shared_mlp.output_linear", "ffn_down": "shared_mlp.output_linear"},
-        more=_granite_hybrid, change=_mamba_change),
+        more=_granite_hybrid,
+        change=_mamba_change,
+    ),
     "mamba2": Architecture(
-        "mamba2", {
-            "ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups",
-            "ssm.time_step_rank": "num_heads", "attention.layer_norm_rms_epsilon": "layer_norm_epsilon"},
+        "mamba2",
+        {
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.state_size": "state_size",
+            "ssm.group_count": "n_groups",
+            "ssm.time_step_rank": "num_heads",
+            "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        },
         _mamba("mixer") | {"attn_norm": "norm"},
-        {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"}, "backbone",
-        more=_mamba2, change=_mamba_change)}
+        {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f"},
+        "backbone",
+        more=_mamba2,
+        change=_mamba_change,
+    ),
+}
 """Architectures by the names that files give them."""

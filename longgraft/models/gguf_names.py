@@ -12,7 +12,7 @@ from longgraft.models.gguf_architectures import ARCHITECTURES
 from longgraft.models.gguf_header import ORIGINAL
 from longgraft.models.gguf_tensors import TensorTable
 
-UNUSED = ("rope_freqs.weight",)     # tensors whose content goes into the configuration
+UNUSED = ("rope_freqs.weight",)  # tensors whose content goes into the configuration
 # A layer's number, and the parameter that holds two of the matrices or one.
 _STACK = re.compile(r"(?P<module>.*\.(?P<layer>\d+)\..*)\.(?P<parameter>gate_up_proj|down_proj)")
 _HELD = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
@@ -39,15 +39,16 @@ def parameters_of(model: PreTrainedModel, table: TensorTable, processor: Any) ->
     return get_gguf_hf_weights_map(model, processor) | experts
 
 
-def _by_architecture(architecture: Architecture, model: PreTrainedModel, table: TensorTable
-                     ) -> dict[str, str]:
+def _by_architecture(architecture: Architecture, model: PreTrainedModel, table: TensorTable) -> dict[str, str]:
     """Returns the parameters by the rules of an architecture that longgraft reads by itself."""
     parameters = {}
     for tensor in table.tensors:
         parameter = architecture.parameter(tensor.name, model.config.num_hidden_layers)
         if parameter is None:
-            raise ValueError(f"The file holds {tensor.name}, which longgraft does not know of "
-                             f"{table.architecture} models. {ORIGINAL}")
+            raise ValueError(
+                f"The file holds {tensor.name}, which longgraft does not know of "
+                f"{table.architecture} models. {ORIGINAL}"
+            )
         if parameter:
             parameters[tensor.name] = parameter
     return parameters

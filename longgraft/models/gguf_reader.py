@@ -22,12 +22,12 @@ class FastGGUFReader(gguf.GGUFReader):
         kind = gguf.GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
         count = int(self._get(orig_offs + 4, np.uint64)[0])
         at = orig_offs + 12
-        whole = memoryview(self.data)       # type: ignore[arg-type]
+        whole = memoryview(self.data)  # type: ignore[arg-type]
         parts: list[Any] = []
         if kind == gguf.GGUFValueType.STRING:
             for _ in range(count):
-                size = int.from_bytes(whole[at:at + 8], "little")
-                parts.append(whole[at + 8:at + 8 + size])
+                size = int.from_bytes(whole[at : at + 8], "little")
+                parts.append(whole[at + 8 : at + 8 + size])
                 at += 8 + size
         elif kind in self.gguf_scalar_to_np:
             values = self._get(at, self.gguf_scalar_to_np[kind], count)

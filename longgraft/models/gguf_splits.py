@@ -20,19 +20,22 @@ _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|{digits}| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACES
 _LLAMA3 = f"{_CONTRACTIONS}|{_WORDS}".replace("{digits}", r"\p{N}{1,3}")
 _QWEN2 = f"{_CONTRACTIONS}|{_WORDS}".replace("{digits}", r"\p{N}")
-_QWEN35 = (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES)
+_QWEN35 = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
 # Words in which a capital letter begins a piece; {end} follows a word, {digits} is the expression of a number.
-_CASED = (r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{end}"
-          r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}"
-          r"|{digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES)
+_CASED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+{end}"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*{end}"
+    r"|{digits}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES
+)
 _TEKKEN = _CASED.replace("{end}", "").replace("{digits}", r"\p{N}")
 _GPT4O = _CASED.replace("{end}", _CONTRACTIONS + "?").replace("{digits}", r"\p{N}{1,3}")
 _YOUTU = _CASED.replace("{end}", _CONTRACTIONS + "?").replace("{digits}", r"\p{N}")
-_KIMI = (r"[\p{Han}]+|" + _GPT4O.replace(r"[\r\n/]*", r"[\r\n]*").replace(
-    r"\p{Lo}\p{M}]", r"\p{Lo}\p{M}&&[^\p{Han}]]"))
+_KIMI = r"[\p{Han}]+|" + _GPT4O.replace(r"[\r\n/]*", r"[\r\n]*").replace(r"\p{Lo}\p{M}]", r"\p{Lo}\p{M}&&[^\p{Han}]]")
 # Words with marks, punctuation, spaces: the last step of DeepSeek V3 and its relatives.
-_MARKED = (r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-           r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES)
+_MARKED = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+)
 # Letters of scripts with capitals, as DeepSeek LLM's tokenizer lists them.
 _LETTERS = (
     r"A-Za-z\u00B5\u00C0-\u00D6\u00D8-\u00F6\u00F8-\u01BA\u01BC-\u01BF\u01C4-\u0293\u0295-\u02AF\u0370-\u0373\u0376"
@@ -44,17 +47,23 @@ _LETTERS = (
     r"\u213C-\u213F\u2145-\u2149\u214E\u2183\u2184\u2C00-\u2C7B\u2C7E-\u2CE4\u2CEB-\u2CEE\u2CF2\u2CF3\uA640-\uA66D"
     r"\uA680-\uA69B\uA722-\uA76F\uA771-\uA787\uA78B-\uA78E\uAB70-\uABBF\uFB00-\uFB06\uFB13-\uFB17\uFF21-\uFF3A"
     r"\uFF41-\uFF5A\x{10400}-\x{1044F}\x{104B0}-\x{104D3}\x{104D8}-\x{104FB}\x{10C80}-\x{10CB2}\x{10CC0}-\x{10CF2}"
-    r"\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}")
+    r"\x{118A0}-\x{118DF}\x{1E900}-\x{1E943}"
+)
 _DEEPSEEK_SCRIPTS = r"[\u4E00-\u9FA5\u0800-\u4E00\uAC00-\uD7FF]+"
 _FINNISH = r" ?[^(\s|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)]+"
-_ASIAN = (r"[\u4E00-\u9FFF\u3400-\u4DBF\uF900-\uFAFF\u3040-\u309F\u30A0-\u30FF\uFF65-\uFF9F\u2F00-\u2FDF\u0E40-\u0E7F"
-          r"\u0E80-\u0EFF\u1780-\u17FF\u1000-\u109F\uAA60-\uAA7F\uA9E0-\uA9FF\uAC00-\uD7AF\u1100-\u11FF]+")
+_ASIAN = (
+    r"[\u4E00-\u9FFF\u3400-\u4DBF\uF900-\uFAFF\u3040-\u309F\u30A0-\u30FF\uFF65-\uFF9F\u2F00-\u2FDF\u0E40-\u0E7F"
+    r"\u0E80-\u0EFF\u1780-\u17FF\u1000-\u109F\uAA60-\uAA7F\uA9E0-\uA9FF\uAC00-\uD7AF\u1100-\u11FF]+"
+)
 
 _LLAMA3_NAMES = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
-_BY_RULE: tuple[tuple[str, tuple[str, ...]], ...] = (       # (names, rule)
+_BY_RULE: tuple[tuple[str, tuple[str, ...]], ...] = (  # (names, rule)
     ("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
-    ("gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum "
-     "modern-bert mpt olmo jais trillion granite-docling exaone4", (_GPT2,)),
+    (
+        "gpt-2 phi-2 jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe gigachat a.x-4.0 mellum "
+        "modern-bert mpt olmo jais trillion granite-docling exaone4",
+        (_GPT2,),
+    ),
     ("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2", (r"\p{N}", _GPT2)),
     (f"{_LLAMA3_NAMES} dbrx smaug-bpe glm4 chatglm-bpe", (_LLAMA3,)),
     ("qwen2 deepseek-r1-qwen kormo f2llmv2 megrez stablelm2 hunyuan solar-open grok-2", (_QWEN2,)),
@@ -63,32 +72,71 @@ _BY_RULE: tuple[tuple[str, tuple[str, ...]], ...] = (       # (names, rule)
     ("laguna", (r"[^\n]+|[\n]+", _QWEN2)),
     ("minicpm5", (r"\p{N}{1,3}", f"{_CONTRACTIONS}|{_WORDS}".replace("{digits}", r"\p{N}+"))),
     ("seed-coder", (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES,)),
-    ("jais-2", (_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + "".join(
-        rf"|\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2")) + r"|\s{1}",)),
-    ("exaone-moe", (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
-                    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",)),
-    ("bailingmoe bailingmoe2 llada-moe", (
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)),
+    (
+        "jais-2",
+        (
+            _LLAMA3.removesuffix(r"|\s+(?!\S)|\s+")
+            + "".join(rf"|\s{{{count}}}(?!\S)" for count in ("512", "256", "128", "64", "32", "16", "8", "4", "1,2"))
+            + r"|\s{1}",
+        ),
+    ),
+    (
+        "exaone-moe",
+        (
+            _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
+        ),
+    ),
+    (
+        "bailingmoe bailingmoe2 llada-moe",
+        (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",),
+    ),
     ("tekken", (_TEKKEN,)),
     ("gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m", (_GPT4O,)),
     ("tiny_aya cohere2moe", (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     ("kimi-k2", (_KIMI,)),
-    ("youtu", (r"[\uAC00-\uD7A3\u3131-\u318E]+|[\uFF01\u2026\u201C\u201D\u2018\u2019\u2014\uFF1A\uFF1B\uFF0C"
-               r"\u3001-\u303F\uFE30-\uFE4F]+|[\u3105-\u312F]+|" + _CJK, _YOUTU)),
-    ("deepseek-llm", (r"[\r\n]", rf"\s?[{_LETTERS}]+",
-                      r"\s?[!-/:-~\uFF01-\uFF0F\uFF1A-\uFF5E\u2018-\u201F\u3000-\u3002]+",
-                      r"\s+$", _DEEPSEEK_SCRIPTS, r"\p{N}+")),
+    (
+        "youtu",
+        (
+            r"[\uAC00-\uD7A3\u3131-\u318E]+|[\uFF01\u2026\u201C\u201D\u2018\u2019\u2014\uFF1A\uFF1B\uFF0C"
+            r"\u3001-\u303F\uFE30-\uFE4F]+|[\u3105-\u312F]+|" + _CJK,
+            _YOUTU,
+        ),
+    ),
+    (
+        "deepseek-llm",
+        (
+            r"[\r\n]",
+            rf"\s?[{_LETTERS}]+",
+            r"\s?[!-/:-~\uFF01-\uFF0F\uFF1A-\uFF5E\u2018-\u201F\u3000-\u3002]+",
+            r"\s+$",
+            _DEEPSEEK_SCRIPTS,
+            r"\p{N}+",
+        ),
+    ),
     ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_SCRIPTS, r"\p{N}")),
     ("deepseek-v3 hunyuan-dense hy_v4 joyai-llm", (r"\p{N}{1,3}", _CJK, _MARKED)),
-    ("spark2_5", (r"\p{N}{1,3}", _CJK, _MARKED.replace(r"[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+", r"[\p{P}\p{S}]+|[\r\n]"),
-                  r"\p{N}")),
+    (
+        "spark2_5",
+        (r"\p{N}{1,3}", _CJK, _MARKED.replace(r"[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+", r"[\p{P}\p{S}]+|[\r\n]"), r"\p{N}"),
+    ),
     ("afmoe", (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _ASIAN, _MARKED)),
     ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     ("poro-chat bloom gpt3-finnish", (_FINNISH,)),
     ("viking", (_FINNISH, r"\p{N}")),
     ("superbpe", (r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
-    ("chameleon", ("<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )", r"\p{N}",
-                   r"[\p{P}!-/:-@\[-`{-~]", _GPT2)))
+    (
+        "chameleon",
+        (
+            "<sentinel:[0-9]+>",
+            "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+            r"([\t\n]|    |  )",
+            r"\p{N}",
+            r"[\p{P}!-/:-@\[-`{-~]",
+            _GPT2,
+        ),
+    ),
+)
 
 SPLITS: dict[str, tuple[str, ...]] = {name: rule for names, rule in _BY_RULE for name in names.split()}
 # Rules whose tokenizers take a piece that is a token whole, even where no merges lead to it.

@@ -14,7 +14,7 @@ from torch import Tensor
 from longgraft.kernels.block_weight import BlockWeight, NeedsFloats
 from longgraft.kernels.packed_weight import BLOCK_TYPES
 
-TENSORS = "tensors.json"        # the table of tensors, in the folder that describes a file
+TENSORS = "tensors.json"  # the table of tensors, in the folder that describes a file
 EMBEDDING = "token_embd.weight"
 
 
@@ -70,8 +70,10 @@ class TensorTable:
     def read(cls, folder: Path) -> TensorTable:
         """Reads what `write` wrote."""
         table = json.loads((folder / TENSORS).read_text(encoding="utf-8"))
-        return cls(table["architecture"], tuple(
-            FileTensor(name, kind, tuple(shape), *place) for name, kind, shape, *place in table["tensors"]))
+        return cls(
+            table["architecture"],
+            tuple(FileTensor(name, kind, tuple(shape), *place) for name, kind, shape, *place in table["tensors"]),
+        )
 
     @property
     def in_blocks(self) -> bool:

@@ -11,18 +11,41 @@ from longgraft.models.gguf_header import ORIGINAL, metadata_of
 from longgraft.models.gguf_splits import BEGINNING, SPLITS, WHOLE_PIECES
 from longgraft.target_model.weights import read_tokenizer
 
-END_KEYS = ("eos", "eot", "eom")    # metadata keys: end of an answer, of a turn, of a message
+END_KEYS = ("eos", "eot", "eom")  # metadata keys: end of an answer, of a turn, of a message
 # Tokens that end an answer in any vocabulary that has them, by llama.cpp's rule (`special_eog_ids` in
 # llama-vocab.cpp).
-END_TOKENS = frozenset((
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-    "<|endoftext|>", "<|eom_id|>", "<EOT>", "_<EOT>", "<|end_of_text|>", "<end_of_utterance>",
-    "< EOT >", "_< EOT >",
-    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>",                           # fill in the middle: padding,
-    "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>",      # a repository,
-    "<|file_sep|>"))                                                            # a file
-HARMONY = frozenset(("<|return|>", "<|call|>"))     # gpt-oss, where <|end|> ends only a part of an answer
-SPACE = "\u2581"        # SentencePiece's space
+END_TOKENS = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "< EOT >",
+        "_< EOT >",
+        "<|fim_pad|>",
+        "<fim-pad>",
+        "<fim_pad>",
+        "<PAD>",  # fill in the middle: padding,
+        "<|fim_repo|>",
+        "<|repo_name|>",
+        "<fim-repo>",
+        "<REPO>",
+        "<reponame>",  # a repository,
+        "<|file_sep|>",
+    )
+)  # a file
+HARMONY = frozenset(("<|return|>", "<|call|>"))  # gpt-oss, where <|end|> ends only a part of an answer
+SPACE = "\u2581"  # SentencePiece's space
 
 
 def gguf_tokenizer(file: Path, reader: Any, name: str) -> Any:
@@ -35,8 +58,10 @@ def gguf_tokenizer(file: Path, reader: Any, name: str) -> Any:
     kind = metadata.get("tokenizer.ggml.model")
     rule = metadata.get("tokenizer.ggml.pre") or "default"
     if kind == "gpt2" and rule not in SPLITS:
-        raise ValueError(f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none "
-                         f"of the {len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}")
+        raise ValueError(
+            f"Model {name!r} splits texts by the rule {rule!r} (tokenizer.ggml.pre), which is none "
+            f"of the {len(SPLITS)} that longgraft knows (docs/models.md lists them). {ORIGINAL}"
+        )
     tokenizer = read_tokenizer(str(file.parent), name, file.name)
     if kind == "gpt2":
         _split_by(rule, tokenizer)
@@ -62,7 +87,7 @@ def _remove_prefix(tokenizer: Any) -> None:
     """Makes a SentencePiece tokenizer read a text without a space before it."""
     backend = tokenizer.backend_tokenizer
     if not tokenizer.tokenize("a")[0].startswith(SPACE):
-        return      # Gemma's has none
+        return  # Gemma's has none
     backend.normalizer = normalizers.Replace(" ", SPACE)
     backend.pre_tokenizer = None
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])

@@ -14,7 +14,7 @@ def hub_answers() -> bool:
 
     try:
         get_session().head(constants.ENDPOINT, timeout=10)
-    except Exception:       # errors of the transport, and the client's own error if it is set to work offline
+    except Exception:  # errors of the transport, and the client's own error if it is set to work offline
         return False
     return True
 
@@ -65,16 +65,24 @@ def download(name: str, path: Path, size: int | None, sha256: str, revision: str
     url = hf_hub_url(*_repository_and_file(name), revision=revision)
     file_of_hub = get_hf_file_metadata(url)
     stated = file_of_hub.etag
-    if not stated or len(stated) != len(sha256):        # it states another hash, or none
+    if not stated or len(stated) != len(sha256):  # it states another hash, or none
         stated = sha256
     if size is None:
         size = file_of_hub.size or 0
     if (file_of_hub.size, stated) != (size, sha256):
-        raise ValueError(f"it has another file: {file_of_hub.size:,} bytes with SHA-256 {stated[:12]}..., "
-                         f"and {size:,} with {sha256[:12]}... are needed")
+        raise ValueError(
+            f"it has another file: {file_of_hub.size:,} bytes with SHA-256 {stated[:12]}..., "
+            f"and {size:,} with {sha256[:12]}... are needed"
+        )
     with open(path, "ab") as file:
-        http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=size,
-                 displayed_filename=name.rpartition("/")[2])
+        http_get(
+            url,
+            file,
+            resume_size=file.tell(),
+            headers=build_hf_headers(),
+            expected_size=size,
+            displayed_filename=name.rpartition("/")[2],
+        )
 
 
 def _repository_and_file(name: str) -> tuple[str, str]:

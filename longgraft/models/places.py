@@ -16,7 +16,7 @@ from longgraft.models.fetch import get, here
 from longgraft.models.gguf_files import dequantized, described, described_folder, gguf_of
 from longgraft.models.store import sha256_of
 
-EMBEDDED = "embedded"       # the pair that ships with the package
+EMBEDDED = "embedded"  # the pair that ships with the package
 
 
 @dataclass(frozen=True)
@@ -71,19 +71,24 @@ def place_of(model: Any) -> Place:
         return _place_of_gguf(name, sha256_of(file), lambda: file)
     similar = _similar(name)
     if similar:
-        raise ValueError(f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` "
-                         "lists all.")
+        raise ValueError(
+            f"Model {name!r} is unknown. Did you mean {' or '.join(similar)}? `longgraft models` lists all."
+        )
     return Place(name, name)
 
 
 def _place_of_loaded(model: Any) -> Place:
     """Returns the place of a loaded (model, tokenizer); raises ValueError if it is something else."""
     if not isinstance(model, tuple):
-        raise ValueError(f"A {type(model).__name__} was given as the model. Pass (model, tokenizer), a name of "
-                         "`longgraft models`, a folder, a GGUF file or a hub id.")
+        raise ValueError(
+            f"A {type(model).__name__} was given as the model. Pass (model, tokenizer), a name of "
+            "`longgraft models`, a folder, a GGUF file or a hub id."
+        )
     if len(model) != 2 or not isinstance(model[0], PreTrainedModel):
-        raise ValueError(f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
-                         "(model, tokenizer): a transformers model, and its tokenizer or None.")
+        raise ValueError(
+            f"({', '.join(type(part).__name__ for part in model)}) was given as the model. Pass "
+            "(model, tokenizer): a transformers model, and its tokenizer or None."
+        )
     name = getattr(model[0].config, "_name_or_path", "") or type(model[0]).__name__
     return Place(name, "", loaded=model)
 

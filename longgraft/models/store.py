@@ -1,11 +1,11 @@
 """The cache of models: one folder whose files are either whole or absent.
 
-    models/NAME.gguf            a model of the catalogue
-    models/NAME.gguf.partial    its beginning, after an interrupted fetch
-    models/SHA256.VERSION/      configuration, tokenizer and table of tensors of a GGUF file
-    models/SHA256.VERSION-DTYPE/    its dequantized weights: an ordinary transformers folder
-    models/hashes/              SHA-256 of files elsewhere, by path, size and time of change
-    models/partial/             scratch folder of the process that holds models/lock
+models/NAME.gguf            a model of the catalogue
+models/NAME.gguf.partial    its beginning, after an interrupted fetch
+models/SHA256.VERSION/      configuration, tokenizer and table of tensors of a GGUF file
+models/SHA256.VERSION-DTYPE/    its dequantized weights: an ordinary transformers folder
+models/hashes/              SHA-256 of files elsewhere, by path, size and time of change
+models/partial/             scratch folder of the process that holds models/lock
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from longgraft.config.cache import cache_folder
 from longgraft.config.file_errors import reason
 from longgraft.runtime.fingerprint import digest
 
-ROOM = 1.05         # free bytes that are required per byte that will be written
+ROOM = 1.05  # free bytes that are required per byte that will be written
 
 
 def models_folder() -> Path:
@@ -69,12 +69,13 @@ def locked(what: str) -> Iterator[None]:
     folder = models_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder / "lock"):     # the system frees it when a process dies
+        with FileLock(folder / "lock"):  # the system frees it when a process dies
             shutil.rmtree(_scratch(), ignore_errors=True)
             yield
     except OSError as error:
-        raise ValueError(f"{what} cannot be kept in {folder}: {reason(error)}. Make room, or set "
-                         "LONGGRAFT_CACHE to another folder.") from error
+        raise ValueError(
+            f"{what} cannot be kept in {folder}: {reason(error)}. Make room, or set LONGGRAFT_CACHE to another folder."
+        ) from error
 
 
 def check_room(size: int) -> None:
@@ -92,7 +93,7 @@ def sha256_of(path: Path) -> str:
     if remembered.exists():
         return remembered.read_text(encoding="ascii")
     sha256 = hashed(path)
-    with suppress(OSError):     # a cache that cannot be written only costs time
+    with suppress(OSError):  # a cache that cannot be written only costs time
         part = remembered.with_name(f"{remembered.name}.{os.getpid()}.partial")
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(sha256, encoding="ascii")

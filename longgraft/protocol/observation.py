@@ -40,9 +40,14 @@ class Wants:
 
     def __or__(self, other: Wants) -> Wants:
         """Returns what both need, in one pass."""
-        return Wants(tuple(sorted({*self.layers, *other.layers})), self.final or other.final,
-                     max(self.topk, other.topk), self.cache or other.cache, max(self.queries, other.queries),
-                     max(self.prompt_queries, other.prompt_queries))
+        return Wants(
+            tuple(sorted({*self.layers, *other.layers})),
+            self.final or other.final,
+            max(self.topk, other.topk),
+            self.cache or other.cache,
+            max(self.queries, other.queries),
+            max(self.prompt_queries, other.prompt_queries),
+        )
 
     @classmethod
     def union(cls, wants: Iterable[Wants]) -> Wants:

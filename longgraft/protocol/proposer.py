@@ -114,5 +114,3 @@ class Retriever(Proposer, Protocol):
 def memories_of(proposers: Iterable[Proposer]) -> tuple[Memory, ...]:
     """Returns the memories of several proposers, each once, in order."""
     return tuple({id(memory): memory for proposer in proposers for memory in proposer.memories}.values())
-
-

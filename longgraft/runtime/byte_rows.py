@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 GROUP = 32
-BYTES = torch.int8      # dtype of the rows, which no model's own keys and values have
+BYTES = torch.int8  # dtype of the rows, which no model's own keys and values have
 SCALE = torch.bfloat16
 MOST_CODE = 127
 

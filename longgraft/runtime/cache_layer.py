@@ -83,8 +83,10 @@ class CacheLayer(CacheLayerMixin):
         """Raises ValueError unless n rows can be written after the committed ones."""
         last = self.owner.length + n
         if last > self.owner.capacity:
-            raise ValueError(f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
-                             "Reserve prompt + new tokens + tree before decoding.")
+            raise ValueError(
+                f"The cache holds {self.owner.capacity:,} rows and row {last:,} was written.\n"
+                "Reserve prompt + new tokens + tree before decoding."
+            )
 
     def get_mask_sizes(self, query_length: Any) -> tuple[int, int]:
         n = query_length if isinstance(query_length, int) else len(query_length)

@@ -27,7 +27,7 @@ class Clock:
     wait: Callable[[], object] | None = None
     profile: bool = False
     forwards: Counter[str] = field(default_factory=Counter)
-    _running: tuple[str, float] | None = None       # the innermost part, and the time from which it counts
+    _running: tuple[str, float] | None = None  # the innermost part, and the time from which it counts
 
     def now(self, wait: bool = True) -> float:
         """Returns seconds of a monotonic clock; with `wait`, first waits until all launched work is done."""
@@ -61,7 +61,7 @@ class Clock:
         self._running = name, now
         try:
             yield
-        finally:        # An interrupt may have left inner parts running; the outer part runs again in any case.
+        finally:  # An interrupt may have left inner parts running; the outer part runs again in any case.
             inner = self._running
             self._running = outer
             now = self.now(self.profile or outer is None)

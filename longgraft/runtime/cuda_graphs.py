@@ -22,9 +22,9 @@ Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 """Takes a region and returns (its replay, what the region returned: the same tensors at each replay)."""
 
 
-MOST = 256      # most recordings per session: each has its own memory pool
-WARM = 2        # warm-up runs before a recording
-SYNC = "called a synchronizing CUDA operation"      # torch's warning
+MOST = 256  # most recordings per session: each has its own memory pool
+WARM = 2  # warm-up runs before a recording
+SYNC = "called a synchronizing CUDA operation"  # torch's warning
 
 
 class NotRecorded(RuntimeError):
@@ -56,7 +56,7 @@ class Regions:
         self.seconds = 0.0
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
-        self._told = False      # that there is no room for further recordings
+        self._told = False  # that there is no room for further recordings
 
     @property
     def fixed(self) -> bool:
@@ -78,8 +78,7 @@ class Regions:
             except RuntimeError as error:
                 self.forget()
                 self._recorder = None
-                warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}",
-                              stacklevel=2)
+                warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}", stacklevel=2)
             self.seconds += time.perf_counter() - began
             if self._recorder is None:
                 return region()
@@ -90,8 +89,11 @@ class Regions:
     def _say_that_it_is_full(self) -> None:
         if not self._told:
             self._told = True
-            warnings.warn(f"longgraft has recorded {MOST} CUDA graphs, the most that it keeps; further parts "
-                          "of a step are launched kernel by kernel, with the same results", stacklevel=4)
+            warnings.warn(
+                f"longgraft has recorded {MOST} CUDA graphs, the most that it keeps; further parts "
+                "of a step are launched kernel by kernel, with the same results",
+                stacklevel=4,
+            )
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
         """Runs the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
@@ -119,12 +121,12 @@ class Regions:
 
 
 EAGER = Regions()
-_ONE_AT_A_TIME = threading.Lock()       # a process captures one graph at a time
+_ONE_AT_A_TIME = threading.Lock()  # a process captures one graph at a time
 
 
 def cuda_graphs(device: torch.device) -> Recorder:
     """Returns a recorder that makes one CUDA graph per region."""
-    streams: list[torch.cuda.Stream] = []       # one for all recordings, created at the first one
+    streams: list[torch.cuda.Stream] = []  # one for all recordings, created at the first one
 
     def record(region: Callable[[], Any]) -> tuple[Replay, Any]:
         with _ONE_AT_A_TIME, torch.cuda.device(device):
@@ -183,8 +185,14 @@ def _syncs_of_this_thread() -> Iterator[list[str]]:
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def collect(message: Warning | str, category: type[Warning], filename: str, lineno: int,
-                    file: TextIO | None = None, line: str | None = None) -> None:
+        def collect(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
             if SYNC not in str(message):
                 show(message, category, filename, lineno, file, line)
             elif threading.get_ident() == thread:

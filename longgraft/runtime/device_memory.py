@@ -17,7 +17,7 @@ def free_bytes(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + cached
     try:
         return _counter("/proc/meminfo", "MemAvailable")
-    except (OSError, StopIteration):        # not Linux: take all installed memory, used or not
+    except (OSError, StopIteration):  # not Linux: take all installed memory, used or not
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -29,8 +29,7 @@ def out_of_memory(error: object) -> bool:
     if isinstance(error, MemoryError):
         return True
     message = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in message
-                                                or "can't allocate memory" in message)
+    return isinstance(error, RuntimeError) and ("out of memory" in message or "can't allocate memory" in message)
 
 
 def reset_peak_memory(device: torch.device) -> None:
@@ -39,7 +38,7 @@ def reset_peak_memory(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
         return
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as kernel:
-        kernel.write("5")       # proc(5): resets the peak of the resident set
+        kernel.write("5")  # proc(5): resets the peak of the resident set
 
 
 def peak_memory(device: torch.device) -> int:
@@ -61,7 +60,7 @@ def resident() -> int:
 
 
 def _lifetime_peak() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024      # bytes
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 

@@ -23,14 +23,17 @@ def device_of(name: str | torch.device | None) -> torch.device:
     except RuntimeError:
         count = 0
     if not count:
-        raise ValueError(f"Device {str(name)!r} is not usable here. This machine and its torch "
-                         f"{torch.__version__} have {', '.join(counts)}.")
+        raise ValueError(
+            f"Device {str(name)!r} is not usable here. This machine and its torch "
+            f"{torch.__version__} have {', '.join(counts)}."
+        )
     if (device.index or 0) >= count:
         advice = f"Give {device.type}:0"
         if count > 1:
             advice += f" to {device.type}:{count - 1}"
-        raise ValueError(f"Device {str(name)!r} does not exist: this machine has {count} of type "
-                         f"{device.type}. {advice}.")
+        raise ValueError(
+            f"Device {str(name)!r} does not exist: this machine has {count} of type {device.type}. {advice}."
+        )
     return device
 
 

@@ -43,10 +43,9 @@ class KVCache(Cache):
         pending: Commits the states after a path of the last pass.
     """
 
-    layers: list[Any]       # all are `CacheLayer`; transformers annotates their base class
+    layers: list[Any]  # all are `CacheLayer`; transformers annotates their base class
 
-    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = (),
-                 dtype: torch.dtype | None = None) -> None:
+    def __init__(self, layers: int, capacity: int, kinds: Sequence[str] = (), dtype: torch.dtype | None = None) -> None:
         """Makes a cache without buffers; they are allocated at the first write.
 
         Args:
@@ -90,8 +89,7 @@ class KVCache(Cache):
             _, heads, _, size = like.shape
             # A buffer allocated in inference mode could not be written under plain no_grad (`generate`'s mode).
             with torch.inference_mode(False):
-                block = like.new_empty(each * self._kinds[name[0]], heads, self.capacity, size,
-                                       dtype=self.dtype)
+                block = like.new_empty(each * self._kinds[name[0]], heads, self.capacity, size, dtype=self.dtype)
                 self._blocks[key] = block, iter(block.split(1))
         return next(self._blocks[key][1])
 
@@ -160,7 +158,7 @@ class KVCache(Cache):
             source = self.length + path[moved:]
             for block, _ in self._blocks.values():
                 rows = block.index_select(2, sent(source, block.device))
-                block[:, :, self.length + moved:end] = rows
+                block[:, :, self.length + moved : end] = rows
         self.length = end
 
     def gathered(self, rows: Tensor) -> list[Tensor]:
@@ -184,7 +182,7 @@ class KVCache(Cache):
         for index, layer in enumerate(self.layers):
             if not layer.is_initialized:
                 continue
-            keys = layer.keys[0, :, :self.length]
+            keys = layer.keys[0, :, : self.length]
             if keys.dtype == BYTES:
                 keys = numbers_of(keys, torch.float32)
             yield index, keys
@@ -254,8 +252,7 @@ class KVCache(Cache):
         if self.states and length < self.length:
             marked, states = self._marked
             if length not in (0, marked):
-                raise ValueError(f"The cache has states after {self.length:,} tokens, and none after "
-                                 f"{length:,}.")
+                raise ValueError(f"The cache has states after {self.length:,} tokens, and none after {length:,}.")
             self.states = dict(states) if length else {}
         self.length = length
         self.pending = None
@@ -291,8 +288,7 @@ class KVCache(Cache):
         rows: list[tuple[Tensor, Tensor] | None] = []
         for layer in self.layers:
             if layer.is_initialized and self.length:
-                rows.append((layer.keys[:, :, :self.length].clone(),
-                             layer.values[:, :, :self.length].clone()))
+                rows.append((layer.keys[:, :, : self.length].clone(), layer.values[:, :, : self.length].clone()))
             else:
                 rows.append(None)
         return KVState(rows, self.length, self.skipped)
@@ -307,13 +303,13 @@ class KVCache(Cache):
 
     def _fill(self, state: KVState) -> None:
         for layer, rows in zip(self.layers, state.rows, strict=True):
-            if rows is None:        # the layer shares another layer's keys, or nothing was written yet
+            if rows is None:  # the layer shares another layer's keys, or nothing was written yet
                 continue
             if not layer.is_initialized:
                 layer.lazy_initialization(*rows)
             keys, values = rows
-            layer.keys[:, :, :state.length] = keys
-            layer.values[:, :, :state.length] = values
+            layer.keys[:, :, : state.length] = keys
+            layer.values[:, :, : state.length] = values
 
     def bytes(self) -> int:
         """Returns the allocated bytes; may be called from any thread."""

@@ -40,7 +40,7 @@ class _PackedLayer(CacheLayerMixin):
             layer_keys, layer_values = layer.update(*new)
             keys.append(layer_keys)
             values.append(layer_values)
-        if key_states.shape[3] != value_states.shape[3]:        # latents
+        if key_states.shape[3] != value_states.shape[3]:  # latents
             return torch.cat(keys, dim=2), torch.cat(values, dim=2)
         return tuple(keys), tuple(values)
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-SAMPLES = 32            # numbers of a weight that are compared
-ADAPTER = ("_active_adapter", "_disable_adapters", "scaling")       # PEFT's attributes that switch adapters
+SAMPLES = 32  # numbers of a weight that are compared
+ADAPTER = ("_active_adapter", "_disable_adapters", "scaling")  # PEFT's attributes that switch adapters
 
 
 def address_and_version(weight: Tensor) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def weight_state(models: Iterable[nn.Module]) -> bytes:
     samples: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for weight in weights:
         samples.setdefault((weight.dtype, weight.device), []).append(_spread(weight))
-    for some in samples.values():       # one copy to the host for each kind
+    for some in samples.values():  # one copy to the host for each kind
         state.update(torch.cat(some).view(torch.uint8).cpu().numpy().tobytes())
     return state.digest()
 
@@ -58,17 +58,15 @@ def addresses(models: Iterable[nn.Module]) -> list[int]:
 
 def _weights(module: nn.Module) -> Iterator[Tensor]:
     """Yields a module's own parameters and saved buffers; other buffers follow from the configuration."""
-    saved = (buffer for name, buffer in module._buffers.items()
-             if name not in module._non_persistent_buffers_set)
+    saved = (buffer for name, buffer in module._buffers.items() if name not in module._non_persistent_buffers_set)
     yield from (weight for weight in (*module._parameters.values(), *saved) if weight is not None)
 
 
 def _adapters(modules: Iterable[nn.Module]) -> list[str]:
-    return [f"{name} "
-            f"{module.__dict__[name]}" for module in modules for name in ADAPTER if name in module.__dict__]
+    return [f"{name} {module.__dict__[name]}" for module in modules for name in ADAPTER if name in module.__dict__]
 
 
 def _spread(weight: Tensor) -> Tensor:
     """Returns a view of numbers that are spread over a weight."""
     flat = weight.detach().flatten()
-    return flat[::max(1, len(flat) // SAMPLES)]
+    return flat[:: max(1, len(flat) // SAMPLES)]

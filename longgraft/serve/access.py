@@ -24,8 +24,8 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
-MIB = 2 ** 20
-ARRIVING = 4    # all large bodies that are not complete yet may have this many times --max-body together
+MIB = 2**20
+ARRIVING = 4  # all large bodies that are not complete yet may have this many times --max-body together
 # These paths need no key.  The page is the same for everyone, and sends the key itself.
 PUBLIC_PATHS = ("/", "/health", "/v1/health", "/live")
 
@@ -36,7 +36,7 @@ class Guard:
     def __init__(self, app: Asgi, options: Serving) -> None:
         self.app = app
         self.options = options
-        self._arriving = 0      # bytes of large bodies that are not complete yet
+        self._arriving = 0  # bytes of large bodies that are not complete yet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,8 +61,11 @@ class Guard:
         name = _split(f"//{host}", "Host").hostname or ""
         allowed = [host.lower() for host in self.options.hosts]
         if self.options.local and not of_this_machine(name) and name not in allowed:
-            raise ApiError(403, f"The Host header names {name!r}, which is not this server. Call it "
-                                f"{self.options.host}, or allow the name with --allow-host.")
+            raise ApiError(
+                403,
+                f"The Host header names {name!r}, which is not this server. Call it "
+                f"{self.options.host}, or allow the name with --allow-host.",
+            )
 
     def _check_origin(self, origin: str | None, host: str) -> None:
         if origin is None or "*" in self.options.cors or origin in self.options.cors:
@@ -70,8 +73,11 @@ class Guard:
         page_host = _split(origin, "Origin").netloc
         if host and page_host == host:
             return
-        raise ApiError(403, f"The request comes from a page of {origin}, and this server answers only its "
-                            "own. Allow it with --cors and that origin.")
+        raise ApiError(
+            403,
+            f"The request comes from a page of {origin}, and this server answers only its "
+            "own. Allow it with --cors and that origin.",
+        )
 
     def _check_key(self, sent: str) -> None:
         key = self.options.api_key
@@ -88,8 +94,11 @@ class Guard:
         length = headers.get("content-length", "")
         if length and "transfer-encoding" in headers:
             # A proxy may see other requests on this connection than we do (RFC 9112, section 6.1).
-            raise ApiError(400, "The request has Content-Length and Transfer-Encoding. Send one of them.",
-                           headers={"Connection": "close"})
+            raise ApiError(
+                400,
+                "The request has Content-Length and Transfer-Encoding. Send one of them.",
+                headers={"Connection": "close"},
+            )
         if length.isdecimal() and int(length[:20]) > self.options.max_body * MIB:
             raise self._too_large()
 
@@ -118,18 +127,26 @@ class Guard:
             most = ARRIVING * self.options.max_body * MIB
             if counted and self._arriving > most:
                 count(0)
-                raise ApiError(429, f"Large bodies that are not complete yet have {most // MIB} MiB "
-                                    "together, and no more is allowed. Send this one again later.",
-                               headers={"Retry-After": "5"})
+                raise ApiError(
+                    429,
+                    f"Large bodies that are not complete yet have {most // MIB} MiB "
+                    "together, and no more is allowed. Send this one again later.",
+                    headers={"Retry-After": "5"},
+                )
             return message
+
         try:
             yield limited
         finally:
             count(0)
 
     def _too_large(self) -> ApiError:
-        return ApiError(413, f"The body is larger than {self.options.max_body} MiB, which is the most that "
-                             "is read. Send less, or raise --max-body.", code="body_too_large")
+        return ApiError(
+            413,
+            f"The body is larger than {self.options.max_body} MiB, which is the most that "
+            "is read. Send less, or raise --max-body.",
+            code="body_too_large",
+        )
 
 
 class Clients:
@@ -163,5 +180,5 @@ def _headers(scope: Scope) -> dict[str, str]:
 def _split(url: str, header: str) -> SplitResult:
     try:
         return urlsplit(url)
-    except ValueError as error:     # brackets without an address
+    except ValueError as error:  # brackets without an address
         raise ApiError(400, f"The {header} header cannot be read.") from error

@@ -46,8 +46,9 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
             await asyncio.to_thread(tracing.close)
 
     # FastAPI's documentation pages load scripts from other servers.
-    app = FastAPI(title="longgraft", docs_url=None, redoc_url=None, lifespan=lifespan,
-                  responses={"4XX": {"model": ErrorBody}})
+    app = FastAPI(
+        title="longgraft", docs_url=None, redoc_url=None, lifespan=lifespan, responses={"4XX": {"model": ErrorBody}}
+    )
     app.state.longgraft = state
     install_handlers(app)
     for module in ROUTERS:
@@ -64,5 +65,5 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
 def guard(app: FastAPI, options: Serving) -> None:
     """Puts access control in front of an application."""
     app.add_middleware(Guard, options=options)
-    if options.cors:        # outside the guard: a preflight request has no key
+    if options.cors:  # outside the guard: a preflight request has no key
         app.add_middleware(CORSMiddleware, allow_origins=list(options.cors), allow_methods=["*"], allow_headers=["*"])

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from longgraft.serve.refusals import Busy
 
 T = TypeVar("T")
-TRIM_AFTER = 0.5        # seconds from a response to the return of its memory to the system
-THREADS = 2             # for small bodies; they share the interpreter with the decoding thread
-LARGE = 2 ** 18         # bytes; longer bodies are large.  The text of a prompt of 64K tokens is about as long
+TRIM_AFTER = 0.5  # seconds from a response to the return of its memory to the system
+THREADS = 2  # for small bodies; they share the interpreter with the decoding thread
+LARGE = 2**18  # bytes; longer bodies are large.  The text of a prompt of 64K tokens is about as long
 
 
 class EncodingPool:
@@ -74,7 +74,7 @@ class EncodingPool:
             asyncio.get_running_loop().call_later(TRIM_AFTER, self._trim)
 
     def _trim(self) -> None:
-        with suppress(RuntimeError):        # the pool is closed by now
+        with suppress(RuntimeError):  # the pool is closed by now
             self._large.submit(trim)
 
     def close(self) -> None:

@@ -23,9 +23,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
 
-GRACE_SECONDS = 5       # time for clients to receive the rest of their answers when the server stops
-HEADER_SECONDS = 10.0   # time for a client to send a request's headers
-BODY_SECONDS = 60.0     # then for a body of up to 16 MiB, at 2.2 Mbit/s; longer in proportion to --max-body
+GRACE_SECONDS = 5  # time for clients to receive the rest of their answers when the server stops
+HEADER_SECONDS = 10.0  # time for a client to send a request's headers
+BODY_SECONDS = 60.0  # then for a body of up to 16 MiB, at 2.2 Mbit/s; longer in proportion to --max-body
 
 
 def bind(options: Serving) -> socket.socket:
@@ -42,10 +42,12 @@ def bind(options: Serving) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ValueError(f"{where} is taken by another program. Give another --port, or 0 for any that is free."
-                             ) from error
-        raise ValueError(f"{where} cannot be listened on: {error.strerror or error}. Give another --host or --port."
-                         ) from error
+            raise ValueError(
+                f"{where} is taken by another program. Give another --port, or 0 for any that is free."
+            ) from error
+        raise ValueError(
+            f"{where} cannot be listened on: {error.strerror or error}. Give another --host or --port."
+        ) from error
     return bound
 
 
@@ -91,14 +93,25 @@ class Server(uvicorn.Server):
         options: Serving = app.state.longgraft.options
         body_seconds = BODY_SECONDS * max(1.0, options.max_body / 16)
         connection: Any = partial(Connection, body_seconds=body_seconds)
-        super().__init__(uvicorn.Config(
-            app, http=connection, ws="none", log_level="warning", access_log=False, lifespan="on", server_header=False,
-            proxy_headers=False, timeout_graceful_shutdown=GRACE_SECONDS, timeout_keep_alive=options.keep_alive,
-            headers=[("Keep-Alive", f"timeout={options.keep_alive}")]))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=connection,
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                lifespan="on",
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+                timeout_keep_alive=options.keep_alive,
+                headers=[("Keep-Alive", f"timeout={options.keep_alive}")],
+            )
+        )
         self._app = app
         self._ready = ready
         self._worker: Drains = app.state.longgraft.worker
-        self._until = math.inf      # time at which draining ends
+        self._until = math.inf  # time at which draining ends
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts the server, and then calls `ready`."""
@@ -189,9 +202,15 @@ class Connection(H11Protocol):
         """Sends the error unless a response has begun, and closes the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             body = json.dumps(error.body).encode()
-            headers = [("content-type", "application/json"), ("content-length", str(len(body))),
-                       ("connection", "close")]
-            for event in (h11.Response(status_code=error.status_code, headers=headers), h11.Data(data=body),
-                          h11.EndOfMessage()):
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            for event in (
+                h11.Response(status_code=error.status_code, headers=headers),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            ):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()

@@ -55,13 +55,13 @@ class InfillStop:
             if step is not None:
                 decoded += step.text
                 # A step may have decoded more than the line in which the time was up.
-                text = self.without_held(decoded[:self.over[0]] if self.over else decoded)
+                text = self.without_held(decoded[: self.over[0]] if self.over else decoded)
                 end = self.end(text)
                 shown = max(sent, self.certain(text) if end is None else end)
                 step = replace(step, text=text[sent:shown])
                 sent = shown
             yield step
-        rest = text[sent:self.end(text)]
+        rest = text[sent : self.end(text)]
         if rest:
             yield Step(text=rest)
 

@@ -25,38 +25,74 @@ class Serving(Checked):
     host: str = option("127.0.0.1", "Address to listen on; require a key if other machines can reach it")
     port: int = option(8012, "Port to listen on; 0: any that is free", low=0, high=65535, source="llama.vim's")
     # Not in the repr, which ends up in logs and tracebacks.
-    api_key: str | None = field(default=None, repr=False, metadata={KEY: Option(
-        help=f"Key that clients must send as Bearer; better set {KEY_VARIABLE}, which process lists do not show",
-        none="the value of that variable; if it is not set, no key is needed")})
-    cors: tuple[str, ...] = option((), "Origin whose pages may send requests; *: any; repeatable", many=True,
-                                   metavar="ORIGIN")
-    hosts: tuple[str, ...] = option((), "Further name that the Host header may give this server; repeatable",
-                                    flag="--allow-host", many=True, metavar="NAME")
-    max_running: int = option(8, "Requests that are answered at once; further ones wait; always 1 with CUDA graphs",
-                              unit="requests", low=1, high=256)
-    queue: int = option(16, "Requests that may wait; further ones are refused with 429", unit="requests", low=0,
-                        high=4096)
-    max_prompt_tokens: int | None = option(None, "Longest prompt of a request", unit="tokens", low=1,
-                                           none="what the model allows")
-    max_answer_tokens: int = option(4096, "Longest answer of a request; higher limits are lowered to it", unit="tokens",
-                                    low=1, high=2 ** 20)
+    api_key: str | None = field(
+        default=None,
+        repr=False,
+        metadata={
+            KEY: Option(
+                help=f"Key that clients must send as Bearer; better set {KEY_VARIABLE}, which no process list shows",
+                none="the value of that variable; if it is not set, no key is needed",
+            )
+        },
+    )
+    cors: tuple[str, ...] = option(
+        (), "Origin whose pages may send requests; *: any; repeatable", many=True, metavar="ORIGIN"
+    )
+    hosts: tuple[str, ...] = option(
+        (),
+        "Further name that the Host header may give this server; repeatable",
+        flag="--allow-host",
+        many=True,
+        metavar="NAME",
+    )
+    max_running: int = option(
+        8,
+        "Requests that are answered at once; further ones wait; always 1 with CUDA graphs",
+        unit="requests",
+        low=1,
+        high=256,
+    )
+    queue: int = option(
+        16, "Requests that may wait; further ones are refused with 429", unit="requests", low=0, high=4096
+    )
+    max_prompt_tokens: int | None = option(
+        None, "Longest prompt of a request", unit="tokens", low=1, none="what the model allows"
+    )
+    max_answer_tokens: int = option(
+        4096, "Longest answer of a request; higher limits are lowered to it", unit="tokens", low=1, high=2**20
+    )
     max_body: int = option(16, "Largest body of a request", unit="MiB", low=1, high=4096)
-    max_seconds: float | None = option(None, "Time for decoding one answer, which then ends as it is", unit="seconds",
-                                       low=0.001, none="no limit")
-    beat: float = option(5.0, "Time between comments on a stream that has nothing else to send", unit="seconds",
-                         low=0.01, high=3600)
+    max_seconds: float | None = option(
+        None, "Time for decoding one answer, which then ends as it is", unit="seconds", low=0.001, none="no limit"
+    )
+    beat: float = option(
+        5.0, "Time between comments on a stream that has nothing else to send", unit="seconds", low=0.01, high=3600
+    )
     # Clients keep idle connections for up to 90 s (Go's, reqwest's), gateways for 60 s. If the server closed one first,
     # a request that is just being sent would fail.
-    keep_alive: int = option(120, "Time for which a connection without a request stays open", unit="seconds", low=1,
-                             high=86400)
-    drain_timeout: float = option(30.0, "Time after SIGTERM for requests that run or wait; what is left is cut off",
-                                  unit="seconds", low=0.0, high=86400)
+    keep_alive: int = option(
+        120, "Time for which a connection without a request stays open", unit="seconds", low=1, high=86400
+    )
+    drain_timeout: float = option(
+        30.0,
+        "Time after SIGTERM for requests that run or wait; what is left is cut off",
+        unit="seconds",
+        low=0.0,
+        high=86400,
+    )
     metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")
-    otlp_endpoint: str | None = option(None, "Collector that gets OpenTelemetry traces over OTLP/HTTP, such "
-                                       "as http://127.0.0.1:4318; extra otel", none="no traces", metavar="URL")
+    otlp_endpoint: str | None = option(
+        None,
+        "Collector that gets OpenTelemetry traces over OTLP/HTTP, such as http://127.0.0.1:4318; extra otel",
+        none="no traces",
+        metavar="URL",
+    )
     special_tokens_in_content: str = option(
-        "escape", "What to do with special tokens that messages spell: encode them as text (escape), let "
-        "them count as tokens (allow), or refuse the request", choices=POLICIES)
+        "escape",
+        "What to do with special tokens that messages spell: encode them as text (escape), let "
+        "them count as tokens (allow), or refuse the request",
+        choices=POLICIES,
+    )
     model_name: str | None = option(None, "Name of the model for clients", none="its own")
 
     def __post_init__(self) -> None:
@@ -64,14 +100,18 @@ class Serving(Checked):
         if not self.host.strip():
             raise ValueError("The host is empty. Give an address to listen on, such as 127.0.0.1 or 0.0.0.0.")
         if not re.fullmatch("[a-zA-Z_:][a-zA-Z0-9_:]*", self.metrics_prefix):
-            raise ValueError(f"The metrics' prefix is {self.metrics_prefix!r}; it must be of letters, "
-                             "digits, _ and :, such as vllm:.")
+            raise ValueError(
+                f"The metrics' prefix is {self.metrics_prefix!r}; it must be of letters, "
+                "digits, _ and :, such as vllm:."
+            )
         if self.otlp_endpoint is not None and not re.match("https?://.", self.otlp_endpoint):
-            raise ValueError(f"The OTLP endpoint is {self.otlp_endpoint!r}; it must be a URL, such as "
-                             "http://127.0.0.1:4318.")
+            raise ValueError(
+                f"The OTLP endpoint is {self.otlp_endpoint!r}; it must be a URL, such as http://127.0.0.1:4318."
+            )
         if self.api_key is not None and not self.api_key.strip():
-            raise ValueError(f"The API key is empty. Give one of at least one character, or leave --api-key "
-                             f"and {KEY_VARIABLE} out.")
+            raise ValueError(
+                f"The API key is empty. Give one of at least one character, or leave --api-key and {KEY_VARIABLE} out."
+            )
 
     @property
     def local(self) -> bool:
@@ -93,12 +133,20 @@ class Replicas(Checked):
     Each has its own model, queue and kept prompts; --queue, --max-running and --prefixes hold for each.
     """
 
-    ray: str | None = option(None, "Serve from replicas on a Ray cluster: auto, HOST:PORT, or local to start "
-                             "one here. Models and files given as paths must be there on every node", metavar="ADDRESS",
-                             none="no cluster; the model is loaded here")
+    ray: str | None = option(
+        None,
+        "Serve from replicas on a Ray cluster: auto, HOST:PORT, or local to start "
+        "one here. Models and files given as paths must be there on every node",
+        metavar="ADDRESS",
+        none="no cluster; the model is loaded here",
+    )
     replicas: int | None = option(None, "Number of replicas", low=1, high=4096, none="one per GPU, else per node")
-    autoscale: str | None = option(None, "Fewest and most replicas; their number follows the running requests",
-                                   metavar="MIN:MAX", none="a fixed number")
+    autoscale: str | None = option(
+        None,
+        "Fewest and most replicas; their number follows the running requests",
+        metavar="MIN:MAX",
+        none="a fixed number",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -107,10 +155,12 @@ class Replicas(Checked):
             raise ValueError(f"{flag} needs a Ray cluster. Give --ray local to start one here, or the address of one.")
         if self.replicas and self.autoscale:
             raise ValueError("--replicas is a fixed number, and --autoscale lets it change. Leave one out.")
-        if self.autoscale is not None and (not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}", self.autoscale)
-                                           or self.fewest > (self.most or 0)):
-            raise ValueError(f"--autoscale is {self.autoscale!r}; it must be the fewest and the most "
-                             "replicas, such as 1:4.")
+        if self.autoscale is not None and (
+            not re.fullmatch(r"[1-9]\d{0,3}:[1-9]\d{0,3}", self.autoscale) or self.fewest > (self.most or 0)
+        ):
+            raise ValueError(
+                f"--autoscale is {self.autoscale!r}; it must be the fewest and the most replicas, such as 1:4."
+            )
 
     @property
     def fewest(self) -> int:

@@ -24,8 +24,18 @@ from longgraft.serve.tools.reader import CallReader
 from longgraft.serve.tools.rendering import rendered
 
 # Arguments of a chat template that the server sets itself.
-RESERVED = {"messages", "conversation", "tokenize", "return_dict", "return_tensors", "add_generation_prompt",
-            "chat_template", "continue_final_message", "tools", "documents"}
+RESERVED = {
+    "messages",
+    "conversation",
+    "tokenize",
+    "return_dict",
+    "return_tensors",
+    "add_generation_prompt",
+    "chat_template",
+    "continue_final_message",
+    "tools",
+    "documents",
+}
 
 
 Encoded = tuple[GenerationRequest, AnswerContext]
@@ -60,7 +70,7 @@ def plain_prompt(state: State, prompt: str | list[int], policy: str) -> Generati
     window = current_window(prompt)
     if window is None:
         return GenerationRequest(ids)
-    return GenerationRequest(ids, predictions=(state.ids(window, "prompt")[:state.positions],))
+    return GenerationRequest(ids, predictions=(state.ids(window, "prompt")[: state.positions],))
 
 
 def _plain_ids(state: State, prompt: str | list[int], policy: str) -> list[int]:
@@ -80,14 +90,15 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
     A model without such tokens continues the prompt, and the suffix is a prediction.
     """
     if not isinstance(prompt, str):
-        raise ApiError(400, "A suffix goes with a prompt that is text. Send the text, or lay the ids out yourself.",
-                       "suffix")
+        raise ApiError(
+            400, "A suffix goes with a prompt that is text. Send the text, or lay the ids out yourself.", "suffix"
+        )
     if body.echo:
         raise ApiError(400, "echo does not go with a suffix. Leave one of them out.", "echo")
     rest = state.ids(suffix, "suffix")
     with client_errors("prompt"):
         if state.layout.form != "fim":
-            requested = GenerationRequest(state.session.encode(prompt), predictions=(rest[:state.positions],))
+            requested = GenerationRequest(state.session.encode(prompt), predictions=(rest[: state.positions],))
             return requested, AnswerContext(layout=state.layout.form)
         # Prompt and suffix are cut to leave room for the new tokens.
         room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
@@ -124,9 +135,18 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
     # The request's own prediction comes last, because retrievers prefer the last text.
     predictions = [tokens for tokens in (*requested.predictions, predicted) if tokens]
     eos = (*body.eos(state.session.eos), *(requested.eos or ()))
-    requested = replace(requested, max_new_tokens=new_tokens, sampling=sampling, stop=stop, eos=eos,
-                        predictions=tuple(predictions), budget=budget, corpus=corpus,
-                        priority=body.priority or 0, client=client)
+    requested = replace(
+        requested,
+        max_new_tokens=new_tokens,
+        sampling=sampling,
+        stop=stop,
+        eos=eos,
+        predictions=tuple(predictions),
+        budget=budget,
+        corpus=corpus,
+        priority=body.priority or 0,
+        client=client,
+    )
     return requested, replace(context, predicted=predicted, constraint_field=constraint_field)
 
 
@@ -144,8 +164,10 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         about = next(iter(body.constraints()), "")
         if tool_calls is not None:
             if about:
-                raise ValueError(f"{about} and tools were given; an answer follows one of them. Leave one "
-                                 "out, or set tool_choice to none.")
+                raise ValueError(
+                    f"{about} and tools were given; an answer follows one of them. Leave one "
+                    "out, or set tool_choice to none."
+                )
             sampling = replace(sampling, tool_calls=tool_calls)
             about = "tools"
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
@@ -183,8 +205,11 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
     kwargs: dict[str, Any] = body.chat_template_kwargs or {}
     reserved = RESERVED & set(kwargs)
     if reserved:
-        raise ApiError(400, f"chat_template_kwargs sets {min(reserved)}, which the server sets itself. Leave it out.",
-                       "chat_template_kwargs")
+        raise ApiError(
+            400,
+            f"chat_template_kwargs sets {min(reserved)}, which the server sets itself. Leave it out.",
+            "chat_template_kwargs",
+        )
     tools, family = _shown(tokenizer, body)
     messages, more = rendered(family, messages, tools)
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
@@ -195,8 +220,9 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
     try:
         return special.rendered(messages, render, "messages")
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
-        raise ApiError(400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.",
-                       "messages") from error
+        raise ApiError(
+            400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.", "messages"
+        ) from error
 
 
 def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, family: ToolFamily) -> Encoded:
@@ -211,7 +237,7 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     context = AnswerContext(calls=reader)
     requested = replace(requested, stop_until="" if body.must_call else reader.begin)
     if not body.must_call and find_spec("llguidance") is None:
-        return requested, context       # calls are read as the model writes them
+        return requested, context  # calls are read as the model writes them
     if not body.must_call and not any(tool.strict for tool in tools):
         tools = _followable(state, family, tools)
         if not _followed(state, family, tools):
@@ -251,8 +277,12 @@ def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
     with client_errors("prediction"):
         ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
     if len(ids) > state.positions:
-        raise ApiError(400, f"The prediction has {len(ids):,} tokens, and no answer here has more than "
-                            f"{state.positions:,}. Shorten it.", "prediction")
+        raise ApiError(
+            400,
+            f"The prediction has {len(ids):,} tokens, and no answer here has more than "
+            f"{state.positions:,}. Shorten it.",
+            "prediction",
+        )
     return ids
 
 
@@ -263,8 +293,12 @@ def client_of(state: State, body: AnswerRequest) -> str | None:
     """
     remember = body.longgraft.remember if body.longgraft else None
     if remember and state.session.engine.earlier is None:
-        raise ApiError(400, "longgraft.remember is true, and this server remembers no answers. Leave it out, "
-                            "or start the server with --remember and a number of bytes.", "longgraft.remember")
+        raise ApiError(
+            400,
+            "longgraft.remember is true, and this server remembers no answers. Leave it out, "
+            "or start the server with --remember and a number of bytes.",
+            "longgraft.remember",
+        )
     return None if remember is False else ""
 
 

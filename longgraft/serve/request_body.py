@@ -37,7 +37,7 @@ class BodyRequest(Request):
     def __init__(self, request: Request, model: type[BaseModel]) -> None:
         super().__init__(request.scope, request.receive)
         self._model = model
-        self.size = 0       # bytes of the body, once it is read
+        self.size = 0  # bytes of the body, once it is read
 
     async def json(self) -> Any:
         """Returns an instance of the model, which FastAPI's own validation leaves as it is."""
@@ -59,7 +59,7 @@ class BodyRequest(Request):
             if not task.done():
                 raise ApiError(499, "The client closed the connection.")
             return task.result()
-        except Busy as error:       # FastAPI would report any other exception as a body that cannot be parsed
+        except Busy as error:  # FastAPI would report any other exception as a body that cannot be parsed
             raise ApiError.of(error) from error
         finally:
             gone.cancel()
@@ -82,6 +82,7 @@ class BodyRoute(APIRoute):
                 return await handler(body_request)
             finally:
                 request.app.state.longgraft.pool.trim_later(body_request.size)
+
         return handle
 
 
@@ -102,15 +103,16 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     except RecursionError as error:
         raise ApiError(400, "The body's JSON is nested too deeply. Send fewer brackets within brackets.") from error
     except ValueError as error:
-        raise ApiError(400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
-                       ) from error
+        raise ApiError(
+            400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
+        ) from error
     if UNSENDABLE.search(body):
         _check_sendable(value)
     try:
         return model.model_validate(value)
     except ValidationError as error:
         refusal = invalid(error, value)
-    raise refusal       # raised out here, it has no context that would keep the whole parsed body in memory
+    raise refusal  # raised out here, it has no context that would keep the whole parsed body in memory
 
 
 def _check_sendable(body: Any) -> None:
@@ -123,8 +125,12 @@ def _check_sendable(body: Any) -> None:
         if isinstance(value, str):
             place = _half_character(value)
             if place is not None:
-                raise ApiError(400, f"{name or 'The body'} has half a character at place {place:,}: an emoji "
-                                    "was cut in two. Cut the text elsewhere.", name or None)
+                raise ApiError(
+                    400,
+                    f"{name or 'The body'} has half a character at place {place:,}: an emoji "
+                    "was cut in two. Cut the text elsewhere.",
+                    name or None,
+                )
         elif isinstance(value, float) and not isfinite(value):
             raise ApiError(400, f"{name or 'The body'} is {value}; it must be a finite number.", name or None)
         elif isinstance(value, list):

@@ -24,7 +24,7 @@ from longgraft.serve.formats.logprobs import unfollowed
 if TYPE_CHECKING:
     from longgraft.serve.worker import Worker
 
-LOOK = 0.02         # seconds between looks at a full queue
+LOOK = 0.02  # seconds between looks at a full queue
 TRACE: ContextVar[Mapping[str, str]] = ContextVar("longgraft_trace", default=MappingProxyType({}))
 """Headers of the request that name the trace it belongs to."""
 CLIENT = ContextVar("longgraft_client", default="")
@@ -95,11 +95,20 @@ class ServedRequest(Scheduled):
         trace: Headers that name the trace it belongs to.
     """
 
-    def __init__(self, worker: Worker, requested: GenerationRequest, context: AnswerContext | None = None, *,
-                 session: Session | None = None, seconds: float | None = None,
-                 complete: Callable[[Step], bool] | None = None, trim: Callable[[Steps], Steps] | None = None,
-                 leader: ServedRequest | None = None, places: asyncio.Semaphore | None = None,
-                 only_reads: bool = False) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        requested: GenerationRequest,
+        context: AnswerContext | None = None,
+        *,
+        session: Session | None = None,
+        seconds: float | None = None,
+        complete: Callable[[Step], bool] | None = None,
+        trim: Callable[[Steps], Steps] | None = None,
+        leader: ServedRequest | None = None,
+        places: asyncio.Semaphore | None = None,
+        only_reads: bool = False,
+    ) -> None:
         if requested.client is not None:
             # The threads that encode prompts do not know the client.
             requested = replace(requested, client=CLIENT.get())
@@ -150,7 +159,7 @@ class ServedRequest(Scheduled):
         """Sends an event to the coroutine that iterates; it may be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
-        except RuntimeError:        # the loop is closed: no coroutine is left
+        except RuntimeError:  # the loop is closed: no coroutine is left
             self.cancelled = True
 
     async def _in_turn(self, beat: float | None) -> Steps:
@@ -182,7 +191,7 @@ class ServedRequest(Scheduled):
 
         Raises an exception that was sent.
         """
-        if beat is None or not self._events.empty():    # no timeout without need: it costs time
+        if beat is None or not self._events.empty():  # no timeout without need: it costs time
             event = await self._events.get()
         else:
             try:

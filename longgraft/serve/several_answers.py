@@ -12,8 +12,9 @@ from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.state import State
 
 
-def served_answers(state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int,
-                   only_reads: bool = False) -> list[ServedRequest]:
+def served_answers(
+    state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int, only_reads: bool = False
+) -> list[ServedRequest]:
     """Returns the requests for `count` answers to each prompt.
 
     As many run at once as the worker decodes at once.
@@ -26,9 +27,15 @@ def served_answers(state: State, prompts: Sequence[tuple[GenerationRequest, Answ
     for requested, context in prompts:
         leader: ServedRequest | None = None
         for number in range(count):
-            served = ServedRequest(state.worker, _drawn_apart(requested, number), context.again(),
-                                   seconds=state.options.max_seconds, leader=leader, places=places,
-                                   only_reads=only_reads)
+            served = ServedRequest(
+                state.worker,
+                _drawn_apart(requested, number),
+                context.again(),
+                seconds=state.options.max_seconds,
+                leader=leader,
+                places=places,
+                only_reads=only_reads,
+            )
             answers.append(served)
             leader = leader or served
     return answers
@@ -43,5 +50,5 @@ def _drawn_apart(requested: GenerationRequest, number: int) -> GenerationRequest
     if number > 0:
         sampling = replace(sampling, prompt_logprobs=None)
     if sampling.temperature != 0:
-        sampling = replace(sampling, seed=(sampling.seed + number) % 2 ** 63)
+        sampling = replace(sampling, seed=(sampling.seed + number) % 2**63)
     return replace(requested, sampling=sampling)

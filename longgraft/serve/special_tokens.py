@@ -36,8 +36,12 @@ class SpecialTokens:
         for text in texts_of(value):
             token = self._coder.marked(text)
             if token:
-                raise ApiError(400, f"{param} spells the special token {token}. Leave it out, or set "
-                                    "special_tokens_in_content to escape.", param)
+                raise ApiError(
+                    400,
+                    f"{param} spells the special token {token}. Leave it out, or set "
+                    "special_tokens_in_content to escape.",
+                    param,
+                )
 
     def encode(self, text: str, param: str) -> list[int] | None:
         """Returns the ids of a text, encoded as ordinary text.

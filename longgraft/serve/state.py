@@ -89,8 +89,9 @@ class State:
     def need_tokenizer(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if the model has none."""
         if self.tokenizer is None:
-            raise ApiError(400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids "
-                                "as the prompt.", param)
+            raise ApiError(
+                400, f"{self.name} came without a tokenizer, so it takes no text. Send token ids as the prompt.", param
+            )
         return self.tokenizer
 
     def ids(self, text: str, param: str, special: bool = False) -> list[int]:
@@ -101,8 +102,11 @@ class State:
         """
         tokenizer = self.need_tokenizer(param)
         # Making an attention mask of a million tokens would hold the interpreter's lock.
-        return list(tokenizer(text, add_special_tokens=special, return_attention_mask=False,
-                              return_token_type_ids=False)["input_ids"])
+        return list(
+            tokenizer(text, add_special_tokens=special, return_attention_mask=False, return_token_type_ids=False)[
+                "input_ids"
+            ]
+        )
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""
@@ -113,8 +117,12 @@ class State:
     def need_template(self, param: str) -> Any:
         """Returns the tokenizer; raises ApiError about this field if it has no chat template."""
         if not getattr(self.tokenizer, "chat_template", None):
-            raise ApiError(400, f"{self.name} has no chat template, so it takes no messages. Send the prompt "
-                                "as text to /v1/completions.", param)
+            raise ApiError(
+                400,
+                f"{self.name} has no chat template, so it takes no messages. Send the prompt "
+                "as text to /v1/completions.",
+                param,
+            )
         return self.tokenizer
 
     @cached_property
@@ -134,8 +142,13 @@ class State:
         Raises ApiError if none fit.  requested: None: as many as are allowed
         """
         if len(ids) > self.max_prompt_tokens:
-            raise ApiError(400, f"The prompt has {len(ids):,} tokens, and {self.name} takes "
-                                f"{self.max_prompt_tokens:,} here. Shorten it.", param, "context_length_exceeded")
+            raise ApiError(
+                400,
+                f"The prompt has {len(ids):,} tokens, and {self.name} takes "
+                f"{self.max_prompt_tokens:,} here. Shorten it.",
+                param,
+                "context_length_exceeded",
+            )
         allowed = min(self.positions - len(ids), self.options.max_answer_tokens)
         if requested is None:
             return allowed

@@ -64,6 +64,7 @@ class AnswerFormat(Protocol):
 @asynccontextmanager
 async def cancelled_on_disconnect(receive: Receive, *requests: ServedRequest) -> AsyncIterator[None]:
     """Cancels the requests when their client disconnects, and at the end of the block."""
+
     def cancel() -> None:
         for served in requests:
             served.cancel()
@@ -147,8 +148,9 @@ class EventStream(Response):
 
     media_type = EVENTS
 
-    def __init__(self, answers: Sequence[tuple[ServedRequest, AnswerFormat]], beat: float,
-                 events: EventForm = OPENAI_EVENTS) -> None:
+    def __init__(
+        self, answers: Sequence[tuple[ServedRequest, AnswerFormat]], beat: float, events: EventForm = OPENAI_EVENTS
+    ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.answers = answers
@@ -175,15 +177,14 @@ class EventStream(Response):
             yield self.events.last
 
 
-async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm
-                    ) -> AsyncIterator[str]:
+async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, events: EventForm) -> AsyncIterator[str]:
     """Yields the events of one answer's chunks, and comments.
 
     Nothing but comments before there is something to say.
     """
     opening = form.opening_chunks()
     ids = list[int]()
-    sent = 0        # ids that a chunk contained
+    sent = 0  # ids that a chunk contained
     sent_at = time.monotonic()
     read = 0
     async for step in served.steps(beat):

@@ -31,7 +31,7 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("longgraft")
         self._model = model
-        self._first: WeakKeyDictionary[ServedRequest, float] = WeakKeyDictionary()       # time of the first token
+        self._first: WeakKeyDictionary[ServedRequest, float] = WeakKeyDictionary()  # time of the first token
 
     def stepped(self, served: ServedRequest, step: Step, seconds: float) -> None:
         """Takes note of the first token's time."""
@@ -47,8 +47,9 @@ class Tracing:
         over = time.monotonic()
         since = now - int(NANO * (over - served.since))
         parent = TraceContextTextMapPropagator().extract(served.trace)
-        span = self._tracer.start_span("llm_request", parent, SpanKind.SERVER, self._attributes(served, end, over),
-                                       start_time=since)
+        span = self._tracer.start_span(
+            "llm_request", parent, SpanKind.SERVER, self._attributes(served, end, over), start_time=since
+        )
         first = self._first.get(served)
         if first is not None:
             span.add_event("first token", timestamp=now - int(NANO * (over - first)))
@@ -63,10 +64,15 @@ class Tracing:
     def _attributes(self, served: ServedRequest, end: End | None, over: float) -> dict[str, Any]:
         sampling = served.requested.sampling
         attributes: dict[str, Any] = {
-            "gen_ai.operation.name": "text_completion", "gen_ai.request.model": self._model,
-            "gen_ai.response.model": self._model, "gen_ai.request.max_tokens": served.requested.max_new_tokens,
-            "gen_ai.request.temperature": float(sampling.temperature), "gen_ai.request.top_p": float(sampling.top_p),
-            "gen_ai.latency.time_in_queue": served.queued, "gen_ai.latency.e2e": over - served.since}
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.request.model": self._model,
+            "gen_ai.response.model": self._model,
+            "gen_ai.request.max_tokens": served.requested.max_new_tokens,
+            "gen_ai.request.temperature": float(sampling.temperature),
+            "gen_ai.request.top_p": float(sampling.top_p),
+            "gen_ai.latency.time_in_queue": served.queued,
+            "gen_ai.latency.e2e": over - served.since,
+        }
         first = self._first.get(served)
         if first is not None:
             attributes["gen_ai.latency.time_to_first_token"] = first - served.since
@@ -75,11 +81,16 @@ class Tracing:
         stats = end.stats
         return attributes | {
             "gen_ai.response.finish_reasons": (end.reason,),
-            "gen_ai.usage.input_tokens": stats.prompt_tokens, "gen_ai.usage.prompt_tokens": stats.prompt_tokens,
-            "gen_ai.usage.output_tokens": stats.new_tokens, "gen_ai.usage.completion_tokens": stats.new_tokens,
+            "gen_ai.usage.input_tokens": stats.prompt_tokens,
+            "gen_ai.usage.prompt_tokens": stats.prompt_tokens,
+            "gen_ai.usage.output_tokens": stats.new_tokens,
+            "gen_ai.usage.completion_tokens": stats.new_tokens,
             "gen_ai.latency.time_in_model_prefill": stats.prefill_seconds,
             "gen_ai.latency.time_in_model_decode": stats.decode_seconds,
-            "longgraft.reused_tokens": stats.reused_tokens, "longgraft.steps": stats.steps, "longgraft.mat": stats.mat}
+            "longgraft.reused_tokens": stats.reused_tokens,
+            "longgraft.steps": stats.steps,
+            "longgraft.mat": stats.mat,
+        }
 
 
 def over_http(endpoint: str, model: str) -> Tracing:

@@ -22,8 +22,8 @@ from longgraft.serve.refusals import Busy, Closing, Failed
 from longgraft.serve.served_request import End, ServedRequest, Watcher
 
 LOG = logging.getLogger(__name__)
-RECENT = 16     # number of recent requests; Retry-After is computed from their mean duration
-STALLED = 120.0     # seconds; after a longer step the server reports that no requests should come here
+RECENT = 16  # number of recent requests; Retry-After is computed from their mean duration
+STALLED = 120.0  # seconds; after a longer step the server reports that no requests should come here
 
 
 class Worker:
@@ -40,8 +40,7 @@ class Worker:
         draining: No more requests are accepted, and those that have come are answered.
     """
 
-    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1
-                 ) -> None:
+    def __init__(self, session: Session, waiting: int = 16, watchers: Sequence[Watcher] = (), running: int = 1) -> None:
         self.session = session
         self.limit = waiting
         self.watchers = list(watchers)
@@ -51,8 +50,8 @@ class Worker:
         self._recent: deque[float] = deque(maxlen=RECENT)
         self._changed = threading.Condition()
         self._closed = False
-        self._stepped_at = 0.0      # time of the last step, or of the first request after an idle time
-        self._prefixes_dropped = False      # this step ran out of memory and dropped the kept prompts
+        self._stepped_at = 0.0  # time of the last step, or of the first request after an idle time
+        self._prefixes_dropped = False  # this step ran out of memory and dropped the kept prompts
         self._died: Failed | None = None
         self._thread: threading.Thread | None = None
 
@@ -159,7 +158,7 @@ class Worker:
         try:
             while self._wait_for_work():
                 self._round()
-        except BaseException as error:      # our error or a library's: no client may wait for a thread that has died
+        except BaseException as error:  # our error or a library's: no client may wait for a thread that has died
             with self._changed:
                 self._died = self._failed(error)
                 lost = self._scheduler.forget()
@@ -186,8 +185,7 @@ class Worker:
                 self._scheduler.end(served)
                 self._end(served, end)
 
-    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float
-                 ) -> End | Exception | None:
+    def _deliver(self, served: ServedRequest, step: Step | Exception | None, seconds: float) -> End | Exception | None:
         """Sends a step to the request's client; returns its end or its exception, or None if it goes on."""
         request = served.request
         if isinstance(step, Exception):
@@ -199,7 +197,7 @@ class Worker:
         assert request is not None
         reason = None
         if step is not None and request.finish_reason is None:
-            reason = self._cut(served, step)    # before the client has the step, whose text this may end
+            reason = self._cut(served, step)  # before the client has the step, whose text this may end
         if step is not None:
             served.send(step)
             for watcher in self.watchers:
@@ -254,5 +252,7 @@ class Worker:
             self._prefixes_dropped = True
         if not self._prefixes_dropped:
             return "There is not enough memory to decode this here. Shorten the prompt."
-        return ("There was not enough memory to decode this here, and all kept prompts were dropped. "
-                "Try again; if it happens often, start the server with a smaller --prefixes.")
+        return (
+            "There was not enough memory to decode this here, and all kept prompts were dropped. "
+            "Try again; if it happens often, start the server with a smaller --prefixes."
+        )

@@ -69,8 +69,10 @@ def running() -> PassContext:
     """Returns the running forward of this thread; raises RuntimeError if there is none."""
     run = RUNNING.get()
     if run is None:
-        raise RuntimeError("The model was called while longgraft decodes with it in another thread. Wait for "
-                           "it, or load a second model.")
+        raise RuntimeError(
+            "The model was called while longgraft decodes with it in another thread. Wait for "
+            "it, or load a second model."
+        )
     return run
 
 
@@ -81,7 +83,7 @@ def mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Tensor:
     return torch.tensor(window_of(mask_function), device=HOST).view(1, 1, 1, 1)
 
 
-@lru_cache(maxsize=8)     # hits only for masks that are not closures, such as the plain causal mask
+@lru_cache(maxsize=8)  # hits only for masks that are not closures, such as the plain causal mask
 def window_of(mask_function: Callable[..., Tensor]) -> int:
     """Returns how many columns each row sees, including its own; 0 if it sees all before it, NOTHING if it sees none.
 
@@ -115,9 +117,19 @@ def _visible(mask_function: Callable[..., Tensor], back: Tensor) -> Tensor:
     return visible[0]
 
 
-def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_mask: Tensor | None,
-               scaling: float | None = None, sliding_window: int | None = None, softcap: float | None = None,
-               s_aux: Tensor | None = None, sinks: Tensor | None = None, **more: Any) -> tuple[Tensor, None]:
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Any,
+    value: Any,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
     """Computes attention, with the signature of transformers' attention functions.
 
     key and value are the cache's whole buffers [1, Hkv, capacity, D], or a tuple of them for several
@@ -131,18 +143,20 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     run = running()
     if run.last:
         # A view would keep the whole chunk.
-        run.queries[run.calls] = query[0, :, -run.last:].contiguous()
+        run.queries[run.calls] = query[0, :, -run.last :].contiguous()
     run.calls += 1
     name = type(module).__name__
     _refuse_ignored(name, more)
     window = _window_of_layer(name, attention_mask, sliding_window)
-    sinks = s_aux if sinks is None else sinks       # gpt-oss and MiMo pass s_aux
+    sinks = s_aux if sinks is None else sinks  # gpt-oss and MiMo pass s_aux
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
 
     def attended(q: Tensor, k: Tensor, v: Tensor, layout: Any) -> Tensor:
         if k.dtype == BYTES and not k.shape[3] == v.shape[3] == packed_size(q.shape[3]):
-            raise ValueError(f"{name} rearranges the rows of its cache, which are bytes that only attention "
-                             "reads. Leave --kv-dtype int8 out.")
+            raise ValueError(
+                f"{name} rearranges the rows of its cache, which are bytes that only attention "
+                "reads. Leave --kv-dtype int8 out."
+            )
         size = v.shape[3]
         # Kernels need one head size; padding with zeros changes no score and no value.
         if k.shape[3] != size:
@@ -163,8 +177,8 @@ def attention(module: nn.Module, query: Tensor, key: Any, value: Any, attention_
     if len(run.layouts) == 1:
         out = attended(query, key, value, run.layouts[0])
     else:
-        layouts: Any = run.layouts      # no layout has a fixed shape here
-        if isinstance(key, Tensor):     # expanded latents
+        layouts: Any = run.layouts  # no layout has a fixed shape here
+        if isinstance(key, Tensor):  # expanded latents
             ends = [layout.end for layout in layouts]
             key = key.split(ends, dim=2)
             value = value.split(ends, dim=2)
@@ -178,19 +192,24 @@ def _refuse_ignored(name: str, more: dict[str, Any]) -> None:
     """Raises ValueError if a module passes arguments that our attention would ignore."""
     ignored = sorted(key for key in more.keys() - IDLE if more[key] is not None and more[key] is not False)
     if ignored:
-        raise ValueError(f"{name} passes {', '.join(ignored)} to its attention, which longgraft does not "
-                         "compute. This model cannot be used.")
+        raise ValueError(
+            f"{name} passes {', '.join(ignored)} to its attention, which longgraft does not "
+            "compute. This model cannot be used."
+        )
 
 
 def _window_of_layer(name: str, attention_mask: Tensor | None, sliding_window: int | None) -> int | None:
     """Returns the window of a layer's mask, None for no window; raises ValueError if it has another mask."""
     if attention_mask is None or attention_mask.shape != (1, 1, 1, 1) or attention_mask.dtype != torch.int64:
-        raise ValueError(f"{name} makes an attention mask of its own, which a tree would break. This model "
-                         "cannot be used.")
+        raise ValueError(
+            f"{name} makes an attention mask of its own, which a tree would break. This model cannot be used."
+        )
     window = int(attention_mask) or None
     if window == NOTHING:
         raise ValueError(OWN_RULE)
     if sliding_window and sliding_window != window:
-        raise ValueError(f"{name} masks by a window of {window} and passes {sliding_window} to its "
-                         "attention, so its outputs depend on the kernel. This model cannot be used.")
+        raise ValueError(
+            f"{name} masks by a window of {window} and passes {sliding_window} to its "
+            "attention, so its outputs depend on the kernel. This model cannot be used."
+        )
     return window

@@ -36,7 +36,7 @@ def cache_bytes_per_token(text: Any, dtype: torch.dtype) -> int:
     if not layers:
         return 1
     rank = getattr(text, "kv_lora_rank", None)
-    if rank:        # latents are kept, which all heads expand
+    if rank:  # latents are kept, which all heads expand
         return layers * (row_bytes(rank, dtype) + row_bytes(text.qk_rope_head_dim, dtype))
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     return 2 * layers * heads * row_bytes(head_size(text), dtype)

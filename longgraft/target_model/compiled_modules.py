@@ -27,20 +27,40 @@ from longgraft.target_model.attention_interface import IDLE, NOTHING, RUNNING, P
 from longgraft.target_model.experts import is_router, router_forward
 from longgraft.target_model.module_forms import cache_name, gate_of, norm_of, numbers
 
-SANDWICH = {"before_attention": "input_layernorm", "after_attention": "post_attention_layernorm",
-            "before_gate": "pre_feedforward_layernorm", "after_gate": "post_feedforward_layernorm"}     # Gemma 2 and 3
+SANDWICH = {
+    "before_attention": "input_layernorm",
+    "after_attention": "post_attention_layernorm",
+    "before_gate": "pre_feedforward_layernorm",
+    "after_gate": "post_feedforward_layernorm",
+}  # Gemma 2 and 3
 PLAIN = {"before_attention": "input_layernorm", "before_gate": "post_attention_layernorm"}
 ATTENTION = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "o": "o_proj"}
 GATED = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
 OF_HEADS = {"of_q": "q_norm", "of_k": "k_norm"}
 # Attributes that do not change what a layer computes, or that are taken into account: windows come with the mask.
-KNOWN = {"training", "config", "layer_idx", "hidden_size", "intermediate_size", "head_dim",
-         "num_key_value_groups",
-         "scaling", "attention_dropout", "is_causal", "is_sliding", "sliding_window", "layer_type",
-         "attention_type",
-         "num_heads", "num_key_value_heads", "max_position_embeddings", "in_features", "out_features"}
-PROBED, APART = 24, 9973        # rows of the trial, and the distance between their positions
-TOLERANCE = 1e-3        # allowed error of a row, as a share of what the layer adds to it
+KNOWN = {
+    "training",
+    "config",
+    "layer_idx",
+    "hidden_size",
+    "intermediate_size",
+    "head_dim",
+    "num_key_value_groups",
+    "scaling",
+    "attention_dropout",
+    "is_causal",
+    "is_sliding",
+    "sliding_window",
+    "layer_type",
+    "attention_type",
+    "num_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "in_features",
+    "out_features",
+}
+PROBED, APART = 24, 9973  # rows of the trial, and the distance between their positions
+TOLERANCE = 1e-3  # allowed error of a row, as a share of what the layer adds to it
 # The same in bfloat16, with integer blocks or a rounded cache: values may round differently.
 HALF_TOLERANCE = 3e-2
 
@@ -83,16 +103,22 @@ class CommonForm:
         wide, hidden = shapes["q"]
         narrow = shapes["k"][0]
         inner = shapes["gate"][0]
-        needed = {"q": (wide, hidden), "k": (narrow, hidden), "v": (narrow, hidden), "o": (hidden, wide),
-                  "gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        needed = {
+            "q": (wide, hidden),
+            "k": (narrow, hidden),
+            "v": (narrow, hidden),
+            "o": (hidden, wide),
+            "gate": (inner, hidden),
+            "up": (inner, hidden),
+            "down": (hidden, inner),
+        }
         if shapes != needed or wide % self.size or narrow % self.size or wide % narrow:
             return False
         for name, (norm, _, _) in self.norms.items():
             size = self.size if name in OF_HEADS else hidden
-            if len(norm.weight) != size:        # type: ignore[arg-type]
+            if len(norm.weight) != size:  # type: ignore[arg-type]
                 return False
-        return dtype in DTYPES and all(t.dtype == dtype and t.is_cpu and t.is_contiguous()
-                                       for t in self.tensors())
+        return dtype in DTYPES and all(t.dtype == dtype and t.is_cpu and t.is_contiguous() for t in self.tensors())
 
 
 def common_form(layer: nn.Module) -> CommonForm | None:
@@ -100,8 +126,7 @@ def common_form(layer: nn.Module) -> CommonForm | None:
     parts: dict[str, Any] = layer._modules
     attention = parts.get("self_attn")
     gated = parts.get("mlp")
-    layouts = (layout for layout in (PLAIN, SANDWICH)
-               if parts.keys() == {"self_attn", "mlp", *layout.values()})
+    layouts = (layout for layout in (PLAIN, SANDWICH) if parts.keys() == {"self_attn", "mlp", *layout.values()})
     layout = next(layouts, None)
     if layout is None or attention is None or gated is None or not all(map(_unaltered, layer.modules())):
         return None
@@ -138,8 +163,7 @@ def _plain_linear(module: Any) -> bool:
 def _unaltered(module: nn.Module) -> bool:
     """True if a module has no hooks, no tensors of its own besides weight and bias, and no unknown settings."""
     settings = {name: value for name, value in module.__dict__.items() if not name.startswith("_")}
-    if _hooked(module) or "forward" in settings or module._buffers or module._parameters.keys() - {"weight",
-                                                                                                   "bias"}:
+    if _hooked(module) or "forward" in settings or module._buffers or module._parameters.keys() - {"weight", "bias"}:
         return False
     unknown = [value for name, value in settings.items() if name not in KNOWN]
     return not module._modules or all(value is None or value is False for value in unknown)
@@ -191,6 +215,7 @@ class CompiledModules:
                 if fits(rows, parameters["weight"], dtype=x.dtype):
                     return self.kernels.norm(rows, parameters["weight"], epsilon, kind)
             return ordinary(module, x, *more, **named)
+
         return forward
 
     def forget_changed(self) -> None:
@@ -216,10 +241,14 @@ class _Layer:
         self._cache_name = cache
         self._ordinary: Forward = type(module).forward
         self._dtype = form.linear["q"].weight.dtype
-        self._parts = [(parent._modules, name, part) for parent in module.modules()
-                       for name, part in parent._modules.items() if part is not None]
+        self._parts = [
+            (parent._modules, name, part)
+            for parent in module.modules()
+            for name, part in parent._modules.items()
+            if part is not None
+        ]
         self._described: DescribedLayer | None = None
-        self._state: list[tuple[int, int]] = []     # state of the tensors when they were described
+        self._state: list[tuple[int, int]] = []  # state of the tensors when they were described
         # True if the compiled code equals the layer's own; None: not tried yet.
         self._same: bool | None = None
 
@@ -227,24 +256,38 @@ class _Layer:
         """Drops the description, because the weights may change."""
         self._described = None
 
-    def forward(self, hidden_states: Tensor, *args: Any, attention_mask: Tensor | None = None,
-                position_embeddings: Any = None, **named: Any) -> Any:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *args: Any,
+        attention_mask: Tensor | None = None,
+        position_embeddings: Any = None,
+        **named: Any,
+    ) -> Any:
         """Computes the layer, with the signature of transformers' decoder layers."""
         run = running()
         cache = named.pop(self._cache_name, None)
-        usual = (self._same is not False and not args and run.backend == self.kernels.attention
-                 and isinstance(run.layouts[0], Layout)
-                 and self._takes(hidden_states, attention_mask, cache, position_embeddings)
-                 and all(named[name] is None or named[name] is False for name in named.keys() - IDLE)
-                 and all(modules.get(name) is part and not _hooked(part) for modules, name,
-                         part in self._parts)
-                 and self._is_described())
+        usual = (
+            self._same is not False
+            and not args
+            and run.backend == self.kernels.attention
+            and isinstance(run.layouts[0], Layout)
+            and self._takes(hidden_states, attention_mask, cache, position_embeddings)
+            and all(named[name] is None or named[name] is False for name in named.keys() - IDLE)
+            and all(modules.get(name) is part and not _hooked(part) for modules, name, part in self._parts)
+            and self._is_described()
+        )
         if usual and self._same is None:
             self._same = self._tried(attention_mask, cache.dtype, named)
         if not (usual and self._same):
-            return self._ordinary(self.module, hidden_states, *args, attention_mask=attention_mask,
-                                  position_embeddings=position_embeddings,
-                                  **named | {self._cache_name: cache})
+            return self._ordinary(
+                self.module,
+                hidden_states,
+                *args,
+                attention_mask=attention_mask,
+                position_embeddings=position_embeddings,
+                **named | {self._cache_name: cache},
+            )
         return self._compiled(hidden_states, position_embeddings, cache, attention_mask)
 
     def _is_described(self) -> bool:
@@ -255,38 +298,44 @@ class _Layer:
             self._state = state
         return self._described is not None
 
-    def _compiled(self, x: Tensor, tables: tuple[Tensor, Tensor], cache: KVCache | PackedCache,
-                  mask: Any) -> Tensor:
+    def _compiled(self, x: Tensor, tables: tuple[Tensor, Tensor], cache: KVCache | PackedCache, mask: Any) -> Tensor:
         run: Any = running()
         assert self._described is not None
         shape = self._described.described
         parts = []
         for sequence, layout in zip(cache.parts, run.layouts, strict=True):
-            buffers = sequence.rows_of(self.form.index, x[:, :layout.rows], shape.kv_heads, shape.size)
+            buffers = sequence.rows_of(self.form.index, x[:, : layout.rows], shape.kv_heads, shape.size)
             parts.append((layout, *buffers))
         queries = x.new_empty(x.shape[1], shape.heads, shape.size) if run.last else None
         out = self.kernels.pass_layer(self._described, x, tables, parts, int(mask) or None, queries)
         if queries is not None:
-            run.queries[run.calls] = queries[-run.last:].transpose(0, 1).contiguous()
+            run.queries[run.calls] = queries[-run.last :].transpose(0, 1).contiguous()
         run.calls += 1
         return out
 
     def _describe(self) -> DescribedLayer:
         form = self.form
-        linear: dict[str, Linear] = {name: (module.weight, module.bias) for name,
-                                     module in form.linear.items()}
+        linear: dict[str, Linear] = {name: (module.weight, module.bias) for name, module in form.linear.items()}
         norms: dict[str, Any] = {}
         for name, (norm, kind, epsilon) in form.norms.items():
             norms[name] = norm.weight, epsilon, kind
         return self.kernels.layer(DecoderLayer(linear, norms, form.size, form.activation, form.scale))
 
     def _takes(self, x: Tensor, mask: Any, cache: Any, tables: Any) -> bool:
-        return (isinstance(cache, KVCache | PackedCache) and cache.rows is None and x.ndim == 3
-                and len(x) == 1
-                and isinstance(tables, tuple) and len(tables) == 2 and isinstance(mask, Tensor)
-                and mask.shape == (1, 1, 1, 1) and mask.dtype == torch.int64 and int(mask) != NOTHING
-                and fits(x, *tables, dtype=self._dtype)
-                and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size))
+        return (
+            isinstance(cache, KVCache | PackedCache)
+            and cache.rows is None
+            and x.ndim == 3
+            and len(x) == 1
+            and isinstance(tables, tuple)
+            and len(tables) == 2
+            and isinstance(mask, Tensor)
+            and mask.shape == (1, 1, 1, 1)
+            and mask.dtype == torch.int64
+            and int(mask) != NOTHING
+            and fits(x, *tables, dtype=self._dtype)
+            and tables[0].shape == tables[1].shape == (1, x.shape[1], self.form.size)
+        )
 
     def _tried(self, mask: Any, cache_dtype: torch.dtype | None, named: dict[str, Any]) -> bool:
         """Compares compiled and own code for random rows at positions from 0 to 229,379.
@@ -297,8 +346,7 @@ class _Layer:
         positions = torch.arange(PROBED)[None] * APART
         x = numbers(1, PROBED, hidden, dtype=self._dtype, seed=0)
         angles = positions[..., None] * torch.logspace(0, -4, self.form.size // 2)
-        tables: Any = tuple(torch.cat([turn, turn], -1).to(self._dtype)
-                            for turn in (angles.cos(), angles.sin()))
+        tables: Any = tuple(torch.cat([turn, turn], -1).to(self._dtype) for turn in (angles.cos(), angles.sin()))
         arguments = dict(named, attention_mask=mask, position_embeddings=tables)
         if "position_ids" in named:
             arguments["position_ids"] = positions

@@ -15,7 +15,7 @@ from longgraft.kernels.cpu import CpuKernels
 from longgraft.kernels.expert_weights import GATES, DescribedExperts, Gate, StackedWeight
 from longgraft.target_model.module_forms import ACTIVATIONS, numbers
 
-PROBED = 64     # numbers of a gate that are compared
+PROBED = 64  # numbers of a gate that are compared
 PARTS = ("gate", "up", "down")
 
 
@@ -29,17 +29,17 @@ class BlockExperts(nn.Module):
         gate: How gate and up become one.
     """
 
-    def __init__(self, kernels: CpuKernels, weights: Mapping[str, StackedWeight],
-                 biases: Mapping[str, Tensor],
-                 gate: Gate) -> None:
+    def __init__(
+        self, kernels: CpuKernels, weights: Mapping[str, StackedWeight], biases: Mapping[str, Tensor], gate: Gate
+    ) -> None:
         super().__init__()
         self._kernels = kernels
         self.gate, self.up, self.down = (weights[part] for part in PARTS)
         self._biases = dict(biases)
         self._described = [weights[part].described(biases.get(part)) for part in PARTS]
-        self._experts = DescribedExperts(*self._described, self.gate.shape[0], GATES.index(gate.form),
-                                         gate.slope,
-                                         gate.limit)
+        self._experts = DescribedExperts(
+            *self._described, self.gate.shape[0], GATES.index(gate.form), gate.slope, gate.limit
+        )
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         return self._kernels.mixture(self._experts, hidden_states, top_k_index, top_k_weights)
@@ -70,9 +70,14 @@ def gate_of_experts(experts: Any) -> Gate | None:
 def is_router(module: nn.Module) -> bool:
     """True for a module without parts that multiplies with a matrix of its own, as transformers' routers do."""
     weight = module._parameters.get("weight")
-    return (weight is not None and weight.ndim == 2 and not module._modules
-            and type(module) is not nn.Linear and type(module) is not nn.Embedding
-            and "linear" in inspect.unwrap(type(module).forward).__code__.co_names)
+    return (
+        weight is not None
+        and weight.ndim == 2
+        and not module._modules
+        and type(module) is not nn.Linear
+        and type(module) is not nn.Embedding
+        and "linear" in inspect.unwrap(type(module).forward).__code__.co_names
+    )
 
 
 def router_forward(module: nn.Module, kernels: CpuKernels) -> Callable[..., Any]:
@@ -82,6 +87,7 @@ def router_forward(module: nn.Module, kernels: CpuKernels) -> Callable[..., Any]
     def forward(*args: Any, **named: Any) -> Any:
         with _Products(kernels):
             return ordinary(module, *args, **named)
+
     return forward
 
 

@@ -31,7 +31,7 @@ from longgraft.target_model.module_forms import (
     turned,
 )
 
-ROTARY = "apply_rotary_pos_emb"     # the function's name in each modelling file
+ROTARY = "apply_rotary_pos_emb"  # the function's name in each modelling file
 
 
 class Kernels(Protocol):
@@ -88,6 +88,7 @@ class FusedModules:
             if not (dense and self._fits(x, weight) and x.dtype == weight.dtype):
                 return ordinary(module, x)
             return self.kernels.norm(x, weight, epsilon, form)
+
         return forward
 
     def _gated(self, module: nn.Module) -> Forward | None:
@@ -104,6 +105,7 @@ class FusedModules:
             if self._fits(gate, up) and gate.dtype == up.dtype:
                 return parts["down_proj"](self.kernels.gated(gate, up, activation))
             return parts["down_proj"](ACTIVATIONS[activation](gate) * up)
+
         return forward
 
     def _rotation(self, module: nn.Module) -> Forward | None:
@@ -131,15 +133,29 @@ class FusedModules:
 
         def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **named: Any) -> tuple[Tensor, Tensor]:
             shape = (1, q.shape[2], q.shape[3])
-            if (args or named or not self._fits(q, k, cos, sin) or cos.dtype not in tables
+            if (
+                args
+                or named
+                or not self._fits(q, k, cos, sin)
+                or cos.dtype not in tables
                 or sin.dtype != cos.dtype
-                    or q.dtype != dtype or k.dtype != dtype or len(q) != 1 or k.shape[2:] != q.shape[2:]
-                    or cos.shape != shape or sin.shape != shape):
+                or q.dtype != dtype
+                or k.dtype != dtype
+                or len(q) != 1
+                or k.shape[2:] != q.shape[2:]
+                or cos.shape != shape
+                or sin.shape != shape
+            ):
                 return library(q, k, cos, sin, *args, **named)
             return self.kernels.rotary(q, k, cos, sin)
 
-        ours = FunctionType(ordinary.__code__, ordinary.__globals__ | {ROTARY: rotary}, ordinary.__name__,
-                            ordinary.__defaults__, ordinary.__closure__)
+        ours = FunctionType(
+            ordinary.__code__,
+            ordinary.__globals__ | {ROTARY: rotary},
+            ordinary.__name__,
+            ordinary.__defaults__,
+            ordinary.__closure__,
+        )
         ours.__kwdefaults__ = ordinary.__kwdefaults__
         return ours
 
@@ -157,6 +173,7 @@ def _one_argument(forward: Callable[[Tensor], Tensor], module: nn.Module) -> For
         if len(args) == 1 and not named:
             return forward(*args)
         return ordinary(module, *args, **named)
+
     return either
 
 
@@ -190,7 +207,7 @@ def differences(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> d
     cos, sin = numbers(2, 1, 3, 24, dtype=dtype, seed=1).to(device)
     q, k = numbers(1, 3, 6, 24, dtype=dtype, seed=2).to(device).transpose(1, 2).split([4, 2], dim=1)
     rows = torch.tensor([5, 0, 2], device=device)
-    pairs = {}      # name -> (the kernels' result, torch's)
+    pairs = {}  # name -> (the kernels' result, torch's)
     for form, norm in NORMS.items():
         pairs[f"{form} norm"] = kernels.norm(x, weight, 1e-6, form), norm(x, weight, 1e-6)
     for name, activation in ACTIVATIONS.items():

@@ -19,9 +19,12 @@ def inputs_of(layers: nn.ModuleList, indices: tuple[int, ...], name: str) -> Ite
     def take(index: int) -> Any:
         def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
             taken[index] = args[0] if args else kwargs["hidden_states"]
-            if taken[index].ndim != 3:      # Gemma 3n has several streams
-                raise ValueError(f"{name}: the input of layer {index} is {list(taken[index].shape)}, and [1, "
-                                 "n, H] is needed. Use a method that reads no layers, such as graft-x-text.")
+            if taken[index].ndim != 3:  # Gemma 3n has several streams
+                raise ValueError(
+                    f"{name}: the input of layer {index} is {list(taken[index].shape)}, and [1, "
+                    "n, H] is needed. Use a method that reads no layers, such as graft-x-text."
+                )
+
         return hook
 
     try:

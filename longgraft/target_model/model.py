@@ -41,11 +41,13 @@ from longgraft.target_model.stateful_modules import SegmentStates, StatefulModul
 from longgraft.target_model.supported import refuse
 from longgraft.target_model.weights import sample
 
-UNBOUNDED = 1 << 30     # positions of a model whose configuration states no limit
-TOPK_ROWS = 256     # rows of a prompt's logits that exist at the same time
+UNBOUNDED = 1 << 30  # positions of a model whose configuration states no limit
+TOPK_ROWS = 256  # rows of a prompt's logits that exist at the same time
 # Fields of a configuration on which no cache row depends: paths, provenance, how the model is run, meanings of ids.
-UNSEEN = re.compile(r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
-                    r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range")
+UNSEEN = re.compile(
+    r"_.*|.*_token_id|.*_?dtype|architectures|transformers_version|use_cache|return_dict|output_.*"
+    r"|id2label|label2id|problem_type|chunk_size_feed_forward|.*dropout|initializer_range"
+)
 
 
 @dataclass
@@ -80,15 +82,17 @@ class Target:
     def __post_init__(self) -> None:
         refuse(self.model.config, self.name, type(self.model))
         if self.model.training:
-            raise ValueError(f"{self.name} is in training mode, where dropout makes its outputs random. "
-                             "Call model.eval() first.")
+            raise ValueError(
+                f"{self.name} is in training mode, where dropout makes its outputs random. Call model.eval() first."
+            )
         if any(p.is_meta for p in self.model.parameters()):
-            raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real "
-                             "one.")
+            raise ValueError(f"{self.name} is on the meta device, so it has no weights. Load it onto a real one.")
         devices = {p.device for p in self.model.parameters()}
         if len(devices) > 1:
-            raise ValueError(f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft "
-                             "needs it on one device. Load it without device_map, or in a smaller dtype.")
+            raise ValueError(
+                f"{self.name} is spread over {', '.join(sorted(map(str, devices)))}; longgraft "
+                "needs it on one device. Load it without device_map, or in a smaller dtype."
+            )
         self.attention = choose(self.attention, self.device, self.dtype)
         owners = [m for m in self.model.modules() if isinstance(m, PreTrainedModel)]
         self._configs = list({id(m.config): m.config for m in owners}.values())
@@ -127,11 +131,13 @@ class Target:
     @cached_property
     def layers(self) -> nn.ModuleList:
         """The decoder layers."""
-        lists = [m for m in self.model.get_decoder().modules()
-                 if isinstance(m, nn.ModuleList) and len(m) == self.config.num_hidden_layers]
+        lists = [
+            m
+            for m in self.model.get_decoder().modules()
+            if isinstance(m, nn.ModuleList) and len(m) == self.config.num_hidden_layers
+        ]
         if not lists:
-            raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was "
-                             "found.")
+            raise ValueError(f"{self.name}: no list of {self.config.num_hidden_layers} decoder layers was found.")
         return lists[0]
 
     @cached_property
@@ -185,7 +191,7 @@ class Target:
         kinds = list(getattr(config, "layer_types", None) or [""] * layers)
         # Gemma 3n: the last layers write no rows.
         shared = getattr(config, "num_kv_shared_layers", None) or 0
-        kinds = kinds[:len(kinds) - shared] + ["shared"] * shared
+        kinds = kinds[: len(kinds) - shared] + ["shared"] * shared
         cache = KVCache(layers, capacity, kinds, self.cache_dtype)
         cache.stateful = bool(self.stateful)
         return cache
@@ -234,7 +240,7 @@ class Target:
         record = sent(torch.cat([segment.record for segment in segments], dim=1), self.device)
         # The nodes of each segment whose logits the model computes.
         wanted = [torch.arange(n)[segment.with_logits] for segment, n in zip(segments, rows, strict=True)]
-        logits_to_keep: Any = 0     # in transformers 0 means all rows
+        logits_to_keep: Any = 0  # in transformers 0 means all rows
         if not all_logits:
             # Indices are on the device: given a number, some models omit rows (Gemma 4).
             indices = [nodes + start for nodes, start in zip(wanted, starts, strict=True)]
@@ -248,9 +254,13 @@ class Target:
             last = stack.enter_context(decoder_output(self.model)) if needs_final else {}
             cache: Any = caches[0] if len(caches) == 1 else PackedCache(caches, rows)
             out = self.model(
-                input_ids=record[:1], position_ids=record[1:],
-                attention_mask=None,        # the model's own mask, with its windows, through `interface.mask`
-                use_cache=True, logits_to_keep=logits_to_keep, **{self.cache_name: cache})
+                input_ids=record[:1],
+                position_ids=record[1:],
+                attention_mask=None,  # the model's own mask, with its windows, through `interface.mask`
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **{self.cache_name: cache},
+            )
             self.check(run)
             logits = out.logits[0].split([len(nodes) for nodes in wanted])
             reports = []
@@ -299,9 +309,11 @@ class Target:
     def check(self, run: PassContext) -> None:
         """Raises ValueError if a layer did not use our attention."""
         if run.calls != self.attention_layers:
-            raise ValueError(f"{self.name}: {run.calls} of {self.attention_layers} layers used the "
-                             "attention interface, so its tree mask would be ignored. This model cannot be "
-                             "used.")
+            raise ValueError(
+                f"{self.name}: {run.calls} of {self.attention_layers} layers used the "
+                "attention interface, so its tree mask would be ignored. This model cannot be "
+                "used."
+            )
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Computes the model's logits [.., V] of final hidden states [.., H], soft-capped or scaled as in its family.
@@ -316,14 +328,14 @@ class Target:
         else:
             bias = None if head.bias is None else head.bias[ids]
             logits = nn.functional.linear(hidden, head.weight[ids], bias)
-        cap = getattr(self.config, "final_logit_softcapping", None)     # Gemma
+        cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma
         if cap:
             logits = cap * torch.tanh(logits / cap)
         # Other families skip two passes over the vocabulary.
-        factor = getattr(self.config, "logit_scale", 1.0)           # Cohere
+        factor = getattr(self.config, "logit_scale", 1.0)  # Cohere
         if factor != 1.0:
             logits = logits * factor
-        divisor = getattr(self.config, "logits_scaling", 1.0)       # Granite
+        divisor = getattr(self.config, "logits_scaling", 1.0)  # Granite
         if divisor != 1.0:
             logits = logits / divisor
         return logits

@@ -42,12 +42,11 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 # Forms differ in where they round and in the weight.
 NORMS: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
-    "rounded": lambda x, weight, epsilon: weight * normed(x, epsilon).to(x.dtype),              # Llama, Qwen, Mistral
-    "wide": lambda x, weight, epsilon: (weight * normed(x, epsilon)).to(x.dtype),               # OLMo 2
-    "from one": lambda x, weight, epsilon: (normed(x, epsilon) * (1.0 + weight.float())).to(x.dtype),   # Gemma
+    "rounded": lambda x, weight, epsilon: weight * normed(x, epsilon).to(x.dtype),  # Llama, Qwen, Mistral
+    "wide": lambda x, weight, epsilon: (weight * normed(x, epsilon)).to(x.dtype),  # OLMo 2
+    "from one": lambda x, weight, epsilon: (normed(x, epsilon) * (1.0 + weight.float())).to(x.dtype),  # Gemma
 }
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu,
-                                                      "tanh": partial(F.gelu, approximate="tanh")}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "tanh": partial(F.gelu, approximate="tanh")}
 
 
 @torch.no_grad()
@@ -81,11 +80,10 @@ def gate_of(module: nn.Module) -> str | None:
     more = [part for name, part in module._modules.items() if name not in sizes and part is not None]
     if parts.keys() not in ({"gate_up_proj", "down_proj"}, {"gate_proj", "up_proj", "down_proj"}):
         return None
-    if None in parts.values() or module._parameters or module._buffers or any(part.state_dict()
-                                                                              for part in more):
+    if None in parts.values() or module._parameters or module._buffers or any(part.state_dict() for part in more):
         return None
     dtype = dtype_of(module)
-    if dtype not in DTYPES:     # packed integers of a quantized layer
+    if dtype not in DTYPES:  # packed integers of a quantized layer
         return None
     probes: Any = {name: nn.Linear(*sizes[name], bias=False, device="meta") for name in parts}
     for seed, (name, linear) in enumerate(probes.items()):
@@ -129,7 +127,7 @@ def _output_with(module: nn.Module, entries: dict[str, Any], x: Tensor) -> Any:
 def _result_or_none(function: Callable[..., Any], *args: Any) -> Any:
     try:
         return function(*args)
-    except Exception:       # a function that fails in any way with these arguments has another form
+    except Exception:  # a function that fails in any way with these arguments has another form
         return None
 
 

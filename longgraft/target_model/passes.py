@@ -53,7 +53,7 @@ class Segment:
         return Layout(self.cache.length, self.depths, None if self.tree.is_chain else self.tree.mask, device)
 
 
-AFTER_DRAFTS = 16       # first turn after all passes of drafters
+AFTER_DRAFTS = 16  # first turn after all passes of drafters
 
 
 class Runner(Protocol):

@@ -74,9 +74,9 @@ class PlannedTogether(Generic[Q, P]):
         decision = _Decision(turn, decide)
         shared = SHARED.get()
         if shared is None:
-            answer, = self.forward([mine], decision)
+            (answer,) = self.forward([mine], decision)
         else:
-            answer, = shared(self, [mine], decision)
+            (answer,) = shared(self, [mine], decision)
         return answer
 
     def turn(self, decision: _Decision) -> int:

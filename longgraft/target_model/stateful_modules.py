@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 # Methods of a cache that keep a module's state.
 INTERFACE = {"update_conv_state", "update_recurrent_state"}
-UNLIMITED = (0.0, float("inf"))     # limits of the time step of a Mamba 2 module that has none
+UNLIMITED = (0.0, float("inf"))  # limits of the time step of a Mamba 2 module that has none
 # The trial of a kind of modules reads 2 * TRIED tokens at once and in two halves, and the outputs must agree.
 TRIED = 8
-TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}      # allowed difference, in standard deviations
-HALF_TOLERANCE = 3e-2       # the same in 16 bits
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}  # allowed difference, in standard deviations
+HALF_TOLERANCE = 3e-2  # the same in 16 bits
 
 
 def keeps_state(cls: type) -> bool:
@@ -89,8 +89,9 @@ class ModuleState:
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         return self.recurrent.get(state_idx)
 
-    def update_conv_state(self, inputs: Tensor, layer_idx: int, state_idx: int = 0,
-                          conv_kernel_size: int | None = None, **_: Any) -> Tensor:
+    def update_conv_state(
+        self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+    ) -> Tensor:
         """Appends inputs [B, C, n]; returns [B, C, K + n], which begins with the inputs before them."""
         size = conv_kernel_size or inputs.shape[-1]
         before = self.conv.get(state_idx)
@@ -110,6 +111,7 @@ class ModuleState:
 
     def of_sequences(self, count: int) -> ModuleState:
         """Returns a copy for the `count` paths of a tree, which begin alike; some modules write into their state."""
+
         def repeated(tensor: Tensor) -> Tensor:
             return tensor.expand(count, *tensor.shape[1:]).clone()
 
@@ -121,7 +123,7 @@ class ModuleState:
         state = ModuleState()
         for index, inputs in self.inputs.items():
             size = self.conv[index].shape[-1]
-            state.conv[index] = inputs[path:path + 1, :, tokens:tokens + size].clone()
+            state.conv[index] = inputs[path : path + 1, :, tokens : tokens + size].clone()
         return state
 
 
@@ -156,7 +158,7 @@ class _ModuleCall:
         """
         if singly:
             outputs = _joined([self(token, state) for token in nodes.split(1, dim=1)])
-            state.inputs.clear()        # `inputs` covers only the last token
+            state.inputs.clear()  # `inputs` covers only the last token
             return outputs
 
         def of_nodes(value: Any) -> Any:
@@ -183,7 +185,7 @@ def _limited(module: Any) -> Iterator[None]:
     if limits == UNLIMITED:
         yield
         return
-    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()    # inverse of the softplus
+    low, high = torch.tensor(limits, dtype=torch.float64).expm1().log().tolist()  # inverse of the softplus
 
     def clamp(_: nn.Module, __: tuple, projected: Tensor) -> Tensor:
         rest, dt = projected.tensor_split([-len(module.dt_bias)], dim=-1)
@@ -230,9 +232,9 @@ class SegmentStates:
             # Kept whole: this state is the one to keep.
             if len(self.paths) == 1 and place + 1 == len(self.first):
                 state.inputs.clear()
-            elif state.inputs and not state.recurrent:      # convolutions only: cut out of the inputs
+            elif state.inputs and not state.recurrent:  # convolutions only: cut out of the inputs
                 state = state.after(row, place + 1)
-            else:       # run the path again from the committed state
+            else:  # run the path again from the committed state
                 state = self.committed(number, 1)
                 assert call is not None, "a prompt chunk is always kept whole"
                 run(call, sent(path, self.paths.device)[None] + self.start, state)
@@ -335,6 +337,7 @@ def _continues(call: _ModuleCall) -> bool:
 
     It reads fixed random numbers, so that the result does not depend on the first request.
     """
+
     def fixed(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.shape[:2] != (1, call.rows):
             return value

@@ -24,7 +24,7 @@ from longgraft.target_model.passes import Report
 from longgraft.trees.padded import FIELDS, PaddedTree, Tree
 from longgraft.trees.tree import ProposalTree
 
-NUMBERS = 2     # numbers after the tree's record: prefix rows and the root's position
+NUMBERS = 2  # numbers after the tree's record: prefix rows and the root's position
 
 
 def why_not_fixed(attention: str) -> str:
@@ -81,8 +81,14 @@ class StaticPass:
             stack.enter_context(self.cache.at(length + self.index, write))
             hidden = stack.enter_context(target.inputs_of(self.wants.layers))
             last = stack.enter_context(decoder_output(target.model)) if self.wants.final else {}
-            out = target.model(input_ids=tree.tokens[None], position_ids=positions[None], attention_mask=None,
-                               use_cache=True, logits_to_keep=0, **{target.cache_name: self.cache})
+            out = target.model(
+                input_ids=tree.tokens[None],
+                position_ids=positions[None],
+                attention_mask=None,
+                use_cache=True,
+                logits_to_keep=0,
+                **{target.cache_name: self.cache},
+            )
         target.check(run)
         logits = out.logits[0]
         topk = best(logits, self.wants.topk) if self.wants.topk else None
@@ -99,8 +105,7 @@ class StaticPass:
             tree's record, the path, its length and the next token.
         """
         self.keys.copy_(rule.keys(positions))
-        self.regions.latest((self, "draw"), rule.law,
-                            lambda: self.draws.copy_(rule.choose(report.logits, self.keys)))
+        self.regions.latest((self, "draw"), rule.law, lambda: self.draws.copy_(rule.choose(report.logits, self.keys)))
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
         self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.index, moved))
         return walked, kept, record
@@ -108,7 +113,7 @@ class StaticPass:
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         tree = self._tree()
         path, length, following = tree.walk(self.draws)
-        nodes = torch.where(path < 0, self.index, path)         # rows after the path stay in place
+        nodes = torch.where(path < 0, self.index, path)  # rows after the path stay in place
         moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
         hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}
         final = None if report.final is None else report.final[nodes]
@@ -124,7 +129,7 @@ class StaticPass:
         """
         fields, path, (length, following) = record.cpu().split([FIELDS * self.rows, self.rows, 2])
         fields = fields.view(FIELDS, self.rows)
-        path = path[:int(length)]
+        path = path[: int(length)]
         live = PaddedTree.unpack(fields).live
         if isinstance(tree, PaddedTree):
             path = (live.cumsum(0) - 1)[path]

@@ -25,9 +25,8 @@ _FOLLOWS = "its attention is not causal: it sees what follows"
 _DRAFTS = "it drafts for another model and needs that model's hidden states"
 
 _STATEFUL = {"linear_attention", "conv", "hybrid", "hybrid_sliding"}
-WITHOUT_ATTENTION = {"linear_attention", "conv", "mlp", "moe"}      # kinds of layers that do not attend
-_SELECTING = ("indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention",
-              "minimax_m3_sparse")
+WITHOUT_ATTENTION = {"linear_attention", "conv", "mlp", "moe"}  # kinds of layers that do not attend
+_SELECTING = ("indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse")
 # Kind of a layer -> why it cannot be used; "" if it can.
 _LAYERS = {
     "full_attention": "",
@@ -43,9 +42,10 @@ _FAMILIES = {
     "mllama": "some of its layers attend to an image",
     **dict.fromkeys(("inkling_text", "inkling2_text"), _BIAS),
     **dict.fromkeys(("bert", "electra", "ernie", "modernbert-decoder", "roc_bert"), _HEAD),
-    **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta",
-                     "xlm-roberta-xl",
-                     "xmod"), _POSITIONS),
+    **dict.fromkeys(
+        ("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+        _POSITIONS,
+    ),
     **dict.fromkeys(("gemma4_unified", "git"), _IMAGES),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), _DRAFTS),
 }
@@ -105,22 +105,25 @@ def _why_not_class(config: PretrainedConfig, cls: Any) -> str:
         return _STATE
     # Some classes use the interface without declaring it (StableLM), and some declare it and leave its use
     # to other classes (Gemma 3).
-    if not ((kinds and kinds <= WITHOUT_ATTENTION)
-            or getattr(cls, "_supports_attention_backend", False)
-            or "ALL_ATTENTION_FUNCTIONS" in vars(code)):
+    if not (
+        (kinds and kinds <= WITHOUT_ATTENTION)
+        or getattr(cls, "_supports_attention_backend", False)
+        or "ALL_ATTENTION_FUNCTIONS" in vars(code)
+    ):
         return "its attention does not go through transformers' AttentionInterface"
     return ""
 
 
 def _module_classes(code: ModuleType) -> list[type]:
     """Returns the classes of torch modules that a modelling file has."""
-    return [value for value in vars(code).values() if isinstance(value, type)
-            and issubclass(value, nn.Module)]
+    return [value for value in vars(code).values() if isinstance(value, type) and issubclass(value, nn.Module)]
 
 
 def refuse(config: PretrainedConfig, name: str, cls: type | None = None) -> None:
     """Raises ValueError with the reason if models of this configuration cannot be decoded."""
     reason = why_not(config, cls)
     if reason:
-        raise ValueError(f"{name} ({config.model_type}) cannot be used: {reason}.\n"
-                         "Use a decoder-only attention model, e.g. Llama, Qwen2/3, Mistral or Gemma.")
+        raise ValueError(
+            f"{name} ({config.model_type}) cannot be used: {reason}.\n"
+            "Use a decoder-only attention model, e.g. Llama, Qwen2/3, Mistral or Gemma."
+        )

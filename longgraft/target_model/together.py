@@ -19,7 +19,7 @@ from longgraft.target_model.passes import SHARED, Runner
 
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
-Mode = tuple[bool, bool]    # gradients, inference mode
+Mode = tuple[bool, bool]  # gradients, inference mode
 
 
 def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
@@ -40,7 +40,7 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
             return caller.switch((runner, segments, wants))
         if not runner.drafts:
             return runner.forward(segments, wants)
-        with _in(mode):     # a switch in another mode would change that of the action that runs next
+        with _in(mode):  # a switch in another mode would change that of the action that runs next
             return caller.switch((runner, segments, wants))
 
     def begin(action: Callable[[], T]) -> T | Exception:
@@ -51,7 +51,7 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
             return error
 
     lanes = [greenlet(begin, caller) for _ in actions]
-    results: list[Any] = []     # for each lane the pass that it waits for or, when it has ended, its result
+    results: list[Any] = []  # for each lane the pass that it waits for or, when it has ended, its result
     try:
         results += map(greenlet.switch, lanes, actions)
         while waiting := [index for index, lane in enumerate(lanes) if not lane.dead]:
@@ -62,7 +62,7 @@ def together(actions: Sequence[Callable[[], T]]) -> list[T | Exception]:
                 resume = lanes[index].throw if isinstance(reports, Exception) else lanes[index].switch
                 results[index] = resume(reports)
     finally:
-        for lane in lanes:      # after an interrupt each lane leaves its blocks
+        for lane in lanes:  # after an interrupt each lane leaves its blocks
             if not lane.dead:
                 lane.throw()
     return results
@@ -113,7 +113,6 @@ def _passed(runner: Runner, callers: Sequence[Sequence[Any]], wants: Any) -> lis
         results += _passed(runner, [segments], wants)
     all_passed = not any(isinstance(result, Exception) for result in results)
     if failure is not None and not out_of_memory(failure) and all_passed:
-        LOG.warning("%s cannot have several requests in one pass, so each has its own: %r", runner.name,
-                    failure)
+        LOG.warning("%s cannot have several requests in one pass, so each has its own: %r", runner.name, failure)
         runner.packs = False
     return results

@@ -45,8 +45,9 @@ class Verifier:
     regions: Regions = EAGER
     reads: Callable[[Tensor, Tensor], None] | None = None
 
-    def read(self, chunk: Tensor, wants: Wants, following: int | None = None,
-             ranked: Tensor | None = None) -> Observation:
+    def read(
+        self, chunk: Tensor, wants: Wants, following: int | None = None, ranked: Tensor | None = None
+    ) -> Observation:
         """Reads a prompt chunk [n] int64 and commits all of it.
 
         Args:
@@ -62,7 +63,7 @@ class Verifier:
             logits: Literal["all", "last", "none"] = "last" if following is None else "none"
             if self.reads is not None:
                 logits = "all"
-            report, = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
+            (report,) = self.target.run([Segment(tree, self.cache, logits, ranked)], wants)
         self.cache.keep(path)
         if self.reads is not None:
             last = [] if following is None else [following]
@@ -71,10 +72,19 @@ class Verifier:
             with self.clock.part("accept"):
                 root = ProposalTree.root_only(int(chunk[-1]))
                 _, following = self.rule(root, report.logits[-1:], torch.tensor([self.cache.position]))
-        queries = {layer: rows[:, -wants.queries:] for layer, rows in report.queries.items()}
-        return Observation(tree, path, following, report.topk, report.hidden, report.final, prompt=True,
-                           ranked=ranked,
-                           cache=self.cache if wants.cache else None, queries=queries)
+        queries = {layer: rows[:, -wants.queries :] for layer, rows in report.queries.items()}
+        return Observation(
+            tree,
+            path,
+            following,
+            report.topk,
+            report.hidden,
+            report.final,
+            prompt=True,
+            ranked=ranked,
+            cache=self.cache if wants.cache else None,
+            queries=queries,
+        )
 
     def verify(self, tree: Tree, wants: Wants) -> Observation:
         """Verifies a tree, commits its accepted path and returns the target's observation."""
@@ -96,7 +106,7 @@ class Verifier:
 
     def _eager(self, tree: ProposalTree, wants: Wants) -> Observation:
         with self.clock.part("verify"):
-            report, = self.target.run([Segment(tree, self.cache)], wants)
+            (report,) = self.target.run([Segment(tree, self.cache)], wants)
         with self.clock.part("accept"):
             path, next_token = self._rule_of(tree)(tree, report.logits, self.cache.position + 1 + tree.depths)
             self.cache.keep(path)
@@ -106,10 +116,18 @@ class Verifier:
                 nodes = sent(path, report.logits.device)
                 hidden = {layer: rows[nodes] for layer, rows in hidden.items()}
                 final = None if final is None else final[nodes]
-            last = sent(path[-wants.queries:], report.logits.device) if wants.queries else None
+            last = sent(path[-wants.queries :], report.logits.device) if wants.queries else None
             queries = {layer: rows[:, last] for layer, rows in report.queries.items()}
-        return Observation(tree, path, next_token, report.topk, hidden, final,
-                           cache=self.cache if wants.cache else None, queries=queries)
+        return Observation(
+            tree,
+            path,
+            next_token,
+            report.topk,
+            hidden,
+            final,
+            cache=self.cache if wants.cache else None,
+            queries=queries,
+        )
 
     @torch.inference_mode()
     def _fixed(self, tree: Tree, wants: Wants, rule: DrawThenWalk) -> Observation:
@@ -125,14 +143,15 @@ class Verifier:
             self.cache.length += len(path)
         # Copied, because the next pass overwrites these tensors.
         topk = None if report.topk is None else _copied(report.topk, nodes)
-        hidden = {layer: rows[:len(path)].clone() for layer, rows in kept.hidden.items()}
-        final = None if kept.final is None else kept.final[:len(path)].clone()
-        return Observation(host, path, next_token, topk, hidden, final, walked=walked,
-                           cache=self.cache if wants.cache else None)
+        hidden = {layer: rows[: len(path)].clone() for layer, rows in kept.hidden.items()}
+        final = None if kept.final is None else kept.final[: len(path)].clone()
+        return Observation(
+            host, path, next_token, topk, hidden, final, walked=walked, cache=self.cache if wants.cache else None
+        )
 
 
 def _copied(rows: Tensor, nodes: Tensor) -> Tensor:
     """Returns a copy of the rows `nodes`, ascending and on the host."""
-    if nodes[-1] == len(nodes) - 1:     # usually they are the first rows, and a slice suffices
-        return rows[:len(nodes)].clone()
+    if nodes[-1] == len(nodes) - 1:  # usually they are the first rows, and a slice suffices
+        return rows[: len(nodes)].clone()
     return rows[sent(nodes, rows.device)]

@@ -30,11 +30,13 @@ from longgraft.runtime.fingerprint import digest
 from longgraft.runtime.weight_state import parts
 from longgraft.target_model.supported import refuse
 
-BLOCK = 1 << 24     # elements summed at once: numbers of 16 bits are widened to float32 for it
-SAMPLED = 64        # values per tensor in `sample`
-NAMED = 3           # tensors that an error message names
-_PLACE = ("Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a "
-          "hub id that this machine can reach.")
+BLOCK = 1 << 24  # elements summed at once: numbers of 16 bits are widened to float32 for it
+SAMPLED = 64  # values per tensor in `sample`
+NAMED = 3  # tensors that an error message names
+_PLACE = (
+    "Give a name of `longgraft models`, a folder with config.json and safetensors, a GGUF file, or a "
+    "hub id that this machine can reach."
+)
 
 
 def read_config(path: str, name: str, gguf: str = "") -> PretrainedConfig:
@@ -69,8 +71,7 @@ def read_tokenizer(path: str, name: str, gguf: str = "") -> Any:
     return tokenizer
 
 
-def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype,
-               gguf: str = "") -> PreTrainedModel:
+def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtype, gguf: str = "") -> PreTrainedModel:
     """Returns the model on the CPU, in eval mode.
 
     Raises:
@@ -79,8 +80,14 @@ def read_model(path: str, name: str, config: PretrainedConfig, dtype: torch.dtyp
     with _quiet(), _reading(f"Model {name!r}", "Give whole weights of this model, as safetensors."):
         # Shapes are compared in `_check_names`, which can name the tensors.
         read: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, trust_remote_code=False, output_loading_info=True,
-            ignore_mismatched_sizes=True, **_gguf_option(gguf))
+            path,
+            config=config,
+            dtype=dtype,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **_gguf_option(gguf),
+        )
         model, report = read
     _check_names(model, report, name)
     check_finite(model, name)
@@ -104,10 +111,12 @@ def check_finite(model: PreTrainedModel, name: str) -> None:
     broken = [key for key in suspects if not floats[key].isfinite().all()]
     if broken:
         dtype = floats[broken[0]].dtype
-        raise ValueError(f"{name} holds NaN or infinite numbers in {_named(broken)}, read as "
-                         f"{str(dtype)[6:]}.\n"
-                         "Its answers would be meaningless. Fetch the weights again, or load them as "
-                         "bfloat16 or float32 if float16 is too small for them.")
+        raise ValueError(
+            f"{name} holds NaN or infinite numbers in {_named(broken)}, read as "
+            f"{str(dtype)[6:]}.\n"
+            "Its answers would be meaningless. Fetch the weights again, or load them as "
+            "bfloat16 or float32 if float16 is too small for them."
+        )
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
@@ -121,11 +130,10 @@ def sample(module: nn.Module) -> list[Any]:
     They tell apart modules that were trained separately; a change to few rows of one tensor may be missed.
     """
     blocks = [weight for _, weight in block_weights(module)]
-    shapes = [tuple(weight.shape) for weight in module.parameters()] + [tuple(weight.shape)
-                                                                        for weight in blocks]
+    shapes = [tuple(weight.shape) for weight in module.parameters()] + [tuple(weight.shape) for weight in blocks]
     tensors = [t.detach() for whole in module.parameters() for _, t in parts(whole)]
     tensors += [weight.sample for weight in blocks]
-    values = [t.flatten()[::max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in tensors]
+    values = [t.flatten()[:: max(1, t.numel() // SAMPLED)][:SAMPLED].double() for t in tensors]
     return [shapes, torch.cat(values).tolist()]
 
 
@@ -137,8 +145,7 @@ def drafter_identity(network: Any, window: int | None) -> dict[str, str]:
         window: Window of its attention; None: none.
     """
     config = network.config
-    return {"rope": str(config.rope), "window": str(window or "none"),
-            "weights": digest([config, sample(network)])}
+    return {"rope": str(config.rope), "window": str(window or "none"), "weights": digest([config, sample(network)])}
 
 
 def _check_names(model: PreTrainedModel, report: dict[str, Any], name: str) -> None:
@@ -151,16 +158,16 @@ def _check_names(model: PreTrainedModel, report: dict[str, Any], name: str) -> N
     if shapes:
         first = min(shapes)
         saved, declared = (list(shape) for shape in shapes[first])
-        raise ValueError(f"{name}: {first} is {saved} in the weights and {declared} by config.json "
-                         f"({len(shapes)} differ).\n{advice}")
+        raise ValueError(
+            f"{name}: {first} is {saved} in the weights and {declared} by config.json ({len(shapes)} differ).\n{advice}"
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         raise ValueError(f"{name}: the weights lack {_named(missing)}.\n{advice}")
     stems = {_stem(key) for key in model.state_dict()} - {""}
     extra = sorted(key for key in report["unexpected_keys"] if _stem(key) in stems)
     if extra:
-        raise ValueError(f"{name}: the weights hold {_named(extra)}, which its configuration does not "
-                         f"have.\n{advice}")
+        raise ValueError(f"{name}: the weights hold {_named(extra)}, which its configuration does not have.\n{advice}")
 
 
 def _stem(key: str) -> str:
@@ -183,7 +190,7 @@ def _reading(what: str, advice: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise       # its message names the missing package
+        raise  # its message names the missing package
     # Broken files raise SafetensorError, UnpicklingError, KeyError, ZeroDivisionError...: they share no base class.
     except Exception as error:
         raise ValueError(f"{what} could not be loaded: {reason(error)}.\n{advice}") from error

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from longgraft.runtime.devices import sent
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-SIZES = (1, 8, 16, 32, 64)      # allowed row counts of a verified tree; one CUDA graph is recorded per size
+SIZES = (1, 8, 16, 32, 64)  # allowed row counts of a verified tree; one CUDA graph is recorded per size
 # Int64 rows of a record: tokens, parents, depths, bits of the scores, origin, live.
 FIELDS = 6
 
@@ -25,8 +25,10 @@ def size_of(nodes: int) -> int:
     for size in SIZES:
         if nodes <= size:
             return size
-    raise ValueError(f"A tree of {nodes} nodes was requested; at most {SIZES[-1]} rows are verified at once. "
-                     f"Lower the budget to {SIZES[-1]}.")
+    raise ValueError(
+        f"A tree of {nodes} nodes was requested; at most {SIZES[-1]} rows are verified at once. "
+        f"Lower the budget to {SIZES[-1]}."
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,13 +91,20 @@ class PaddedTree:
         rows = record.shape[1]
         if deepest is None:
             deepest = rows - 1
-        return cls(tokens, parents, depths, bits.int().view(torch.float32), origin.to(torch.int8),
-                   live.bool(),
-                   deepest, rows, stage)
+        return cls(
+            tokens,
+            parents,
+            depths,
+            bits.int().view(torch.float32),
+            origin.to(torch.int8),
+            live.bool(),
+            deepest,
+            rows,
+            stage,
+        )
 
     @classmethod
-    def drafted(cls, root: Tensor, nodes: Sequence[Tensor], rows: int, stage: int | None,
-                deepest: int) -> PaddedTree:
+    def drafted(cls, root: Tensor, nodes: Sequence[Tensor], rows: int, stage: int | None, deepest: int) -> PaddedTree:
         """Builds a tree of a root [1] int64 and its nodes: (tokens, parents, depths, scores), each [s]."""
         tokens, parents, depths, scores = nodes
         n = 1 + len(tokens)
@@ -108,8 +117,16 @@ class PaddedTree:
 
     def record(self) -> Tensor:
         """Returns the tree as one tensor [FIELDS, n] int64, so that one copy brings it to the host."""
-        return torch.stack([self.tokens, self.parents, self.depths, self.scores.view(torch.int32).long(),
-                            self.origin.long(), self.live.long()])
+        return torch.stack(
+            [
+                self.tokens,
+                self.parents,
+                self.depths,
+                self.scores.view(torch.int32).long(),
+                self.origin.long(),
+                self.live.long(),
+            ]
+        )
 
     @staticmethod
     def host(record: Tensor, stage: int | None = None) -> ProposalTree:
@@ -167,9 +184,15 @@ class PaddedTree:
         return self._only(self.live & (self.depths <= depth), deepest)
 
     def _only(self, live: Tensor, deepest: int) -> PaddedTree:
-        return replace(self, tokens=self.tokens * live, parents=self.parents * live,
-                       depths=self.depths * live,
-                       origin=self.origin * live, live=live, deepest=deepest)
+        return replace(
+            self,
+            tokens=self.tokens * live,
+            parents=self.parents * live,
+            depths=self.depths * live,
+            origin=self.origin * live,
+            live=live,
+            deepest=deepest,
+        )
 
     def first(self, budget: int, rows: int) -> PaddedTree:
         """Returns at most the first `budget` live nodes, in order, as a compact tree of `rows` rows."""
@@ -180,8 +203,9 @@ class PaddedTree:
         parents = torch.where(self.parents < 0, -1, place[self.above])
         columns = torch.stack([self.tokens, parents, self.depths])
         tokens, parents, depths = _scatter(self.tokens.new_zeros(3, rows + 1), dest, columns)
-        scores, origin, live = (_scatter(column.new_zeros(rows + 1), dest, column)
-                                for column in (self.scores, self.origin, fits))
+        scores, origin, live = (
+            _scatter(column.new_zeros(rows + 1), dest, column) for column in (self.scores, self.origin, fits)
+        )
         deepest = min(self.deepest, budget - 1)
         most = min(self.most, budget)
         return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, most, self.stage)
@@ -223,8 +247,7 @@ class PaddedTree:
         if not isinstance(at, int) or at:
             reached += self.deepest
         deepest = max(self.deepest, min(reached, budget - 1))
-        return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget),
-                          self.stage)
+        return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget), self.stage)
 
     def walk(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Follows the target's draws down the tree.
@@ -242,9 +265,9 @@ class PaddedTree:
         drawn = (self.tokens == draws[self.above]) | (index == 0)
         accepted = (drawn | ~self.ancestors).all(1) & self.live
         # Siblings have distinct tokens, so at most one node is accepted per depth.
-        path = _scatter(self.tokens.new_full((self.rows + 1,), -1),
-                        torch.where(accepted, self.depths, self.rows),
-                        index)
+        path = _scatter(
+            self.tokens.new_full((self.rows + 1,), -1), torch.where(accepted, self.depths, self.rows), index
+        )
         length = accepted.sum(0, keepdim=True)
         return path, length, draws[path[length - 1]]
 

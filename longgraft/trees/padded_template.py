@@ -32,12 +32,14 @@ class Pattern:
     def of(cls, parents: Sequence[int], device: torch.device) -> Pattern:
         """Builds the pattern from parents [n]: the root first with -1, parents before children."""
         n = len(parents)
-        tree = ProposalTree.build([0] * n, list(parents), [0.0] + [float("nan")] * (n - 1),
-                                  [ROOT] + [RETRIEVED] * (n - 1))
+        tree = ProposalTree.build(
+            [0] * n, list(parents), [0.0] + [float("nan")] * (n - 1), [ROOT] + [RETRIEVED] * (n - 1)
+        )
         bare = PaddedTree.of(tree, n, device)
         above = bare.parents.clamp(min=0)
-        return cls(bare, above, bare.depths[:, None] == bare.depths,
-                   tuple(jumps_of(above[:, None] * n + above, bare.deepest)))
+        return cls(
+            bare, above, bare.depths[:, None] == bare.depths, tuple(jumps_of(above[:, None] * n + above, bare.deepest))
+        )
 
 
 def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
@@ -57,5 +59,11 @@ def filled(tokens: Tensor, pattern: Pattern) -> PaddedTree:
     live = first == torch.arange(len(tokens), device=tokens.device)
     # A node's representative never comes after it, so the minimum only restores the root's -1.
     parents = torch.minimum(first[pattern.above], bare.parents)
-    return replace(bare, tokens=tokens * live, parents=parents * live, depths=bare.depths * live,
-                   origin=bare.origin * live, live=live)
+    return replace(
+        bare,
+        tokens=tokens * live,
+        parents=parents * live,
+        depths=bare.depths * live,
+        origin=bare.origin * live,
+        live=live,
+    )

@@ -20,19 +20,58 @@ from torch import Tensor
 Path = tuple[int, ...]
 # A node's weight by rank: docs/choices.md, templates.
 WEIGHTS = (1.0, 0.27, 0.16, 0.09, 0.06, 0.045, 0.035, 0.028)
-WIDEST = len(WEIGHTS)   # most children of a node
-DEEPEST = 9             # layers in Graft's Table 7
-STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}     # retrieved nodes by pruning stage: Graft, Table 7
-SMALL: dict[int, tuple[Path, ...]] = {      # hand-made trees for small budgets: docs/choices.md, templates
-    3: ((0,), (1,), (0, 0)), 5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
-    6: ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0))}
+WIDEST = len(WEIGHTS)  # most children of a node
+DEEPEST = 9  # layers in Graft's Table 7
+STAGES = {"full": 80, "d0": 52, "d1": 36, "d5": 20}  # retrieved nodes by pruning stage: Graft, Table 7
+SMALL: dict[int, tuple[Path, ...]] = {  # hand-made trees for small budgets: docs/choices.md, templates
+    3: ((0,), (1,), (0, 0)),
+    5: ((0,), (1,), (2,), (0, 0), (0, 0, 0)),
+    6: ((0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0)),
+}
 # Number of children per path in the authors' tree (2408.08696); paths that are not listed have none.
 RECYCLING = {
-    "": 8, "0": 8, "1": 4, "2": 3, "3": 2, "4": 1, "5": 1, "6": 1, "7": 1,
-    "00": 8, "01": 3, "02": 2, "03": 1, "04": 1, "05": 1, "06": 1, "07": 1, "10": 2, "11": 1, "20": 1,
-    "30": 1, "40": 1, "50": 1,
-    "000": 5, "001": 2, "002": 1, "003": 1, "004": 1, "010": 1, "020": 1, "100": 1, "200": 1, "300": 1,
-    "0000": 3, "0001": 1, "0002": 1, "0010": 1, "0100": 1, "1000": 1, "00000": 2, "00010": 1}
+    "": 8,
+    "0": 8,
+    "1": 4,
+    "2": 3,
+    "3": 2,
+    "4": 1,
+    "5": 1,
+    "6": 1,
+    "7": 1,
+    "00": 8,
+    "01": 3,
+    "02": 2,
+    "03": 1,
+    "04": 1,
+    "05": 1,
+    "06": 1,
+    "07": 1,
+    "10": 2,
+    "11": 1,
+    "20": 1,
+    "30": 1,
+    "40": 1,
+    "50": 1,
+    "000": 5,
+    "001": 2,
+    "002": 1,
+    "003": 1,
+    "004": 1,
+    "010": 1,
+    "020": 1,
+    "100": 1,
+    "200": 1,
+    "300": 1,
+    "0000": 3,
+    "0001": 1,
+    "0002": 1,
+    "0010": 1,
+    "0100": 1,
+    "1000": 1,
+    "00000": 2,
+    "00010": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -73,8 +112,13 @@ def _levels(template: Template, device: torch.device) -> list[tuple[Tensor, Tens
         nodes = [node for node, path in enumerate(template.paths, 1) if len(path) == depth]
         parents = [template.parents[node] for node in nodes]
         ranks = [template.ranks[node] for node in nodes]
-        levels.append((torch.tensor(nodes, device=device), torch.tensor(parents, device=device),
-                       torch.tensor(ranks, device=device)))
+        levels.append(
+            (
+                torch.tensor(nodes, device=device),
+                torch.tensor(parents, device=device),
+                torch.tensor(ranks, device=device),
+            )
+        )
     return levels
 
 
@@ -154,7 +198,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
     exact = [count * n / sum(counts) for count in counts]
     scaled = [int(x) for x in exact]
     by_remainder = sorted(range(len(exact)), key=lambda depth: (scaled[depth] - exact[depth], depth))
-    for depth in by_remainder[:n - sum(scaled)]:
+    for depth in by_remainder[: n - sum(scaled)]:
         scaled[depth] += 1
     # A layer has at most `width` nodes per parent; what does not fit goes to deeper or shallower layers.
     rest = 0
@@ -168,7 +212,7 @@ def _scaled(n: int, deepest: int | None = None, width: int = WIDEST) -> list[int
             scaled.append(over)
         else:
             rest += over
-    if 0 in scaled:     # An empty layer ends the tree, so nodes below it widen the layers above.
+    if 0 in scaled:  # An empty layer ends the tree, so nodes below it widen the layers above.
         end = scaled.index(0)
         rest += sum(scaled[end:])
         scaled = scaled[:end]
@@ -186,8 +230,9 @@ def _fill(counts: Sequence[int], width: int = WIDEST) -> Template:
     layer: list[tuple[float, Path]] = [(1.0, ())]
     paths: list[Path] = []
     for count in counts:
-        children = [(weight * factor, (*path, rank)) for weight, path in layer
-                    for rank, factor in enumerate(WEIGHTS[:width])]
+        children = [
+            (weight * factor, (*path, rank)) for weight, path in layer for rank, factor in enumerate(WEIGHTS[:width])
+        ]
         layer = sorted(children, key=lambda child: (-child[0], child[1]))[:count]
         paths += sorted(path for _, path in layer)
     return Template(tuple(paths))

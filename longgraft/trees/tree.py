@@ -14,8 +14,8 @@ from torch import Tensor
 ROOT = 1
 DRAFT = 2
 RETRIEVED = 4
-FORCED = 8          # a constraint allows nothing else
-UNPRUNED = -1       # value of ProposalTree.stage for a drafted tree that no policy pruned
+FORCED = 8  # a constraint allows nothing else
+UNPRUNED = -1  # value of ProposalTree.stage for a drafted tree that no policy pruned
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +56,25 @@ class ProposalTree:
     law: Tensor | None = None
 
     @classmethod
-    def build(cls, tokens: list[int], parents: list[int], scores: list[float], origin: list[int],
-              stage: int | None = None, match: list[int] | None = None) -> ProposalTree:
+    def build(
+        cls,
+        tokens: list[int],
+        parents: list[int],
+        scores: list[float],
+        origin: list[int],
+        stage: int | None = None,
+        match: list[int] | None = None,
+    ) -> ProposalTree:
         """Builds a tree from plain lists with one item per node, root first; the arguments are as in the class."""
         lengths = None if match is None else torch.tensor(match)
-        return cls(torch.tensor(tokens), torch.tensor(parents), torch.tensor(scores, dtype=torch.float32),
-                   torch.tensor(origin, dtype=torch.int8), stage, lengths)
+        return cls(
+            torch.tensor(tokens),
+            torch.tensor(parents),
+            torch.tensor(scores, dtype=torch.float32),
+            torch.tensor(origin, dtype=torch.int8),
+            stage,
+            lengths,
+        )
 
     @classmethod
     def chain(cls, tokens: Tensor, origin: int = DRAFT) -> ProposalTree:
@@ -116,9 +129,7 @@ class ProposalTree:
         parents = torch.tensor([-1] + [place[parent] for parent in self.parents[index].tolist()[1:]])
         match = None if self.match is None else self.match[index]
         law = None if self.law is None else self.law[index.to(self.law.device)]
-        return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage,
-                            match,
-                            law)
+        return ProposalTree(self.tokens[index], parents, self.scores[index], self.origin[index], self.stage, match, law)
 
     def top(self, budget: int) -> ProposalTree:
         """Returns the best `budget` nodes, root included; ties go to shallower, then earlier nodes; nan ranks last."""
@@ -163,9 +174,10 @@ class ProposalTree:
         scores = self.scores.tolist()
         origin = self.origin.tolist()
         children = dict(self.children)
-        place = {0: at}     # node of the other tree -> node of the result
-        rows = zip(other.tokens.tolist(), other.parents.tolist(), other.scores.tolist(),
-                   other.origin.tolist(), strict=True)
+        place = {0: at}  # node of the other tree -> node of the result
+        rows = zip(
+            other.tokens.tolist(), other.parents.tolist(), other.scores.tolist(), other.origin.tolist(), strict=True
+        )
         for node, (token, parent, score, bits) in enumerate(rows):
             if node == 0 or parent not in place:
                 continue

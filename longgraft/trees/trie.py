@@ -50,5 +50,6 @@ class Trie:
         scores = torch.full((n + 1,), float("nan"))
         scores[0] = 0.0
         origin = torch.tensor([ROOT] + [RETRIEVED] * n, dtype=torch.int8)
-        return ProposalTree(torch.tensor(self._tokens), torch.tensor(self._parents), scores, origin,
-                            match=torch.tensor(self._match))
+        return ProposalTree(
+            torch.tensor(self._tokens), torch.tensor(self._parents), scores, origin, match=torch.tensor(self._match)
+        )

@@ -58,7 +58,7 @@ class Branches:
     def at(self, position: int, without: Sequence[int]) -> list[int]:
         """Returns the `count` most probable tokens after this position, except those in `without`."""
         best = self.logits(self.final.rows[position]).topk(self.count + len(without)).indices.tolist()
-        return [token for token in best if token not in without][:self.count]
+        return [token for token in best if token not in without][: self.count]
 
 
 class AdaPld:
@@ -72,8 +72,14 @@ class AdaPld:
         branches: None: a chain without branches.
     """
 
-    def __init__(self, anchors: Anchors, length: int, likeness: Likeness | None, branches: Branches | None,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        anchors: Anchors,
+        length: int,
+        likeness: Likeness | None,
+        branches: Branches | None,
+        clock: Clock | None = None,
+    ) -> None:
         self.anchors = anchors
         self.length = length
         self.likeness = likeness
@@ -91,18 +97,18 @@ class AdaPld:
 
     def _grow(self, tree: Trie, text: np.ndarray, root: int) -> None:
         copied, match = self.anchors.after_prediction(text, self.length)
-        (place, same), = self._anchors(text, [root])
+        ((place, same),) = self._anchors(text, [root])
         if not len(place):
             tree.add(copied, match=match)
             return
-        at, = self.anchors.closest([place], len(text) - 2)
+        (at,) = self.anchors.closest([place], len(text) - 2)
         # Nothing is copied after a token that is only similar to the root.
         main = copied
         if same and not copied:
-            main = text[at + 1:at + 1 + self.length].tolist()
+            main = text[at + 1 : at + 1 + self.length].tolist()
         branches = self._branches_at(text, at, main[:1]) if self.branches else []
         slots = tree.budget - 1
-        tree.add(main[:max(slots - sum(map(len, branches)), (slots + 1) // 2)], match=match or 1)
+        tree.add(main[: max(slots - sum(map(len, branches)), (slots + 1) // 2)], match=match or 1)
         for branch in branches:
             tree.add(branch)
 
@@ -112,8 +118,9 @@ class AdaPld:
         tokens = self.branches.at(at, copied)
         if not self.branches.successors:
             return [[token] for token in tokens]
-        groups = {token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True)
-                 if len(group)}
+        groups = {
+            token: group for token, (group, _) in zip(tokens, self._anchors(text, tokens), strict=True) if len(group)
+        }
         # A branch has no hidden state yet, so its anchor's is compared.
         places = {}
         if groups:
@@ -142,12 +149,16 @@ class AdaPldChoices(Checked):
     """Choices of `adapld`."""
 
     length: int = option(30, "Tokens copied at most", low=1, source="AdaPLD")
-    branches: int = option(4, "Branches: most probable tokens at the anchor", low=0, high=64,
-                           source="2 to 8 in AdaPLD")
+    branches: int = option(4, "Branches: most probable tokens at the anchor", low=0, high=64, source="2 to 8 in AdaPLD")
     successors: bool = option(True, "Follow each branch by one more token", source="AdaPLD")
-    likeness: float | None = option(0.55, "Least cosine of embeddings for another token to be an anchor",
-                                    low=-1,
-                                    high=1, none="the token alone", source="docs/methods.md")
+    likeness: float | None = option(
+        0.55,
+        "Least cosine of embeddings for another token to be an anchor",
+        low=-1,
+        high=1,
+        none="the token alone",
+        source="docs/methods.md",
+    )
     layer: int | None = like(PldPlusChoices, "layer")
 
 
@@ -175,5 +186,11 @@ def special(target: Target) -> frozenset[int]:
 
 
 METHOD = Method(
-    "adapld", "the same at greater length, also after similar tokens, with probable tokens as branches",
-    ADAPLD, adapld, budget=39, choices=AdaPldChoices(), looks_up=True)
+    "adapld",
+    "the same at greater length, also after similar tokens, with probable tokens as branches",
+    ADAPLD,
+    adapld,
+    budget=39,
+    choices=AdaPldChoices(),
+    looks_up=True,
+)

@@ -28,7 +28,7 @@ OF_QWEN3 = 29 / 36
 # Shortest and longest match in a prediction, in tokens; it has no hidden states to compare
 LEAST = 2
 LONGEST = 32
-MOST = 4096     # newest anchors of one token whose contexts are compared; this bounds a step's cost
+MOST = 4096  # newest anchors of one token whose contexts are compared; this bounds a step's cost
 
 
 class Anchors:
@@ -56,7 +56,7 @@ class Anchors:
         if not len(places) or matches.max() < LEAST:
             return [], 0
         at = places[matches == matches.max()][-1]
-        return unbroken(before[at:at + length]).tolist(), int(matches.max())
+        return unbroken(before[at : at + length]).tolist(), int(matches.max())
 
     def of(self, text: np.ndarray, token: int) -> np.ndarray:
         """Returns the positions [m] of this token."""
@@ -65,8 +65,7 @@ class Anchors:
         return (np.flatnonzero(text[1:-1] == token) + 1)[-MOST:]
 
     @torch.inference_mode()
-    def like(self, text: np.ndarray, tokens: Sequence[int], embedding: Tensor,
-             least: float) -> list[np.ndarray]:
+    def like(self, text: np.ndarray, tokens: Sequence[int], embedding: Tensor, least: float) -> list[np.ndarray]:
         """Returns for each token the positions [m] of tokens whose embedding has at least the cosine `least`
         with its own.
 
@@ -77,9 +76,8 @@ class Anchors:
         last_tokens = last_tokens[~np.isin(last_tokens, list(self.never))]
         if not len(last_tokens):
             return [last_tokens for _ in tokens]
-        rows = embedding[sent(torch.from_numpy(np.concatenate([last_tokens, tokens])),
-                              embedding.device)].float()
-        near = (cosines(rows[:len(last_tokens)], rows[len(last_tokens):]) >= least).cpu().numpy()
+        rows = embedding[sent(torch.from_numpy(np.concatenate([last_tokens, tokens])), embedding.device)].float()
+        near = (cosines(rows[: len(last_tokens)], rows[len(last_tokens) :]) >= least).cpu().numpy()
         return [(np.flatnonzero(np.isin(text[1:-1], last_tokens[column])) + 1)[-MOST:] for column in near.T]
 
     @torch.inference_mode()
@@ -91,7 +89,7 @@ class Anchors:
         rows = self.context.rows
         before = torch.from_numpy(np.concatenate(groups) - 1)
         states = rows[sent(before, rows.device)].float()
-        likeness = cosines(states, rows[position:position + 1].float())[:, 0].cpu()
+        likeness = cosines(states, rows[position : position + 1].float())[:, 0].cpu()
         parts = likeness.split([len(group) for group in groups])
         return [int(group[int(part.argmax())]) for group, part in zip(groups, parts, strict=True)]
 
@@ -109,8 +107,7 @@ def anchors(p: Parts, never: frozenset[int] = frozenset()) -> Anchors:
     if layer is None:
         layer = round(depth * (OF_QWEN3 if p.target.config.model_type.startswith("qwen3") else USUAL))
     if layer >= depth:
-        raise ValueError(f"layer is {layer}, and {p.target.name} has layers 0 to {depth - 1}. Choose one of "
-                         "them.")
+        raise ValueError(f"layer is {layer}, and {p.target.name} has layers 0 to {depth - 1}. Choose one of them.")
     return Anchors(p.history(), states(p, layer), never)
 
 

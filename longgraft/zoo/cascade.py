@@ -26,8 +26,14 @@ class Cascade:
     they observe what the full pass keeps.
     """
 
-    def __init__(self, target: Target, inner: Proposer, partial: PartialKVCache, sizes: tuple[int, int],
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        inner: Proposer,
+        partial: PartialKVCache,
+        sizes: tuple[int, int],
+        clock: Clock | None = None,
+    ) -> None:
         """sizes: (length, nodes)."""
         self.target = target
         self.inner = inner

@@ -37,11 +37,20 @@ class DDDPolicy:
 class DDDChoices(Drafting):
     """Choices of `ddd`."""
 
-    threshold: float = option(-1.5, "Log-probability that the beam must hold after 5 and after 7 expansions",
-                              low=-100, high=0, source="docs/choices.md, dynamic trees")
+    threshold: float = option(
+        -1.5,
+        "Log-probability that the beam must hold after 5 and after 7 expansions",
+        low=-100,
+        high=0,
+        source="docs/choices.md, dynamic trees",
+    )
 
 
 METHOD = Method(
-    "ddd", "stops after 5 or 7 expansions where the beam carries too little probability",
+    "ddd",
+    "stops after 5 or 7 expansions where the beam carries too little probability",
     "Dynamic Depth Decoding (arXiv 2409.00142)",
-    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.choices.top_k)), (HEAD,), choices=DDDChoices())
+    lambda p: p.drafter(DDDPolicy(p.choices.threshold, beam=p.choices.top_k)),
+    (HEAD,),
+    choices=DDDChoices(),
+)

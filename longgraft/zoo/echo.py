@@ -24,8 +24,8 @@ from longgraft.target_model.planned_together import PlannedTogether
 from longgraft.trees.padded import Tree, on_host
 from longgraft.trees.tree import UNPRUNED, ProposalTree
 
-SMALL = 5           # nodes of the small tree that all requests begin with, root included
-SMALL_LEVELS = 3    # its levels; each further level needs one more node
+SMALL = 5  # nodes of the small tree that all requests begin with, root included
+SMALL_LEVELS = 3  # its levels; each further level needs one more node
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class EchoPlan:
         granted = [False] * len(offers)
         for index in sorted(range(len(offers)), key=lambda at: -offers[at].probabilities[0]):
             more = self.needed(offers[index]) - self.small
-            if more <= max(0, free):        # levels of the small tree need no more nodes
+            if more <= max(0, free):  # levels of the small tree need no more nodes
                 granted[index] = True
                 free -= more
         return granted
@@ -77,8 +77,9 @@ class EchoPlan:
 
 def _spend(free: int, nodes: list[int], offers: Sequence[Offer], limits: Sequence[int]) -> int:
     """Adds the most probable candidates of all requests to their `nodes` up to their limits; returns the nodes left."""
-    limits = [min(limit, offer.budget, 1 + len(offer.probabilities))
-              for limit, offer in zip(limits, offers, strict=True)]
+    limits = [
+        min(limit, offer.budget, 1 + len(offer.probabilities)) for limit, offer in zip(limits, offers, strict=True)
+    ]
 
     def entry(index: int) -> tuple[float, int]:
         return -offers[index].probabilities[nodes[index] - 1], index
@@ -140,15 +141,14 @@ class EchoDrafter:
         together: Has an `EchoPlanner`.
     """
 
-    def __init__(self, drafter: Eagle3Drafter, gates: Gates,
-                 together: PlannedTogether[Ask, EchoPlan]) -> None:
+    def __init__(self, drafter: Eagle3Drafter, gates: Gates, together: PlannedTogether[Ask, EchoPlan]) -> None:
         self.drafter = drafter
         self.gates = gates
         self.together = together
         self.memories = drafter.memories
 
     def propose(self, ask: Ask) -> Tree:
-        if ask.pruning is not None:     # another proposer plans, and this one only drafts
+        if ask.pruning is not None:  # another proposer plans, and this one only drafts
             return self.drafter.propose(ask)
         plan = self.together.begin(ask)
         ask = replace(ask, budget=min(ask.budget, plan.most))
@@ -173,28 +173,37 @@ class EchoDrafter:
 class EchoChoices(Drafting):
     """Choices of `echo`."""
 
-    depths: tuple[int, ...] = option((1, 3, 5), "Expansions after which there is a gate", low=0, high=63,
-                                     source="docs/choices.md, dynamic trees")
-    taus: tuple[float, ...] = option((0.09, 0.07, 0.11), "Probability of the best path up to which each gate "
-                                                         "is closed",
-                                     low=0, high=1, source="docs/choices.md, dynamic trees")
-    pass_nodes: int | None = option(None, "Nodes of all requests that share a pass, roots included",
-                                    unit="nodes",
-                                    low=1, high=4096, none="the budget of one request", source="ECHO, K_max")
+    depths: tuple[int, ...] = option(
+        (1, 3, 5), "Expansions after which there is a gate", low=0, high=63, source="docs/choices.md, dynamic trees"
+    )
+    taus: tuple[float, ...] = option(
+        (0.09, 0.07, 0.11),
+        "Probability of the best path up to which each gate is closed",
+        low=0,
+        high=1,
+        source="docs/choices.md, dynamic trees",
+    )
+    pass_nodes: int | None = option(
+        None,
+        "Nodes of all requests that share a pass, roots included",
+        unit="nodes",
+        low=1,
+        high=4096,
+        none="the budget of one request",
+        source="ECHO, K_max",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.depths) != len(set(self.depths)) or len(self.depths) != len(self.taus):
-            raise ValueError(f"echo has gates at {self.depths} and taus {self.taus}: each gate needs one. "
-                             "Give both.")
+            raise ValueError(f"echo has gates at {self.depths} and taus {self.taus}: each gate needs one. Give both.")
 
 
 def build(parts: Parts) -> EchoDrafter:
     """A gated tree for a request alone, and for the requests of a pass one budget that their gates divide."""
     chosen = parts.choices
     gates = Gates(dict(zip(chosen.depths, chosen.taus, strict=True)))
-    together = parts.of_engine(("echo", chosen),
-                               lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
+    together = parts.of_engine(("echo", chosen), lambda: PlannedTogether("echo's plan", EchoPlanner(chosen.pass_nodes)))
     return EchoDrafter(parts.drafter(Filled(gates)), gates, together)
 
 
@@ -202,4 +211,8 @@ METHOD = Method(
     "echo",
     "gates of its own after 1, 3 and 5 expansions; slots of levels that are not drafted go to width, and "
     "requests that share a pass share one budget",
-    "ECHO (arXiv 2604.09603)", build, (HEAD,), choices=EchoChoices())
+    "ECHO (arXiv 2604.09603)",
+    build,
+    (HEAD,),
+    choices=EchoChoices(),
+)

@@ -17,8 +17,9 @@ class Either:
         least: The worth that it must have for this request.
     """
 
-    def __init__(self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float],
-                 least: Callable[[Ask], float]) -> None:
+    def __init__(
+        self, first: Proposer, second: Proposer, worth: Callable[[ProposalTree], float], least: Callable[[Ask], float]
+    ) -> None:
         self.first = first
         self.second = second
         self.worth = worth

@@ -34,7 +34,7 @@ class HiddenStates(Memory):
     def rows(self) -> Tensor:
         """[t, H], a view of the rows of all observed tokens; row j belongs to position j."""
         assert self._rows is not None, "nothing was observed"
-        return self._rows[:self._size]
+        return self._rows[: self._size]
 
     def reset(self, capacity: int) -> None:
         self._size = 0
@@ -64,7 +64,7 @@ class HiddenStates(Memory):
         if self._rows is None or len(self._rows) < size:
             grown = states.new_empty(max(size, self._capacity), states.shape[1])
             if self._size:
-                grown[:self._size] = self.rows
+                grown[: self._size] = self.rows
             self._rows = grown
-        self._rows[self._size:size] = states
+        self._rows[self._size : size] = states
         self._size = size

@@ -39,7 +39,7 @@ class LastTopK(Memory):
         """[K] tokens, best first; none before the first observation."""
         if self._topk is None:
             return []
-        return self._topk[:self.width].tolist()
+        return self._topk[: self.width].tolist()
 
     def reset(self, capacity: int) -> None:
         self._topk = None
@@ -51,7 +51,7 @@ class LastTopK(Memory):
         if seen.ranked is None:
             row = seen.topk[last]
         elif len(seen.ranked) and int(seen.ranked[-1]) == last:
-            row = seen.topk[-1]         # otherwise the prompt goes on, and its next chunk repeats this token
+            row = seen.topk[-1]  # otherwise the prompt goes on, and its next chunk repeats this token
         self._topk = row
 
     def mark(self) -> Tensor | None:
@@ -116,8 +116,15 @@ class LogitSpec:
             acceptance is the same.
     """
 
-    def __init__(self, history: TokenHistory, topk: LastTopK, vocab_size: int, max_ngram: int = 3,
-                 length: int = 20, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        history: TokenHistory,
+        topk: LastTopK,
+        vocab_size: int,
+        max_ngram: int = 3,
+        length: int = 20,
+        clock: Clock | None = None,
+    ) -> None:
         self._history = history
         self._topk = topk
         self._rounds = Rounds()
@@ -139,7 +146,7 @@ class LogitSpec:
             for guess, rest, match in self._guesses(text, ask.root):
                 if left < 1:
                     break
-                tree.add(rest[:left - 1], tree.add([guess]), match)
+                tree.add(rest[: left - 1], tree.add([guess]), match)
                 left -= 1 + len(rest)
             return tree.tree()
 
@@ -158,7 +165,7 @@ class LogitSpec:
                 if rank < most:
                     at, pooled, match = continuations[rank]
                 length_of_guess = next((tokens for last, tokens in KEPT if rank <= last), 1)
-                yield guess, unbroken(text[at:at + min(length_of_guess - 1, pooled)]).tolist(), match
+                yield guess, unbroken(text[at : at + min(length_of_guess - 1, pooled)]).tolist(), match
 
     def _after(self, text: np.ndarray, guesses: Sequence[int]) -> list[tuple[int, int, int]]:
         """Returns for each guess (index after the longest n-gram that ends with root and guess, pooled tokens
@@ -169,9 +176,9 @@ class LogitSpec:
         self._slot[guesses] = np.arange(m)
         slots = self._slot[text[:size]]
         self._slot[guesses] = -1
-        guessed = np.flatnonzero(slots[:max(0, size - 1)] >= 0)     # guesses that a token follows
+        guessed = np.flatnonzero(slots[: max(0, size - 1)] >= 0)  # guesses that a token follows
         for n in range(1, self.max_ngram + 1):
-            if n > 1:       # keep only those that are preceded by the text's end
+            if n > 1:  # keep only those that are preceded by the text's end
                 before = guessed - (n - 1)
                 preceding = text[before]
                 guessed = guessed[(before >= 0) & (preceding == text[size - (n - 2)]) & (preceding >= 0)]
@@ -185,8 +192,9 @@ class LogitSpec:
         return [(at, pooled_tokens, match) for at, pooled_tokens, match in continuations.tolist()]
 
 
-def continuation(text: np.ndarray, max_ngram: int,
-                 pooled: Callable[[np.ndarray, int], np.ndarray]) -> tuple[list[int], int]:
+def continuation(
+    text: np.ndarray, max_ngram: int, pooled: Callable[[np.ndarray, int], np.ndarray]
+) -> tuple[list[int], int]:
     """Returns (the pooled tokens that followed the longest n-gram at the text's end, tokens of that n-gram).
 
     The result is ([], 0) if no n-gram was seen before.
@@ -196,7 +204,7 @@ def continuation(text: np.ndarray, max_ngram: int,
         pooled: `Rounds.pooled` as a function of ends and n.
     """
     size = len(text) - 1
-    ends = np.flatnonzero(text[:max(0, size - 1)] == text[size]) + 1
+    ends = np.flatnonzero(text[: max(0, size - 1)] == text[size]) + 1
     place = slice(0, 0)
     match = 0
     for n in range(1, min(max_ngram, size) + 1):
@@ -220,7 +228,7 @@ def longest(keys: np.ndarray, pooled: np.ndarray, count: int) -> np.ndarray:
     """
     best = np.full(count, -1, dtype=np.int64)
     order = np.argsort(pooled, kind="stable")
-    best[keys[order]] = order      # for repeated indices numpy keeps the last
+    best[keys[order]] = order  # for repeated indices numpy keeps the last
     return best
 
 
@@ -231,5 +239,10 @@ def logitspec(p: Parts) -> LogitSpec:
 
 
 METHOD = Method(
-    "logitspec", "copies what followed the same n-gram, and guesses what was probable one token ago",
-    LOGITSPEC, logitspec, budget=WIDTH, looks_up=True)
+    "logitspec",
+    "copies what followed the same n-gram, and guesses what was probable one token ago",
+    LOGITSPEC,
+    logitspec,
+    budget=WIDTH,
+    looks_up=True,
+)

@@ -64,7 +64,7 @@ class Trajectories(Memory):
     def observe_prediction(self, tokens: Tensor) -> None:
         text = tokens.tolist()
         for end in range(self.ngram, len(text) + 1):
-            self._learn(tuple(text[end - self.ngram:end]))
+            self._learn(tuple(text[end - self.ngram : end]))
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -89,12 +89,13 @@ class Trajectories(Memory):
         for token in new:
             self._text.append(token)
             if self.from_prompt and len(self._text) >= self.ngram:
-                self._learn(tuple(self._text[-self.ngram:]))
+                self._learn(tuple(self._text[-self.ngram :]))
 
     def _begin(self) -> Row:
         """Draws the first row, with one extra token per missing row: each step that adds a row drops a column."""
-        places = torch.randint(max(1, self._prompt), (self.width + self.ngram - 3,),
-                               generator=torch.Generator().manual_seed(0))
+        places = torch.randint(
+            max(1, self._prompt), (self.width + self.ngram - 3,), generator=torch.Generator().manual_seed(0)
+        )
         return tuple(self._text[place] for place in places.tolist())
 
     def _advance(self, tree: ProposalTree, draws: list[int]) -> None:
@@ -124,7 +125,7 @@ class Trajectories(Memory):
         had = self.after(first)
         self._before.append((first, had))
         remaining = [continuation for continuation in had if continuation != rest]
-        self._pool[first] = (*remaining, rest)[-self.most:]
+        self._pool[first] = (*remaining, rest)[-self.most :]
 
     def mark(self) -> Any:
         return len(self._before), len(self._text), self._prompt, self._rows
@@ -182,7 +183,7 @@ class Lookahead:
                 columns = max(0, room // len(rows))
             nodes = [0][:columns]
             for row in rows[:1]:
-                for token in row[:max(0, columns - 1)]:
+                for token in row[: max(0, columns - 1)]:
                     nodes.append(tree.add([token], nodes[-1]))
             for row in rows[1:]:
                 nodes = [tree.add([token], node) for token, node in zip(row[:columns], nodes, strict=True)]
@@ -198,8 +199,7 @@ class LookaheadChoices(Checked):
     ngram: int = option(5, "Tokens of an n-gram, its first one included", low=2, source="the authors' 7B")
     columns: int = option(7, "Columns of the window; 0: n-grams alone", low=0, source="the authors' 7B")
     guesses: int = option(7, "N-grams kept and verified of each first token", low=1, source="the authors' 7B")
-    from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer",
-                               source="POOL_FROM_PROMPT")
+    from_prompt: bool = option(False, "Take n-grams also from the prompt and the answer", source="POOL_FROM_PROMPT")
 
 
 def lookahead(p: Parts) -> Lookahead:
@@ -210,5 +210,11 @@ def lookahead(p: Parts) -> Lookahead:
 
 
 METHOD = Method(
-    "lookahead", "n-grams from earlier guesses of the text ahead, and new guesses in the same pass",
-    LOOKAHEAD, lookahead, budget=56, choices=LookaheadChoices(), looks_up=True)
+    "lookahead",
+    "n-grams from earlier guesses of the text ahead, and new guesses in the same pass",
+    LOOKAHEAD,
+    lookahead,
+    budget=56,
+    choices=LookaheadChoices(),
+    looks_up=True,
+)

@@ -28,8 +28,7 @@ MAGICDEC = "MagicDec (arXiv 2408.11049)"
 class MagicDecDrafter:
     """A drafter of a chain of up to `length` tokens."""
 
-    def __init__(self, target: Target, partial: PartialKVCache, length: int,
-                 clock: Clock | None = None) -> None:
+    def __init__(self, target: Target, partial: PartialKVCache, length: int, clock: Clock | None = None) -> None:
         self.memories = (partial,)
         self.target = target
         self.partial = partial
@@ -58,7 +57,7 @@ class MagicDecDrafter:
         """Returns (the token after these, its log-probability)."""
         cache = self.partial.cache
         self.clock.ran("own")
-        report, = self.target.run([Segment(ProposalTree.root_only(tokens[-1]), cache)], Wants())
+        (report,) = self.target.run([Segment(ProposalTree.root_only(tokens[-1]), cache)], Wants())
         cache.keep(torch.tensor([0]))
         return ask.drawn(report.logits, len(tokens))
 
@@ -67,12 +66,16 @@ class MagicDecDrafter:
 class MagicDecChoices(Checked):
     """Choices of `magicdec`."""
 
-    rows: int = option(512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000,
-                       source="the paper has 257 to 4,097")
-    drafts: int = option(4, "Drafted tokens a step",
-                         unit="tokens", low=1, high=64, source="the paper has 3 to 7")
-    keep: str = option("attended", "Kept rows: those that the prompt's end attends to, or sinks and the newest",
-                       choices=("attended", "recent"), source="SnapKV, StreamingLLM")
+    rows: int = option(
+        512, "Rows kept of each head's cache", unit="rows", low=40, high=1_000_000, source="the paper has 257 to 4,097"
+    )
+    drafts: int = option(4, "Drafted tokens a step", unit="tokens", low=1, high=64, source="the paper has 3 to 7")
+    keep: str = option(
+        "attended",
+        "Kept rows: those that the prompt's end attends to, or sinks and the newest",
+        choices=("attended", "recent"),
+        source="SnapKV, StreamingLLM",
+    )
 
     def select(self) -> Selector:
         """Returns the selector of the kept rows."""
@@ -87,5 +90,10 @@ def magicdec(p: Parts) -> MagicDecDrafter:
 
 
 METHOD = Method(
-    "magicdec", "the target drafts for itself on a part of its cache", MAGICDEC, magicdec, budget=8,
-    choices=MagicDecChoices())
+    "magicdec",
+    "the target drafts for itself on a part of its cache",
+    MAGICDEC,
+    magicdec,
+    budget=8,
+    choices=MagicDecChoices(),
+)

@@ -18,7 +18,7 @@ from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.observation import Observation
 
-MOST = 16           # answers that are kept: the size of a group when policies are trained
+MOST = 16  # answers that are kept: the size of a group when policies are trained
 
 
 class RollOuts(PartialMatching):
@@ -33,10 +33,10 @@ class RollOuts(PartialMatching):
 
     def __init__(self, most: int = MOST) -> None:
         self.most = most
-        self._prompt: list[int] = []                        # the group's prompt
-        self._answers: tuple[tuple[int, ...], ...] = ()     # answers to it
+        self._prompt: list[int] = []  # the group's prompt
+        self._answers: tuple[tuple[int, ...], ...] = ()  # answers to it
         super().__init__()
-        self._joined = False    # True once the group was looked up
+        self._joined = False  # True once the group was looked up
 
     @property
     def answers(self) -> int:
@@ -46,12 +46,12 @@ class RollOuts(PartialMatching):
 
     def reset(self, capacity: int) -> None:
         if self._answer is not None:
-            self._answers = (*self._answers, tuple(self.text[self._answer - 1:]))[-self.most:]
+            self._answers = (*self._answers, tuple(self.text[self._answer - 1 :]))[-self.most :]
         super().reset(capacity)
         self._joined = False
 
     def observe(self, seen: Observation) -> None:
-        if seen.prompt and self._answer is not None:    # a rewound request has ended
+        if seen.prompt and self._answer is not None:  # a rewound request has ended
             self.reset(0)
         if not seen.prompt:
             self._join()
@@ -66,7 +66,7 @@ class RollOuts(PartialMatching):
         if self._joined or not self.text:
             return
         self._joined = True
-        prompt = self.text[:(self._answer or len(self.text)) - 1]
+        prompt = self.text[: (self._answer or len(self.text)) - 1]
         if prompt != self._prompt:
             self._prompt = prompt
             self._answers = ()
@@ -86,11 +86,11 @@ class RollOuts(PartialMatching):
 class MtpChoices(Checked):
     """Choices of `mtp`."""
 
-    tau: float = option(0.14, "The chain ends at or below this probability",
-                        low=0, high=1, source="Graft, Table 11")
+    tau: float = option(0.14, "The chain ends at or below this probability", low=0, high=1, source="Graft, Table 11")
     length: int = option(8, "Drafted tokens at most", unit="tokens", low=1, high=64)
-    answers: int = option(16, "Earlier answers to the prompt that are kept", low=1, high=1024,
-                          source="groups of 8 to 16 roll-outs")
+    answers: int = option(
+        16, "Earlier answers to the prompt that are kept", low=1, high=1024, source="groups of 8 to 16 roll-outs"
+    )
     window: int | None = like(Drafting, "window")
 
 
@@ -104,6 +104,10 @@ def mtp(parts: Parts) -> RankedProposer:
 
 
 METHOD = Method(
-    "mtp", "a drafted chain while it is probable; its free slots repeat this and earlier answers to the same "
-    "prompt", "Draft Less, Retrieve More (arXiv 2605.20104), future work", mtp, (HEAD,),
-    choices=MtpChoices())
+    "mtp",
+    "a drafted chain while it is probable; its free slots repeat this and earlier answers to the same prompt",
+    "Draft Less, Retrieve More (arXiv 2605.20104), future work",
+    mtp,
+    (HEAD,),
+    choices=MtpChoices(),
+)

@@ -18,7 +18,7 @@ from longgraft.runtime.kv_cache import KVCache
 from longgraft.target_model.model import Target
 from longgraft.zoo.selection import Selector
 
-SINKS = 16      # first rows that are always kept, as in TriForce's and TokenSwift's code
+SINKS = 16  # first rows that are always kept, as in TriForce's and TokenSwift's code
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,14 +64,13 @@ class PartialKVCache(Memory):
     name = "partial cache"
     newest_choice: Chosen | None
     _length: int
-    _queried: int                 # `_length` at the last observed queries
+    _queried: int  # `_length` at the last observed queries
     _queries: Mapping[int, Tensor]
     _source: KVCache | None
-    _held: Chosen | None        # the selection that `cache` holds, with all later rows up to `_upto`
+    _held: Chosen | None  # the selection that `cache` holds, with all later rows up to `_upto`
     _upto: int
 
-    def __init__(self, target: Target, select: Selector, every: int | None = None,
-                 clock: Clock | None = None) -> None:
+    def __init__(self, target: Target, select: Selector, every: int | None = None, clock: Clock | None = None) -> None:
         self.select = select
         self.every = every
         self.clock = clock or Clock()
@@ -84,9 +83,11 @@ class PartialKVCache(Memory):
         self.tail = max(1, queries)
         self.cache = target.cache(0)
         if self.cache.stateful:
-            raise ValueError(f"{target.name} has layers that carry a state from token to token, of which a "
-                             "part of its cache says nothing. Use a method that drafts from the whole, e.g. "
-                             "graft-x-text.")
+            raise ValueError(
+                f"{target.name} has layers that carry a state from token to token, of which a "
+                "part of its cache says nothing. Use a method that drafts from the whole, e.g. "
+                "graft-x-text."
+            )
         self._room = self._capacity = 0
         self._take(_Mark(None, 0, 0, {}, None))
 
@@ -105,10 +106,12 @@ class PartialKVCache(Memory):
         last = self.select.queries
         if seen.queries or not last:
             self._queried = self._length
-        if seen.queries and last:       # there may be more queries than `last`, if another memory wants more
+        if seen.queries and last:  # there may be more queries than `last`, if another memory wants more
             before = self._queries or {layer: new[:, :0] for layer, new in seen.queries.items()}
-            self._queries = {layer: torch.cat([before[layer], new], dim=1)[:, -last:].contiguous()
-                             for layer, new in seen.queries.items()}
+            self._queries = {
+                layer: torch.cat([before[layer], new], dim=1)[:, -last:].contiguous()
+                for layer, new in seen.queries.items()
+            }
 
     @torch.inference_mode()
     def chosen(self) -> Chosen:
@@ -146,8 +149,10 @@ class PartialKVCache(Memory):
         source = self._source
         nothing = torch.empty(0)
         assert source is not None, "the target's cache was not shown"
-        rows = {layer: self.select(keys[:, :self._queried], self._queries.get(layer, nothing).to(keys.dtype))
-                for layer, keys in source.keys_by_layer()}
+        rows = {
+            layer: self.select(keys[:, : self._queried], self._queries.get(layer, nothing).to(keys.dtype))
+            for layer, keys in source.keys_by_layer()
+        }
         return Chosen(rows, self._queried)
 
     def _take(self, mark: _Mark) -> None:

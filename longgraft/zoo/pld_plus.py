@@ -37,8 +37,8 @@ class PldPlus:
             tree.add(copied, match=match)
             place = self.anchors.of(text, ask.root)
             if not copied and len(place) and ask.budget > 1:
-                at, = self.anchors.closest([place], len(text) - 2)
-                tree.add(text[at + 1:at + 1 + self.length].tolist(), match=1)
+                (at,) = self.anchors.closest([place], len(text) - 2)
+                tree.add(text[at + 1 : at + 1 + self.length].tolist(), match=1)
             return tree.tree()
 
 
@@ -47,9 +47,13 @@ class PldPlusChoices(Checked):
     """Choices of `pld+`."""
 
     length: int = option(10, "Tokens copied at most", low=1, source="prompt lookup's; PLD+ does not say")
-    layer: int | None = option(None, "Layer whose hidden states are compared",
-                               low=0, none="29/36 of the depth for Qwen3, 9/32 for others",
-                               source="AdaPLD's tables")
+    layer: int | None = option(
+        None,
+        "Layer whose hidden states are compared",
+        low=0,
+        none="29/36 of the depth for Qwen3, 9/32 for others",
+        source="AdaPLD's tables",
+    )
 
 
 def pld_plus(p: Parts) -> PldPlus:
@@ -58,5 +62,11 @@ def pld_plus(p: Parts) -> PldPlus:
 
 
 METHOD = Method(
-    "pld+", "copies from where the same token stood in the most similar context", PLD_PLUS, pld_plus,
-    budget=11, choices=PldPlusChoices(), looks_up=True)
+    "pld+",
+    "copies from where the same token stood in the most similar context",
+    PLD_PLUS,
+    pld_plus,
+    budget=11,
+    choices=PldPlusChoices(),
+    looks_up=True,
+)

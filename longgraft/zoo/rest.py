@@ -18,26 +18,27 @@ from longgraft.runtime.clock import Clock
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.trees.tree import RETRIEVED, ROOT, ProposalTree
 
-ENDED = -1      # not a token: it follows the end of a text
+ENDED = -1  # not a token: it follows the end of a text
 
 
 @dataclass(frozen=True)
 class RestChoices(Checked):
     """Settings of a datastore lookup."""
 
-    longest: int = option(16, "Tokens of a match at most",
-                          unit="tokens", low=1, high=SORTED // 2, source="REST")
-    shortest: int = option(2, "Tokens of a match at least",
-                           unit="tokens", low=1, high=SORTED // 2, source="REST")
-    hits: int = option(5000, "Occurrences that are read at most, evenly spaced where there are more", low=1,
-                       high=10 ** 6, source="REST")
+    longest: int = option(16, "Tokens of a match at most", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    shortest: int = option(2, "Tokens of a match at least", unit="tokens", low=1, high=SORTED // 2, source="REST")
+    hits: int = option(
+        5000, "Occurrences that are read at most, evenly spaced where there are more", low=1, high=10**6, source="REST"
+    )
     length: int = option(10, "Tokens read after each", unit="tokens", low=1, high=SORTED // 2, source="REST")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.shortest > self.longest:
-            raise ValueError(f"shortest is {self.shortest} and longest is {self.longest}, so that no match "
-                             "fits. Lower shortest or raise longest.")
+            raise ValueError(
+                f"shortest is {self.shortest} and longest is {self.longest}, so that no match "
+                "fits. Lower shortest or raise longest."
+            )
 
 
 class RestRetriever:
@@ -47,8 +48,9 @@ class RestRetriever:
     A prediction is searched as a datastore of its own; if matches are equally long, the prediction's is used.
     """
 
-    def __init__(self, history: TokenHistory, store: Corpus, lookup: RestChoices | None = None,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self, history: TokenHistory, store: Corpus, lookup: RestChoices | None = None, clock: Clock | None = None
+    ) -> None:
         self.memories = (history,)
         self._history = history
         self.store = store
@@ -58,10 +60,14 @@ class RestRetriever:
 
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
-            context = self._history.up_to(ask.root)[-self.lookup.longest:].tolist()
-            store, match, part = max(((store, *store.longest(context, self.lookup.longest,
-                                                             self.lookup.shortest))
-                                      for store in self._stores()), key=lambda store_match: store_match[1])
+            context = self._history.up_to(ask.root)[-self.lookup.longest :].tolist()
+            store, match, part = max(
+                (
+                    (store, *store.longest(context, self.lookup.longest, self.lookup.shortest))
+                    for store in self._stores()
+                ),
+                key=lambda store_match: store_match[1],
+            )
             if not match or ask.budget < 2:
                 return ProposalTree.root_only(ask.root)
             return self._tree(ask, match, self._continuations(store, match, part))
@@ -90,7 +96,7 @@ class RestRetriever:
         changes[1:] = np.logical_or.accumulate(rows[1:] != rows[:-1], axis=1)
         depths, starts = np.nonzero(changes.T)
         ends = np.append(starts[1:], len(rows))
-        ends[ends == 0] = len(rows)         # the next run is the first one of a greater depth
+        ends[ends == 0] = len(rows)  # the next run is the first one of a greater depth
         counts = np.where(rows[starts, depths] == ENDED, 0, ends - starts)
         tokens = [ask.root]
         parents = [-1]
@@ -101,12 +107,11 @@ class RestRetriever:
             depth = int(depths[n])
             start = int(starts[n])
             parents.append(int(nodes[start]))
-            nodes[start:ends[n]] = len(tokens)
+            nodes[start : ends[n]] = len(tokens)
             tokens.append(int(rows[start, depth]))
             scores.append(math.log(counts[n] / len(rows)))
         node = len(tokens) - 1
-        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * node,
-                                  match=[0] + [match] * node)
+        return ProposalTree.build(tokens, parents, scores, [ROOT] + [RETRIEVED] * node, match=[0] + [match] * node)
 
 
 def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
@@ -118,7 +123,7 @@ def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
         least = np.partition(counts, -most)[-most]
         above = np.flatnonzero(counts > least)
         level = np.flatnonzero(counts == least)
-        chosen = np.sort(np.concatenate([above, level[:most - len(above)]]))
+        chosen = np.sort(np.concatenate([above, level[: most - len(above)]]))
     else:
         chosen = np.arange(len(counts))
     return chosen[counts[chosen] > 0]
@@ -126,16 +131,23 @@ def _most_frequent(counts: np.ndarray, most: int) -> np.ndarray:
 
 def _datastore(sources: Sources) -> Corpus:
     if DATASTORE.name not in sources.given:
-        raise Missing("none ships with the package.\nMake a corpus of text or code with `longgraft corpus "
-                      "add NAME FILES`, then pass --with datastore=NAME.")
-    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer),
-                       sources.target.vocab_size)
+        raise Missing(
+            "none ships with the package.\nMake a corpus of text or code with `longgraft corpus "
+            "add NAME FILES`, then pass --with datastore=NAME."
+        )
+    return open_corpus(str(sources.path(DATASTORE.name)), vocabulary(sources.tokenizer), sources.target.vocab_size)
 
 
 DATASTORE: Need[Corpus] = Need("datastore", "a datastore", _datastore)
 
 
 METHOD = Method(
-    "rest", "what most often followed the longest match in a datastore", "REST (arXiv 2311.08252)",
-    lambda p: RestRetriever(p.history(), p.the(DATASTORE), p.choices, p.clock), (DATASTORE,), budget=65,
-    choices=RestChoices(), looks_up=True)
+    "rest",
+    "what most often followed the longest match in a datastore",
+    "REST (arXiv 2311.08252)",
+    lambda p: RestRetriever(p.history(), p.the(DATASTORE), p.choices, p.clock),
+    (DATASTORE,),
+    budget=65,
+    choices=RestChoices(),
+    looks_up=True,
+)

@@ -23,7 +23,7 @@ from longgraft.zoo.either import Either, matched
 from longgraft.zoo.token_recycling import recycling
 
 SAM = "SAM-Decoding (arXiv 2411.10666)"
-LINK = -1       # in the undo log in place of a token: a suffix link was changed
+LINK = -1  # in the undo log in place of a token: a suffix link was changed
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class SuffixAutomaton(Memory):
 
     def following(self, at: int, most: int) -> list[int]:
         """Returns up to `most` tokens from `at` on, up to the end of the prediction or of the text."""
-        tokens = self.text[at:at + max(0, most)]
-        return tokens[:next((n for n, token in enumerate(tokens) if token < 0), len(tokens))]
+        tokens = self.text[at : at + max(0, most)]
+        return tokens[: next((n for n, token in enumerate(tokens) if token < 0), len(tokens))]
 
     def after(self, root: int, least: int = 0) -> tuple[int, int]:
         """Finds the longest earlier match of the text's end followed by `root`.
@@ -157,8 +157,8 @@ class SuffixAutomaton(Memory):
             else:
                 self._next[state][token] = before
         for column in (self._next, self._link, self._length, self._end):
-            del column[mark.states:]
-        del self.text[mark.tokens:]
+            del column[mark.states :]
+        del self.text[mark.tokens :]
         self._last = mark.last
 
     def release(self) -> None:
@@ -175,8 +175,9 @@ class SamChain:
             drafter).
     """
 
-    def __init__(self, automaton: SuffixAutomaton, length: int = 60, growth: float | None = 4.0,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self, automaton: SuffixAutomaton, length: int = 60, growth: float | None = 4.0, clock: Clock | None = None
+    ) -> None:
         self.memories = (automaton,)
         self._automaton = automaton
         self.length = length
@@ -192,8 +193,7 @@ class SamChain:
             match, at = self._automaton.after(ask.root, least)
             if self.growth is not None:
                 most = min(most, 1 + int(self.growth * match))
-            chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.following(at, most - 1)]),
-                                       RETRIEVED)
+            chain = ProposalTree.chain(torch.tensor([ask.root, *self._automaton.following(at, most - 1)]), RETRIEVED)
             return replace(chain, match=torch.tensor([0] + [match] * (len(chain) - 1)))
 
 
@@ -201,19 +201,22 @@ class SamChain:
 class SamdChoices(Checked):
     """Choices of `samd`."""
 
-    growth: float = option(4.0, "Drafted tokens per token of the match",
-                           low=0, high=64, source="the authors' code")
+    growth: float = option(4.0, "Drafted tokens per token of the match", low=0, high=64, source="the authors' code")
 
 
 @dataclass(frozen=True)
 class SamdRouteChoices(Checked):
     """Choices of `samd-recycling`, and some of `samd-eagle3`."""
 
-    threshold: int = option(5, "Tokens of a match from which its chain is verified instead of a tree",
-                            unit="tokens",
-                            low=1, high=4096, source="the authors' code")
-    length: int = option(40, "Nodes of the chain, root included",
-                         low=2, high=4096, source="the authors' code")
+    threshold: int = option(
+        5,
+        "Tokens of a match from which its chain is verified instead of a tree",
+        unit="tokens",
+        low=1,
+        high=4096,
+        source="the authors' code",
+    )
+    length: int = option(40, "Nodes of the chain, root included", low=2, high=4096, source="the authors' code")
 
 
 @dataclass(frozen=True)
@@ -228,12 +231,30 @@ def _automaton(p: Parts, length: int = 60, growth: float | None = None) -> SamCh
 def _routed(p: Parts, fallback: Proposer) -> Either:
     threshold = p.choices.threshold
     return Either(_automaton(p, p.choices.length), fallback, matched, lambda _: threshold)
+
+
 ALONE = Method(
-    "samd", "what followed the first occurrence of the longest match", SAM,
-    lambda p: _automaton(p, growth=p.choices.growth), choices=SamdChoices(), looks_up=True)
+    "samd",
+    "what followed the first occurrence of the longest match",
+    SAM,
+    lambda p: _automaton(p, growth=p.choices.growth),
+    choices=SamdChoices(),
+    looks_up=True,
+)
 OR_RECYCLING = Method(
-    "samd-recycling", "the same where the match is long, else token-recycling", SAM,
-    lambda p: _routed(p, recycling(p)), budget=81, choices=SamdRouteChoices(), looks_up=True)
+    "samd-recycling",
+    "the same where the match is long, else token-recycling",
+    SAM,
+    lambda p: _routed(p, recycling(p)),
+    budget=81,
+    choices=SamdRouteChoices(),
+    looks_up=True,
+)
 OR_EAGLE3 = Method(
-    "samd-eagle3", "the same where the match is long, else eagle3's tree", SAM,
-    lambda p: _routed(p, p.drafter(Dense())), (HEAD,), choices=SamdDraftChoices())
+    "samd-eagle3",
+    "the same where the match is long, else eagle3's tree",
+    SAM,
+    lambda p: _routed(p, p.drafter(Dense())),
+    (HEAD,),
+    choices=SamdDraftChoices(),
+)

@@ -60,8 +60,7 @@ class Attended:
         before = length - window
         # One key head at a time, because the weights of a whole layer would be [Hq, w, T].
         grouped = _grouped(queries, keys)
-        weights = torch.stack([self._weights(head_keys, rows) for head_keys,
-                               rows in zip(keys, grouped, strict=True)])
+        weights = torch.stack([self._weights(head_keys, rows) for head_keys, rows in zip(keys, grouped, strict=True)])
         pooled = F.avg_pool1d(weights[:, :before], self.pooled, stride=1, padding=self.pooled // 2)
         return _with(keys, 0, pooled.topk(self.budget - window).indices, before)
 
@@ -72,7 +71,7 @@ class Attended:
         length = keys.shape[0]
         scores = (queries @ keys.mT).float() * keys.shape[1] ** -0.5
         ahead = torch.ones(window, window, dtype=torch.bool, device=keys.device).triu(1)
-        scores[..., length - window:].masked_fill_(ahead, float("-inf"))
+        scores[..., length - window :].masked_fill_(ahead, float("-inf"))
         return scores.softmax(-1).sum((0, 1))
 
 
@@ -93,7 +92,7 @@ class Nearest:
         if keys.shape[1] <= self.budget:
             return _all(keys)
         until = keys.shape[1] - self.newest
-        products = (_grouped(queries, keys)[:, :, -1] @ keys[:, self.sinks:until].mT).float().sum(1)
+        products = (_grouped(queries, keys)[:, :, -1] @ keys[:, self.sinks : until].mT).float().sum(1)
         best = self.sinks + products.topk(self.budget - self.sinks - self.newest).indices
         return _with(keys, self.sinks, best, until)
 
@@ -120,7 +119,7 @@ class Chunks:
         chosen_blocks = (self.budget - self.newest) // self.size
         if count <= chosen_blocks:
             return _all(keys)
-        means = _blocks(keys, 0, count, self.size).mean(2)                      # [Hkv, count, D]
+        means = _blocks(keys, 0, count, self.size).mean(2)  # [Hkv, count, D]
         products = (_grouped(queries, keys)[:, :, -1] @ means.mT).float().sum(1)
         best = 1 + products[:, 1:].topk(chosen_blocks - 1).indices
         return _with(keys, self.size, _rows(best, 0, self.size), count * self.size)
@@ -160,7 +159,7 @@ class Quest:
         # [Hkv, count, D]
         most = blocks.amax(2)
         least = blocks.amin(2)
-        q = _grouped(queries, keys).flatten(1, 2)                               # [Hkv, G * w, D]
+        q = _grouped(queries, keys).flatten(1, 2)  # [Hkv, G * w, D]
         if self.corners:
             return torch.maximum(q @ most.mT, q @ least.mT).float().mean(1)
         return (q.clamp(min=0) @ most.mT + q.clamp(max=0) @ least.mT).float().mean(1)
@@ -173,7 +172,7 @@ def _grouped(queries: Tensor, keys: Tensor) -> Tensor:
 
 def _blocks(keys: Tensor, first: int, count: int, size: int) -> Tensor:
     """Returns keys [Hkv, T, D] from row `first` on as [Hkv, count, size, D]."""
-    return keys[:, first:first + count * size].unflatten(1, (count, size))
+    return keys[:, first : first + count * size].unflatten(1, (count, size))
 
 
 def _rows(blocks: Tensor, first: int, size: int) -> Tensor:
@@ -192,5 +191,4 @@ def _with(keys: Tensor, sinks: int, chosen: Tensor | None, newest: int) -> Tenso
     if chosen is None:
         return torch.cat(around)
     heads = keys.shape[0]
-    return torch.cat([around[0].expand(heads, -1), chosen.sort(-1).values, around[1].expand(heads, -1)],
-                     dim=1)
+    return torch.cat([around[0].expand(heads, -1), chosen.sort(-1).values, around[1].expand(heads, -1)], dim=1)

@@ -25,7 +25,7 @@ from longgraft.target_model.static_pass import StaticPass
 from longgraft.trees.padded import SIZES, PaddedTree, size_of
 from longgraft.trees.tree import ProposalTree
 
-SCRATCH = 64            # scratch rows after the committed ones, unless `room` asks for more
+SCRATCH = 64  # scratch rows after the committed ones, unless `room` asks for more
 
 
 class DraftModelCache(DraftCache):
@@ -40,13 +40,14 @@ class DraftModelCache(DraftCache):
 
     name = "small model"
 
-    def __init__(self, model: Target, vocab: int, clock: Clock | None = None,
-                 regions: Regions = EAGER) -> None:
+    def __init__(self, model: Target, vocab: int, clock: Clock | None = None, regions: Regions = EAGER) -> None:
         super().__init__(model.cache(0), SCRATCH, clock)
         if self.cache.stateful:
-            raise ValueError(f"{model.name} cannot draft: its layers carry a state from token to token, "
-                             "which cannot go back to before a rejected draft. Use a model whose layers all "
-                             "attend.")
+            raise ValueError(
+                f"{model.name} cannot draft: its layers carry a state from token to token, "
+                "which cannot go back to before a rejected draft. Use a model whose layers all "
+                "attend."
+            )
         self.model = model
         self.vocab = vocab
         self.regions = regions
@@ -64,7 +65,7 @@ class DraftModelCache(DraftCache):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        return self.model.model,
+        return (self.model.model,)
 
     def begin(self) -> None:
         """Forgets the scratch chain."""
@@ -85,7 +86,7 @@ class DraftModelCache(DraftCache):
             if self._waiting:
                 assert self._chain == 0, "waiting tokens go before the scratch chain: begin first"
             device = self.model.device
-            waiting = (column for column, in self._waiting)
+            waiting = (column for (column,) in self._waiting)
             logits = self._run(torch.cat([sent(part, device) for part in (*waiting, tokens)]), last=True)
             self.cache.length += self.waiting + len(tokens)
             self._waiting = ()
@@ -113,20 +114,21 @@ class DraftModelCache(DraftCache):
         n = len(tokens)
         rows = size_of(len(tokens))
         key = self.cache, self.cache.age, rows
-        fixed = self.regions.kept(key, lambda: StaticPass(self.model, self.cache, rows, Wants(),
-                                                          self.regions))
-        chain = self.regions.kept((*key, n), lambda: PaddedTree.of(
-            ProposalTree.chain(torch.zeros(n, dtype=torch.int64)), rows, self.model.device))
+        fixed = self.regions.kept(key, lambda: StaticPass(self.model, self.cache, rows, Wants(), self.regions))
+        chain = self.regions.kept(
+            (*key, n),
+            lambda: PaddedTree.of(ProposalTree.chain(torch.zeros(n, dtype=torch.int64)), rows, self.model.device),
+        )
         fixed.load(replace(chain, tokens=F.pad(tokens, (0, rows - n))))
-        return fixed.forward()[0].logits[n - 1:n].clone()
+        return fixed.forward()[0].logits[n - 1 : n].clone()
 
     def _as_target(self, logits: Tensor) -> Tensor:
         """[1, V'] -> [V] float32: ids that the target lacks are dropped, ids that only the target has get -inf."""
-        shared = logits[0].float()[:self.vocab]
+        shared = logits[0].float()[: self.vocab]
         return F.pad(shared, (0, self.vocab - len(shared)), value=float("-inf"))
 
     def _columns(self, seen: Observation) -> tuple[Tensor]:
-        return seen.kept,
+        return (seen.kept,)
 
     def _read(self, columns: list[Tensor]) -> None:
         self._run(sent(columns.pop(), self.model.device), last=False)
@@ -155,16 +157,22 @@ def _small(sources: Sources) -> Target:
     """Loads a smaller model in the target's precision, on its device; raises ValueError for another vocabulary."""
     target = sources.target
     name = str(sources.path("small-model", "small"))
-    alike = Settings(dtype=str(target.dtype), device=str(target.device), attention=target.attention,
-                     kernels="auto" if target.kernels else "none")
+    alike = Settings(
+        dtype=str(target.dtype),
+        device=str(target.device),
+        attention=target.attention,
+        kernels="auto" if target.kernels else "none",
+    )
     loaded = load_target(place_of(name), alike)
     small = loaded.target
     if sources.tokenizer is not None:
         _check_vocabulary(sources, loaded.tokenizer, name)
     if sources.tokenizer is None and small.vocab_size != target.vocab_size:
-        raise ValueError(f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
-                         f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of "
-                         "equal size.")
+        raise ValueError(
+            f"The small model {name} has {small.vocab_size:,} tokens and {target.name} "
+            f"{target.vocab_size:,}, and no tokenizer says which are the same. Give one of "
+            "equal size."
+        )
     return small
 
 
@@ -175,9 +183,11 @@ def _check_vocabulary(sources: Sources, small_tokenizer: Any, path: str) -> None
     vocabulary = small_tokenizer.get_vocab()
     differ = sorted(word for word, i in ours.items() if word not in added and vocabulary.get(word) != i)
     if differ:
-        raise ValueError(f"The small model {path} has another tokenizer than {sources.target.name}: "
-                         f"{len(differ):,} of {len(ours):,} tokens differ, such as {differ[0]!r}. Give one "
-                         "of the target's family.")
+        raise ValueError(
+            f"The small model {path} has another tokenizer than {sources.target.name}: "
+            f"{len(differ):,} of {len(ours):,} tokens differ, such as {differ[0]!r}. Give one "
+            "of the target's family."
+        )
 
 
 SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer", _small)
@@ -186,5 +196,4 @@ SMALL: Need[Target] = Need("small-model", "a smaller model of the same tokenizer
 def small_model(p: Parts) -> DraftModelCache:
     """The small model's cache, one for all methods of a session."""
     model = p.the(SMALL)
-    return p.one(("small-model", id(model)),
-                 lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))
+    return p.one(("small-model", id(model)), lambda: DraftModelCache(model, p.target.vocab_size, p.clock, p.regions))

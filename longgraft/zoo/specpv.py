@@ -43,7 +43,7 @@ class _Behind:
         return self.rule.guesses
 
     def __call__(self, tree: ProposalTree, logits: Tensor, positions: Tensor) -> tuple[Tensor, int]:
-        path, token = self.rule(self.own, logits[self.rows:], positions[self.rows:])
+        path, token = self.rule(self.own, logits[self.rows :], positions[self.rows :])
         return torch.cat([torch.arange(self.rows), self.rows + path]), token
 
 
@@ -94,9 +94,12 @@ def _hung(tree: ProposalTree, tokens: list[int]) -> ProposalTree:
     if not tokens:
         return tree
     chain = ProposalTree.chain(torch.tensor(tokens), ROOT)
-    return ProposalTree(torch.cat([chain.tokens, tree.tokens]),
-                        torch.cat([chain.parents, tree.parents + len(tokens)]),
-                        torch.cat([chain.scores, tree.scores]), torch.cat([chain.origin, tree.origin]))
+    return ProposalTree(
+        torch.cat([chain.tokens, tree.tokens]),
+        torch.cat([chain.parents, tree.parents + len(tokens)]),
+        torch.cat([chain.scores, tree.scores]),
+        torch.cat([chain.origin, tree.origin]),
+    )
 
 
 def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
@@ -115,17 +118,25 @@ def _without(seen: Observation, tree: ProposalTree, rows: int) -> Observation:
 class SpecPVChoices(Drafting):
     """Choices of `specpv` and `specpv-exact`."""
 
-    sinks: int = option(2, "First blocks of 16 rows, always kept",
-                        unit="blocks", low=0, high=4096, source="its code")
-    retrieved: int = option(64, "Blocks that are chosen by the newest queries",
-                            unit="blocks", low=1, high=65536,
-                            source="its code has 256, for contexts of 60,000 tokens")
+    sinks: int = option(2, "First blocks of 16 rows, always kept", unit="blocks", low=0, high=4096, source="its code")
+    retrieved: int = option(
+        64,
+        "Blocks that are chosen by the newest queries",
+        unit="blocks",
+        low=1,
+        high=65536,
+        source="its code has 256, for contexts of 60,000 tokens",
+    )
     local: int = option(8, "Newest blocks, always kept", unit="blocks", low=1, high=4096, source="its code")
-    waiting: int = option(20, "Tokens verified on the part before a full pass",
-                          unit="tokens", low=1, high=4096,
-                          source="its code has 20")
-    score: str = option("corners", "Score of a block: the larger product with its corners, or Quest's bound",
-                        choices=("corners", "bound"), source="its code; arXiv 2406.10774")
+    waiting: int = option(
+        20, "Tokens verified on the part before a full pass", unit="tokens", low=1, high=4096, source="its code has 20"
+    )
+    score: str = option(
+        "corners",
+        "Score of a block: the larger product with its corners, or Quest's bound",
+        choices=("corners", "bound"),
+        source="its code; arXiv 2406.10774",
+    )
 
     def select(self) -> Quest:
         """Returns the selector of the kept rows."""
@@ -134,23 +145,35 @@ class SpecPVChoices(Drafting):
 
 def specpv_exact(p: Parts) -> Cascade:
     """Rows are selected again at each full pass."""
-    return Cascade(p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1),
-                   (p.choices.waiting, 60), p.clock)
+    return Cascade(
+        p.target, p.drafter(Dense()), partial(p, p.choices.select(), every=1), (p.choices.waiting, 60), p.clock
+    )
 
 
 def partial_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
     """SpecPV's verification; each request has its own partial cache."""
+
     def wrapped(verifier: Verifier) -> Verifier:
-        return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock),
-                               p.choices.waiting)
+        return PartialVerifier(verifier, PartialKVCache(p.target, p.choices.select(), 1, p.clock), p.choices.waiting)
 
     return wrapped
 
 
 EXACT = Method(
-    "specpv-exact", "EAGLE-3 trees verified on a part of the cache, what comes of them in full", SPECPV,
-    specpv_exact, (HEAD,), choices=SpecPVChoices(waiting=6))
+    "specpv-exact",
+    "EAGLE-3 trees verified on a part of the cache, what comes of them in full",
+    SPECPV,
+    specpv_exact,
+    (HEAD,),
+    choices=SpecPVChoices(waiting=6),
+)
 LOSSY = Method(
-    "specpv", "EAGLE-3 trees verified on a part of the cache, and in full only now and then", SPECPV,
-    lambda p: p.drafter(Dense()), (HEAD,), "lossy", choices=SpecPVChoices(),
-    verifies=partial_verifier)
+    "specpv",
+    "EAGLE-3 trees verified on a part of the cache, and in full only now and then",
+    SPECPV,
+    lambda p: p.drafter(Dense()),
+    (HEAD,),
+    "lossy",
+    choices=SpecPVChoices(),
+    verifies=partial_verifier,
+)

@@ -29,9 +29,13 @@ SPS = "Speculative decoding (arXiv 2211.17192, 2302.01318)"
 class SpsChoices(Checked):
     """Choices of a small model's chains."""
 
-    schedule: str = option("constant", "How many tokens are drafted: all that fit, or two more after a step that "
-                           "accepted all and one fewer after others", choices=("constant", "heuristic"),
-                           source="Spec-Bench")
+    schedule: str = option(
+        "constant",
+        "How many tokens are drafted: all that fit, or two more after a step that "
+        "accepted all and one fewer after others",
+        choices=("constant", "heuristic"),
+        source="Spec-Bench",
+    )
 
 
 class DraftLength(Memory):
@@ -49,7 +53,7 @@ class DraftLength(Memory):
         self.tokens = self.first
 
     def observe(self, seen: Observation) -> None:
-        drafted = len(seen.tree) - 1        # may be fewer than `tokens`, if no more fitted
+        drafted = len(seen.tree) - 1  # may be fewer than `tokens`, if no more fitted
         if not seen.prompt and drafted:
             if len(seen.path) == len(seen.tree):
                 self.tokens = drafted + 2
@@ -72,8 +76,13 @@ class DraftModelChain:
             distributions.
     """
 
-    def __init__(self, small: DraftModelCache, length: DraftLength | None = None, coupled: bool = False,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        small: DraftModelCache,
+        length: DraftLength | None = None,
+        coupled: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
         self.memories = (small,) if length is None else (small, length)
         self.small = small
         self.length = length
@@ -101,8 +110,9 @@ class DraftModelChain:
             # One copy to the host: float64 holds ids and float32 scores exactly.
             ids, scores = torch.stack([tokens.double(), gains.cumsum(0).double()]).cpu()
         chain = ProposalTree.chain(torch.cat([torch.tensor([ask.root]), ids.long()]))
-        return ProposalTree(chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]),
-                            chain.origin, law=law)
+        return ProposalTree(
+            chain.tokens, chain.parents, torch.cat([chain.scores[:1], scores.float()]), chain.origin, law=law
+        )
 
     def _drafted(self, ask: Ask, draws: DrawThenWalk, count: int) -> tuple[Tensor, Tensor]:
         """Returns (tokens [count] int64, the logits that each was drawn from [count, V]), on the model's device."""
@@ -124,9 +134,24 @@ def chain(p: Parts, coupled: bool) -> Proposer:
     if p.choices.schedule == "heuristic":
         length = p.one(("draft-length",), DraftLength)
     return DraftModelChain(small_model(p), length, coupled, p.clock)
+
+
 INDEPENDENT = Method(
-    "sps", "a chain that a smaller model draws, accepted with min(1, p / q)", SPS, lambda p: chain(p, False),
-    (SMALL,), "distribution", budget=6, choices=SpsChoices())
+    "sps",
+    "a chain that a smaller model draws, accepted with min(1, p / q)",
+    SPS,
+    lambda p: chain(p, False),
+    (SMALL,),
+    "distribution",
+    budget=6,
+    choices=SpsChoices(),
+)
 COUPLED = Method(
-    "sps-gumbel", "the same, drawn with the noise of the target's own draws", "arXiv 2408.07978",
-    lambda p: chain(p, True), (SMALL,), budget=6, choices=SpsChoices())
+    "sps-gumbel",
+    "the same, drawn with the noise of the target's own draws",
+    "arXiv 2408.07978",
+    lambda p: chain(p, True),
+    (SMALL,),
+    budget=6,
+    choices=SpsChoices(),
+)

@@ -18,8 +18,13 @@ from longgraft.zoo.either import Either, expected
 class SuffixRouteChoices(Drafting, SuffixChoices):
     """Choices of `suffix-eagle3`."""
 
-    threshold: float | None = option(None, "Expected tokens from which no tree is drafted", low=0, high=4096,
-                                     none="as many as the drafter has levels")
+    threshold: float | None = option(
+        None,
+        "Expected tokens from which no tree is drafted",
+        low=0,
+        high=4096,
+        none="as many as the drafter has levels",
+    )
 
 
 def _suffix_or_drafts(p: Parts) -> Either:
@@ -30,5 +35,10 @@ def _suffix_or_drafts(p: Parts) -> Either:
 
 
 METHOD = Method(
-    "suffix-eagle3", "suffix where it expects as much as a draft can bring, else eagle3's tree", SUFFIX,
-    _suffix_or_drafts, (HEAD,), choices=SuffixRouteChoices())
+    "suffix-eagle3",
+    "suffix where it expects as much as a draft can bring, else eagle3's tree",
+    SUFFIX,
+    _suffix_or_drafts,
+    (HEAD,),
+    choices=SuffixRouteChoices(),
+)

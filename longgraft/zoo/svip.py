@@ -13,7 +13,7 @@ from longgraft.methods.needs import HEAD
 from longgraft.methods.parts import Parts
 from longgraft.protocol.pruning import Level, Verdict
 
-LONGEST = 40        # most tokens of SVIP's chain
+LONGEST = 40  # most tokens of SVIP's chain
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,14 @@ class EntropyPolicy:
 class SvipChoices(Drafting):
     """Choices of `svip`."""
 
-    threshold: float = option(0.3, "Square root of the entropy above which drafting stops",
-                              unit="nats^1/2", low=0,
-                              high=10, source="SVIP, tuned over 0.2 to 0.5")
+    threshold: float = option(
+        0.3,
+        "Square root of the entropy above which drafting stops",
+        unit="nats^1/2",
+        low=0,
+        high=10,
+        source="SVIP, tuned over 0.2 to 0.5",
+    )
     chain: bool = option(False, f"One chain of up to {LONGEST} tokens, as published, instead of a tree")
 
 
@@ -49,5 +54,10 @@ def svip(parts: Parts) -> Eagle3Drafter:
 
 
 METHOD = Method(
-    "svip", "stops behind a best path whose last token the drafter was unsure of", "SVIP (arXiv 2411.18462)",
-    svip, (HEAD,), choices=SvipChoices())
+    "svip",
+    "stops behind a best path whose last token the drafter was unsure of",
+    "SVIP (arXiv 2411.18462)",
+    svip,
+    (HEAD,),
+    choices=SvipChoices(),
+)

@@ -22,8 +22,8 @@ from longgraft.runtime.clock import Clock
 from longgraft.trees.padded import SIZES
 from longgraft.trees.tree import DRAFT, ROOT, ProposalTree
 
-SHARE = 0.03        # least share of the layer's most probable path; the paper's value, except for Qwen3: 0.01
-DEEPEST = 15        # most layers
+SHARE = 0.03  # least share of the layer's most probable path; the paper's value, except for Qwen3: 0.01
+DEEPEST = 15  # most layers
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,14 @@ class _TreeLayer:
 
     def first(self, nodes: int) -> _TreeLayer:
         """Returns the most probable `nodes` nodes."""
-        return _TreeLayer(self.tokens[:nodes], self.parents[:nodes], self.scores[:nodes],
-                          self.hidden[:, :nodes],
-                      self.ancestors[:nodes], self.depths)
+        return _TreeLayer(
+            self.tokens[:nodes],
+            self.parents[:nodes],
+            self.scores[:nodes],
+            self.hidden[:, :nodes],
+            self.ancestors[:nodes],
+            self.depths,
+        )
 
 
 class TalonDrafter:
@@ -66,8 +71,14 @@ class TalonDrafter:
     padded to the largest size that the budget allows.
     """
 
-    def __init__(self, memory: Eagle3Cache, share: float = SHARE, deepest: int = DEEPEST, top_k: int = TOP_K,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        memory: Eagle3Cache,
+        share: float = SHARE,
+        deepest: int = DEEPEST,
+        top_k: int = TOP_K,
+        clock: Clock | None = None,
+    ) -> None:
         self.memories = (memory,)
         self.memory = memory
         self.network = memory.network
@@ -118,8 +129,7 @@ class TalonDrafter:
             layer, record = self._region(padded, (width, widest, index), grow)
         return ProposalTree.build(tokens, parents, scores, [ROOT] + [DRAFT] * (len(tokens) - 1), index)
 
-    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _TreeLayer]
-                ) -> tuple[_TreeLayer, Tensor]:
+    def _region(self, padded: bool, name: Hashable, grow: Callable[[], _TreeLayer]) -> tuple[_TreeLayer, Tensor]:
         def region() -> tuple[_TreeLayer, Tensor]:
             layer = grow()
             return layer, layer.record
@@ -134,10 +144,14 @@ class TalonDrafter:
         where = self.device
         if not self.regions.fixed:
             where = torch.device("cpu")
-        return _TreeLayer(self.network.target_ids(ids), torch.zeros_like(ids), scores,
-                      self.memory.start.expand(1, width, -1),
-                      torch.zeros(width, 0, dtype=torch.bool, device=self.device),
-                      torch.zeros(0, dtype=torch.int64, device=where))
+        return _TreeLayer(
+            self.network.target_ids(ids),
+            torch.zeros_like(ids),
+            scores,
+            self.memory.start.expand(1, width, -1),
+            torch.zeros(width, 0, dtype=torch.bool, device=self.device),
+            torch.zeros(0, dtype=torch.int64, device=where),
+        )
 
     def _next(self, before: _TreeLayer, index: int, width: int) -> _TreeLayer:
         """Returns the next layer, `width` nodes; nodes beyond the free slots are padding."""
@@ -153,18 +167,27 @@ class TalonDrafter:
         rank = torch.arange(len(best), device=self.device)
         expanded = (scores >= scores[0] + math.log(self.share)) & (rank < self._free)
         parents = best // gains.shape[1]
-        return _TreeLayer(self.network.target_ids(ids.flatten()[best]), parents,
-                          scores.masked_fill(~expanded, -math.inf),
-                      states[:, parents], ancestors[parents], depths)
+        return _TreeLayer(
+            self.network.target_ids(ids.flatten()[best]),
+            parents,
+            scores.masked_fill(~expanded, -math.inf),
+            states[:, parents],
+            ancestors[parents],
+            depths,
+        )
 
 
 @dataclass(frozen=True)
 class TalonChoices(Checked):
     """Choices of `talon`."""
 
-    share: float = option(SHARE, "Least probability of a path, as a share of its layer's best; use 0.01 for "
-                                 "Qwen3",
-                          low=1e-9, high=1, source="TALON, mu")
+    share: float = option(
+        SHARE,
+        "Least probability of a path, as a share of its layer's best; use 0.01 for Qwen3",
+        low=1e-9,
+        high=1,
+        source="TALON, mu",
+    )
     deepest: int = option(DEEPEST, "Layers at most", unit="layers", low=1, high=64)
     top_k: int = like(Drafting, "top_k")
     window: int | None = like(Drafting, "window")
@@ -173,10 +196,14 @@ class TalonChoices(Checked):
 def talon(parts: Parts) -> TalonDrafter:
     """The drafter with its choices."""
     chosen = parts.choices
-    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k,
-                        parts.clock)
+    return TalonDrafter(parts.drafter_cache(chosen.window), chosen.share, chosen.deepest, chosen.top_k, parts.clock)
 
 
 METHOD = Method(
-    "talon", "layers as wide as their probable paths, until the budget is spent", "TALON (arXiv 2601.07353)",
-    talon, (HEAD,), choices=TalonChoices())
+    "talon",
+    "layers as wide as their probable paths, until the budget is spent",
+    "TALON (arXiv 2601.07353)",
+    talon,
+    (HEAD,),
+    choices=TalonChoices(),
+)

@@ -17,5 +17,10 @@ def recycling(p: Parts) -> MatrixRetriever:
 
 
 METHOD = Method(
-    "token-recycling", "a static tree of the target's last top-8 per token, learnt over all requests",
-    RECYCLING, recycling, budget=81, looks_up=True)
+    "token-recycling",
+    "a static tree of the target's last top-8 per token, learnt over all requests",
+    RECYCLING,
+    recycling,
+    budget=81,
+    looks_up=True,
+)

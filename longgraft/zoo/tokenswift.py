@@ -28,7 +28,7 @@ from longgraft.zoo.selection import Nearest
 from longgraft.zoo.triforce import TriForceChoices
 
 TOKENSWIFT = "TokenSwift (arXiv 2502.18890)"
-ORDER = 4       # tokens of an n-gram, as in the authors' code
+ORDER = 4  # tokens of an n-gram, as in the authors' code
 
 
 class FrequentNgrams(Memory):
@@ -55,7 +55,7 @@ class FrequentNgrams(Memory):
         text = tuple(tokens.tolist())
         self._predictions += (text,)
         for end in range(ORDER, len(text) + 1):
-            self._counts[text[end - ORDER]][text[end - ORDER + 1:end]] += 1
+            self._counts[text[end - ORDER]][text[end - ORDER + 1 : end]] += 1
 
     def observe(self, seen: Observation) -> None:
         if not seen.prompt:
@@ -87,8 +87,14 @@ class TokenSwift:
     Each head gives `branches` guesses; the n-grams are those that begin with the next token.
     """
 
-    def __init__(self, target: Target, heads: MedusaHeads, memories: tuple[PartialKVCache, FrequentNgrams],
-                 sizes: tuple[int, int], clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        heads: MedusaHeads,
+        memories: tuple[PartialKVCache, FrequentNgrams],
+        sizes: tuple[int, int],
+        clock: Clock | None = None,
+    ) -> None:
         """sizes: (branches, most n-grams)."""
         self.memories = memories
         self.target = target
@@ -117,7 +123,7 @@ class TokenSwift:
         """Returns (the next token, its log-probability, each head's best tokens and their log-probabilities)."""
         cache = self.partial.fresh()
         self.clock.ran("own")
-        report, = self.target.run([Segment(ProposalTree.root_only(ask.root), cache)], Wants(final=True))
+        (report,) = self.target.run([Segment(ProposalTree.root_only(ask.root), cache)], Wants(final=True))
         assert report.final is not None
         at = torch.tensor([ask.position + 1], device=report.logits.device)
         drawn = ask.draws.draw(report.logits, at)
@@ -131,8 +137,7 @@ class TokenSwift:
         return int(guesses[0][0]), guesses[0][1], rows
 
     @staticmethod
-    def _tree(root: int, first: tuple[int, float],
-              guesses: list[tuple[list[int], list[float]]]) -> ProposalTree:
+    def _tree(root: int, first: tuple[int, float], guesses: list[tuple[list[int], list[float]]]) -> ProposalTree:
         tokens = [root, first[0]]
         parents = [-1, 0]
         scores = [0.0, first[1]]
@@ -152,19 +157,31 @@ def _on_host(drawn: Tensor, gain: Tensor, ids: Tensor, gains: Tensor) -> list[li
     ahead = torch.cat([ids.double(), gains.double()], 1).flatten()
     flat = torch.cat([drawn.double(), gain[0].double(), ahead]).tolist()
     width = 2 * ids.shape[1]
-    return [flat[:2], *(flat[i:i + width] for i in range(2, len(flat), width))]
+    return [flat[:2], *(flat[i : i + width] for i in range(2, len(flat), width))]
 
 
 @dataclass(frozen=True)
 class TokenSwiftChoices(Checked):
     """Choices of `tokenswift`."""
 
-    rows: int = option(1024, "Rows kept of each head's cache", unit="rows", low=32, high=1_000_000,
-                       source="its code has 4,096, for answers of 100,000 tokens")
+    rows: int = option(
+        1024,
+        "Rows kept of each head's cache",
+        unit="rows",
+        low=32,
+        high=1_000_000,
+        source="its code has 4,096, for answers of 100,000 tokens",
+    )
     newest: float = like(TriForceChoices, "newest")
-    every: int | None = option(256, "Tokens after which rows are chosen anew",
-                               unit="tokens", low=1, high=1_000_000,
-                               none="never", source="its code: when generated rows have taken the place of chosen ones")
+    every: int | None = option(
+        256,
+        "Tokens after which rows are chosen anew",
+        unit="tokens",
+        low=1,
+        high=1_000_000,
+        none="never",
+        source="its code: when generated rows have taken the place of chosen ones",
+    )
     branches: int = option(3, "Guesses of each head", unit="tokens", low=1, high=8, source="its code")
     ngrams: int = option(20, "4-grams at most", low=0, high=256, source="its code")
 
@@ -178,5 +195,11 @@ def tokenswift(p: Parts) -> TokenSwift:
 
 
 METHOD = Method(
-    "tokenswift", "one pass on a part of the cache with heads behind it, and frequent 4-grams", TOKENSWIFT,
-    tokenswift, (MEDUSA,), budget=101, choices=TokenSwiftChoices())
+    "tokenswift",
+    "one pass on a part of the cache with heads behind it, and frequent 4-grams",
+    TOKENSWIFT,
+    tokenswift,
+    (MEDUSA,),
+    budget=101,
+    choices=TokenSwiftChoices(),
+)

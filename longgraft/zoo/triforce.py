@@ -37,8 +37,9 @@ class StreamingDrafter:
         small: A cache without committed tokens, used by this proposer only.
     """
 
-    def __init__(self, small: DraftModelCache, history: TokenHistory, sizes: tuple[int, int, int],
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self, small: DraftModelCache, history: TokenHistory, sizes: tuple[int, int, int], clock: Clock | None = None
+    ) -> None:
         """sizes: (sinks, tokens of the window, length)."""
         self.memories = (history,)
         self.small = small
@@ -69,7 +70,7 @@ class StreamingDrafter:
             return tokens.tolist()
         step = max(1, newest // MOVES)
         start = -(-(len(tokens) - newest) // step) * step
-        return [*tokens[:self.sinks].tolist(), *tokens[start:].tolist()]
+        return [*tokens[: self.sinks].tolist(), *tokens[start:].tolist()]
 
     def _after(self, text: list[int]) -> Tensor:
         """Returns logits [V] of the next token; tokens that are in the cache already are not read again."""
@@ -79,8 +80,7 @@ class StreamingDrafter:
         held = self._held
         self._held = []
         pairs = enumerate(zip(held, text[:-1], strict=False))
-        same = next((i for i, (held_token, token) in pairs if held_token != token),
-                    min(len(held), len(text) - 1))
+        same = next((i for i, (held_token, token) in pairs if held_token != token), min(len(held), len(text) - 1))
         self.small.back(same)
         logits = self.small.extend(torch.tensor(text[same:]))
         self._held = list(text)
@@ -91,20 +91,42 @@ class StreamingDrafter:
 class TriForceChoices(Checked):
     """Choices of `triforce`."""
 
-    rows: int = option(1024, "Rows kept of the target's cache, in chunks of 8",
-                       unit="rows", low=16, high=1_000_000,
-                       source="its code has 4,096, for contexts of 120,000 tokens")
-    newest: float = option(0.5, "Share of the rows that is the newest, whatever their keys",
-                           low=0.0, high=0.5,
-                           source="its code has 0; docs/methods.md")
-    every: int | None = option(None, "Tokens after which chunks are chosen anew", unit="tokens", low=1,
-                               high=1_000_000, none="never", source="its code")
-    length: int = option(6, "Tokens decoded on the part before a full pass", unit="tokens", low=1, high=64,
-                         source="its code")
-    drafts: int = option(1, "Tokens of one draft of the small model",
-                         unit="tokens", low=1, high=64, source="its code")
-    window: int = option(256, "Tokens that the small model sees, 16 of them the first", unit="tokens", low=32,
-                         high=65536, source="its code")
+    rows: int = option(
+        1024,
+        "Rows kept of the target's cache, in chunks of 8",
+        unit="rows",
+        low=16,
+        high=1_000_000,
+        source="its code has 4,096, for contexts of 120,000 tokens",
+    )
+    newest: float = option(
+        0.5,
+        "Share of the rows that is the newest, whatever their keys",
+        low=0.0,
+        high=0.5,
+        source="its code has 0; docs/methods.md",
+    )
+    every: int | None = option(
+        None,
+        "Tokens after which chunks are chosen anew",
+        unit="tokens",
+        low=1,
+        high=1_000_000,
+        none="never",
+        source="its code",
+    )
+    length: int = option(
+        6, "Tokens decoded on the part before a full pass", unit="tokens", low=1, high=64, source="its code"
+    )
+    drafts: int = option(1, "Tokens of one draft of the small model", unit="tokens", low=1, high=64, source="its code")
+    window: int = option(
+        256,
+        "Tokens that the small model sees, 16 of them the first",
+        unit="tokens",
+        low=32,
+        high=65536,
+        source="its code",
+    )
 
 
 def triforce(p: Parts) -> Cascade:
@@ -115,10 +137,14 @@ def triforce(p: Parts) -> Cascade:
     window = min(chosen.window, model.max_positions - chosen.drafts)
     inner = StreamingDrafter(small, p.history(), (SINKS, window, chosen.drafts), p.clock)
     select = Chunks(chosen.rows, int(chosen.newest * chosen.rows))
-    return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts),
-                   p.clock)
+    return Cascade(p.target, inner, partial(p, select, chosen.every), (chosen.length, 1 + chosen.drafts), p.clock)
 
 
 METHOD = Method(
-    "triforce", "a small model, corrected by the target on a part of its cache, then verified in full",
-    TRIFORCE, triforce, (SMALL,), choices=TriForceChoices())
+    "triforce",
+    "a small model, corrected by the target on a part of its cache, then verified in full",
+    TRIFORCE,
+    triforce,
+    (SMALL,),
+    choices=TriForceChoices(),
+)

@@ -8,8 +8,25 @@ from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
 # Of the machine's packages, those that longgraft or its tests may import; and what `benchmarks/gpu/pack.sh` carries.
-THERE = ("accelerate", "filelock", "hypothesis", "jinja2", "matplotlib", "numpy", "pathspec", "prometheus-client",
-         "pytest", "pytest-timeout", "pytest-xdist", "rich", "setuptools", "torch", "tqdm", "transformers", "triton")
+THERE = (
+    "accelerate",
+    "filelock",
+    "hypothesis",
+    "jinja2",
+    "matplotlib",
+    "numpy",
+    "pathspec",
+    "prometheus-client",
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "rich",
+    "setuptools",
+    "torch",
+    "tqdm",
+    "transformers",
+    "triton",
+)
 CARRIED = ("gguf", "greenlet", "pydantic", "typer")
 
 

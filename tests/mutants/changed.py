@@ -19,7 +19,7 @@ from mutants.mutant import Mutant
 from mutants.operators import mutants, statements
 from mutants.warm import NOT_PLANTED, WarmCopy
 
-TESTS_OF_ONE = 30.0     # seconds: of the tests that execute a line, the fastest ones that take so long together
+TESTS_OF_ONE = 30.0  # seconds: of the tests that execute a line, the fastest ones that take so long together
 HUNK = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 
 
@@ -55,6 +55,7 @@ class InOrder:
 
 def changed_lines(project: Path, choice: Choice) -> dict[str, set[int]]:
     """Returns the lines of each file that changed since the base, or are not committed."""
+
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", *arguments], cwd=project, capture_output=True, text=True)
         if done.returncode:
@@ -130,7 +131,7 @@ class Changes:
         for path, lines in self._recordings.executed.items():
             text = self.source(path).splitlines()
             for line, tests in lines.items():
-                if 0 < line <= len(text) and name.search(text[line - 1]):      # 0 is the import
+                if 0 < line <= len(text) and name.search(text[line - 1]):  # 0 is the import
                     found |= tests
         if found:
             return found
@@ -140,9 +141,13 @@ class Changes:
         """Returns the changed lines with statements of functions that no test executes."""
         found = {}
         for path, lines in self.lines.items():
-            missing = [statement.lines[0] for statement in statements(self.source(path))
-                       if statement.function and lines.intersection(statement.lines)
-                       and not self._executing(path, statement.lines)]
+            missing = [
+                statement.lines[0]
+                for statement in statements(self.source(path))
+                if statement.function
+                and lines.intersection(statement.lines)
+                and not self._executing(path, statement.lines)
+            ]
             if missing:
                 found[path] = missing
         return found
@@ -239,8 +244,10 @@ def hunt(project: Path, folder: Path, choice: Choice) -> int:
 def print_missing(changes: Changes) -> None:
     """Prints the changed lines that no test executes, and what is left out."""
     missing = changes.not_executed()
-    print(f"{sum(map(len, missing.values()))} changed statements are executed by no test"
-          + "".join(f"\n  {path}: {', '.join(map(str, lines))}" for path, lines in missing.items()))
+    print(
+        f"{sum(map(len, missing.values()))} changed statements are executed by no test"
+        + "".join(f"\n  {path}: {', '.join(map(str, lines))}" for path, lines in missing.items())
+    )
     if changes.left_out:
         print(f"{changes.left_out} changed lines are not Python, and are left out.")
 

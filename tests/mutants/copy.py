@@ -19,16 +19,24 @@ import pytest
 from planted.mutation import Mutation
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ("-q", "-n", "0", "-p", "no:cacheprovider",
-           "-p", "no:unraisableexception")      # it collects garbage twelve times: seconds, with torch imported
+OPTIONS = (
+    "-q",
+    "-n",
+    "0",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:unraisableexception",
+)  # it collects garbage twelve times: seconds, with torch imported
 KILLED = -signal.SIGKILL
-CRASHES = -signal.SIGSEGV, -signal.SIGILL     # the second: what a processor, or the stand-in for it, refuses
+CRASHES = -signal.SIGSEGV, -signal.SIGILL  # the second: what a processor, or the stand-in for it, refuses
 
-Span = tuple[Path, slice]       # a file, and lines of it
+Span = tuple[Path, slice]  # a file, and lines of it
 
 
 def symbols(source: str) -> Iterator[tuple[str, slice]]:
     """Yields (qualified name, lines) of each function, class and constant."""
+
     def within(node: ast.AST, outer: str) -> Iterator[tuple[str, slice]]:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -37,10 +45,14 @@ def symbols(source: str) -> Iterator[tuple[str, slice]]:
                 yield from within(child, f"{outer}{child.name}.")
             elif isinstance(child, ast.Assign | ast.AnnAssign) and not outer:
                 targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-                yield from ((target.id, slice(child.lineno - 1, child.end_lineno)) for target in targets
-                            if isinstance(target, ast.Name))
+                yield from (
+                    (target.id, slice(child.lineno - 1, child.end_lineno))
+                    for target in targets
+                    if isinstance(target, ast.Name)
+                )
             else:
                 yield from within(child, outer)
+
     return within(ast.parse(source), "")
 
 
@@ -59,7 +71,7 @@ class Copy:
 
         packages = [self.root / package for package in self.destinations.values()]
         self.files = {path for package in packages for path in package.rglob("*") if path.is_file()}
-        self.files |= set((self.root / "benchmarks").rglob("*.sh"))     # the names in its Python files are not unique
+        self.files |= set((self.root / "benchmarks").rglob("*.sh"))  # the names in its Python files are not unique
         self.symbols: defaultdict[str, list[Span]] = defaultdict(list)
         for path in self.files:
             if path.suffix == ".py":
@@ -71,7 +83,8 @@ class Copy:
         """Returns the lines that must contain its text; raises ValueError unless its symbol is there exactly once."""
         file = mutation.symbol.removesuffix(":")
         found = self.symbols.get(mutation.symbol) or [
-            (path, slice(None)) for path in self.files if path.name in (file, f"{file}.py")]
+            (path, slice(None)) for path in self.files if path.name in (file, f"{file}.py")
+        ]
         if len(found) != 1:
             raise ValueError(f"{mutation.name}: {mutation.symbol} is there {len(found)} times, and must be there once.")
         return found[0]
@@ -84,8 +97,10 @@ class Copy:
         parts = text.splitlines(keepends=True)
         within = "".join(parts[lines])
         if within.count(mutation.old) != 1:
-            raise ValueError(f"{mutation.name}: the text is {within.count(mutation.old)} times in {mutation.symbol}, "
-                             f"and must be there once:\n{mutation.old}")
+            raise ValueError(
+                f"{mutation.name}: the text is {within.count(mutation.old)} times in {mutation.symbol}, "
+                f"and must be there once:\n{mutation.old}"
+            )
         parts[lines] = [within.replace(mutation.old, mutation.new)]
         path.write_text("".join(parts), encoding="utf-8")
         try:
@@ -105,8 +120,13 @@ class Copy:
         """File with what the last run of pytest printed."""
         return self.root / "output.txt"
 
-    def run(self, arguments: Sequence[str], plugins: Sequence[object] = (), seconds: float | None = None,
-            prepare: Callable[[], None] = lambda: None) -> int:
+    def run(
+        self,
+        arguments: Sequence[str],
+        plugins: Sequence[object] = (),
+        seconds: float | None = None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> int:
         """Runs pytest in a forked process that imports the copy.
 
         Args:

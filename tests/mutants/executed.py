@@ -15,7 +15,7 @@ import pytest
 
 from mutants.copy import Copy
 
-Executed = dict[str, dict[int, set[str]]]       # tests by file and line
+Executed = dict[str, dict[int, set[str]]]  # tests by file and line
 
 
 class Recorder:
@@ -29,8 +29,12 @@ class Recorder:
 
     def begin(self) -> None:
         """Starts before the sources are imported."""
-        self.coverage = coverage.Coverage(data_file=str(self._stem.with_suffix(".coverage")), config_file=False,
-                                          source=self._sources, concurrency=["thread", "greenlet"])
+        self.coverage = coverage.Coverage(
+            data_file=str(self._stem.with_suffix(".coverage")),
+            config_file=False,
+            source=self._sources,
+            concurrency=["thread", "greenlet"],
+        )
         self.coverage.set_option("run:relative_files", True)
         self.coverage.start()
 
@@ -60,7 +64,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._seconds[report.nodeid] += report.duration
-        if not report.passed:       # a skipped test can notice nothing
+        if not report.passed:  # a skipped test can notice nothing
             self._failed.add(report.nodeid)
 
     def pytest_sessionfinish(self) -> None:
@@ -107,7 +111,8 @@ class Recordings:
             return False
         sources = json.loads(stem.with_suffix(".sources").read_text())
         return sources.pop("") == self._test_digest(name) and all(
-            self._digest(path) == digest for path, digest in sources.items())
+            self._digest(path) == digest for path, digest in sources.items()
+        )
 
     def _read(self, name: str, stem: Path) -> None:
         tests = json.loads(stem.with_suffix(".json").read_text())

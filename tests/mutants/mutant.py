@@ -44,7 +44,7 @@ class Mutant:
     def applied(self, source: str) -> str:
         """Returns the source with the error."""
         encoded = source.encode()
-        return (encoded[:self.begin] + self.new.encode() + encoded[self.end:]).decode()
+        return (encoded[: self.begin] + self.new.encode() + encoded[self.end :]).decode()
 
     def diff(self, source: str) -> list[str]:
         """Returns the lines of a diff, without its head."""

@@ -13,17 +13,44 @@ from dataclasses import replace
 
 from mutants.mutant import Mutant, Statement
 
-Change = tuple[int, int, int, str]      # line; bytes begin and end; new text
+Change = tuple[int, int, int, str]  # line; bytes begin and end; new text
 
-COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-               ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in"), ast.NotIn: ("not in", "in"),
-               ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
+COMPARISONS = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+}
 OPPOSITES = ast.Eq, ast.NotEq, ast.In, ast.NotIn, ast.Is, ast.IsNot
-CALCULATIONS = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
-                ast.FloorDiv: ("//", "*")}
-PAIRS = (("min", "max"), ("any", "all"), ("find", "rfind"), ("index", "rindex"), ("startswith", "endswith"),
-         ("partition", "rpartition"), ("lstrip", "rstrip"), ("removeprefix", "removesuffix"), ("append", "extend"),
-         ("argmin", "argmax"), ("floor", "ceil"), ("lower", "upper"), ("amin", "amax"), ("union", "intersection"))
+CALCULATIONS = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+    ast.FloorDiv: ("//", "*"),
+}
+PAIRS = (
+    ("min", "max"),
+    ("any", "all"),
+    ("find", "rfind"),
+    ("index", "rindex"),
+    ("startswith", "endswith"),
+    ("partition", "rpartition"),
+    ("lstrip", "rstrip"),
+    ("removeprefix", "removesuffix"),
+    ("append", "extend"),
+    ("argmin", "argmax"),
+    ("floor", "ceil"),
+    ("lower", "upper"),
+    ("amin", "amax"),
+    ("union", "intersection"),
+)
 NEIGHBOURS = dict(PAIRS) | {second: first for first, second in PAIRS}
 
 MESSAGES = {"option", "Option", "Field", "print", "warn", "add_argument", "echo", "debug", "info", "warning"}
@@ -100,7 +127,7 @@ class Walk:
             texts = texts and called(node) not in MESSAGES
         for child in ast.iter_child_nodes(node):
             harmless = isinstance(child, ast.keyword) and child.arg in HARMLESS_KEYWORDS
-            if isinstance(child, ast.arg) or harmless:      # an argument has nothing but its annotation
+            if isinstance(child, ast.arg) or harmless:  # an argument has nothing but its annotation
                 continue
             self._expression(child, statement, texts)
 
@@ -124,8 +151,11 @@ class Walk:
             yield self._instead(node, f"({ast.unparse(node.operand)})")
         elif isinstance(node, ast.Slice):
             parts = (node.lower, None, node.step), (None, node.upper, node.step)
-            yield from (self._instead(node, ast.unparse(ast.Slice(*part)))
-                        for part, bound in zip(parts, (node.upper, node.lower), strict=True) if bound)
+            yield from (
+                self._instead(node, ast.unparse(ast.Slice(*part)))
+                for part, bound in zip(parts, (node.upper, node.lower), strict=True)
+                if bound
+            )
         elif isinstance(node, ast.Constant):
             yield from (self._instead(node, new) for new in neighbours(node.value))
             if isinstance(node.value, str) and texts and " " not in node.value:
@@ -161,15 +191,16 @@ class Walk:
         elif isinstance(node, ast.Break | ast.Continue):
             yield self._instead(node, "continue" if isinstance(node, ast.Break) else "break")
         elif isinstance(node, ast.Assign) and (
-                outer.function == "__init__" or isinstance(node.targets[0], ast.Name | ast.Tuple)):
-            return      # whoever reads the name raises an error
+            outer.function == "__init__" or isinstance(node.targets[0], ast.Name | ast.Tuple)
+        ):
+            return  # whoever reads the name raises an error
         elif isinstance(node, ast.Expr | ast.AugAssign | ast.Assign | ast.Raise | ast.Delete | ast.Return):
             yield self._instead(node, "pass")
 
     def _negated(self, test: ast.expr) -> Iterator[Change]:
         if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in OPPOSITES:
-            return      # its comparison is replaced by the opposite
-        if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):      # `not` is dropped
+            return  # its comparison is replaced by the opposite
+        if not (isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)):  # `not` is dropped
             yield self._instead(test, f"not ({ast.unparse(test)})")
 
     def _between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> Change:
@@ -180,8 +211,8 @@ class Walk:
     def _longer(self, node: ast.Constant) -> Change:
         """A text without blanks is a name rather than a message. It gets one more character."""
         end = self._end(node)
-        quote = self.source[end - 1:end]
-        behind = end - 3 if self.source[end - 3:end] == 3 * quote and node.value else end - 1
+        quote = self.source[end - 1 : end]
+        behind = end - 3 if self.source[end - 3 : end] == 3 * quote and node.value else end - 1
         return node.end_lineno or node.lineno, behind, behind, "_"
 
     def _instead(self, node: ast.AST, new: str) -> Change:
@@ -210,8 +241,10 @@ def called(node: ast.Call) -> str:
 def text_like(node: ast.BinOp) -> bool:
     """True if an operand is a string or a list: any other operator raises a TypeError."""
     kinds = ast.JoinedStr | ast.List | ast.Tuple | ast.ListComp
-    return any(isinstance(side, kinds) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
-               for side in (node.left, node.right))
+    return any(
+        isinstance(side, kinds) or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
+        for side in (node.left, node.right)
+    )
 
 
 def neighbours(value: object) -> Iterator[str]:

@@ -20,7 +20,7 @@ import pytest
 
 from mutants.copy import OPTIONS, Copy
 
-NOT_PLANTED = 78        # exit status: no function has this code, or its closure does not fit
+NOT_PLANTED = 78  # exit status: no function has this code, or its closure does not fit
 
 
 class WarmCopy:
@@ -46,11 +46,11 @@ def serve(copy: Copy, test_files: Sequence[str], pipe: Connection) -> None:
     copy.enter()
     pytest.main([*OPTIONS, "--collect-only", *(f"tests/{name}" for name in test_files)])
     functions: defaultdict[str, list[FunctionType]] = defaultdict(list)
-    gc.unfreeze()   # tests/conftest.py has frozen what it collected, which hides it
+    gc.unfreeze()  # tests/conftest.py has frozen what it collected, which hides it
     for function in gc.get_objects():
         if isinstance(function, FunctionType):
             functions[function.__code__.co_filename].append(function)
-    gc.freeze()     # collections in the forks would copy all memory
+    gc.freeze()  # collections in the forks would copy all memory
     while request := pipe.recv():
         arguments, plugins, seconds, path = request
         file = str(copy.root / path)
@@ -60,7 +60,7 @@ def serve(copy: Copy, test_files: Sequence[str], pipe: Connection) -> None:
 def plant(file: str, functions: Sequence[FunctionType]) -> None:
     """Gives functions of a file the code that it has now; ends the process with NOT_PLANTED if that is impossible."""
     if all(getattr(module, "__file__", None) != file for module in list(sys.modules.values())):
-        return      # imported later
+        return  # imported later
     with open(file, encoding="utf-8") as source:
         codes = functions_of(compile(source.read(), file, "exec"))
     changed = 0

@@ -1,6 +1,6 @@
 """Counts the operations of decoding steps on the pretend GPU: prints {case: {method: counts}} and probes as JSON.
 
-    python tests/pretend/counts.py [CASE ...]
+python tests/pretend/counts.py [CASE ...]
 """
 
 from __future__ import annotations
@@ -36,8 +36,15 @@ from longgraft.yarn_drafters.rope import Rope
 
 CHUNK = 512
 YARN = Rope(kind="yarn", factor=32.0)
-TOY: dict[str, Any] = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=4,
-                           num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
+TOY: dict[str, Any] = dict(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+)
 
 
 @dataclass(frozen=True)
@@ -68,34 +75,63 @@ def windowed() -> MistralConfig:
 
 def llama() -> LlamaConfig:
     """Returns the configuration of Llama-3.1-8B."""
-    return LlamaConfig(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-                       num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072,
-                       rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0,
-                                        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-                                        "original_max_position_embeddings": 8192})
+    return LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    )
 
 
 def qwen() -> Qwen3Config:
     """Returns the configuration of Qwen3-8B."""
-    return Qwen3Config(vocab_size=151936, hidden_size=4096, intermediate_size=12288, num_hidden_layers=36,
-                       num_attention_heads=32, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960)
+    return Qwen3Config(
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40960,
+    )
 
 
 TOY_HEAD = HeadConfig(64, 64, 96, 4, 2, 16, 512, 256, (1, 2, 3), 4096, YARN)
-EIGHT = {"llama": (llama, HeadConfig(4096, 4096, 14336, 32, 8, 128, 128256, 32000, (2, 16, 29), 65536, YARN)),
-         "qwen": (qwen, HeadConfig(4096, 4096, 12288, 32, 8, 128, 151936, 32000, (2, 18, 33), 65536, YARN))}
-CASES = {
-    "toy-float32": Case(toy, TOY_HEAD, torch.float32),
-    "toy-bfloat16": Case(toy, TOY_HEAD, torch.bfloat16),
-    "toy-sdpa": Case(toy, TOY_HEAD, torch.float32, ("eagle3",), attention="sdpa"),
-    "toy-window": Case(windowed, TOY_HEAD, torch.bfloat16, ("ar",)),
-    "toy-recorded": Case(toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"),
-                         recorded=True),
-    "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True),
-} | {       # few steps, because these models are deep; regions are recorded by the second step
-    name: Case(*shapes, torch.bfloat16, prompt=300, steps=2) for name, shapes in EIGHT.items()} | {
-    f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True, prompt=300, steps=3)
-    for name, shapes in EIGHT.items()}
+EIGHT = {
+    "llama": (llama, HeadConfig(4096, 4096, 14336, 32, 8, 128, 128256, 32000, (2, 16, 29), 65536, YARN)),
+    "qwen": (qwen, HeadConfig(4096, 4096, 12288, 32, 8, 128, 151936, 32000, (2, 18, 33), 65536, YARN)),
+}
+CASES = (
+    {
+        "toy-float32": Case(toy, TOY_HEAD, torch.float32),
+        "toy-bfloat16": Case(toy, TOY_HEAD, torch.bfloat16),
+        "toy-sdpa": Case(toy, TOY_HEAD, torch.float32, ("eagle3",), attention="sdpa"),
+        "toy-window": Case(windowed, TOY_HEAD, torch.bfloat16, ("ar",)),
+        "toy-recorded": Case(
+            toy, TOY_HEAD, torch.bfloat16, ("ar", "eagle3", "graft", "graft-x", "retrieval"), recorded=True
+        ),
+        "toy-fused": Case(toy, TOY_HEAD, torch.bfloat16, ("ar",), recorded=True, fused=True),
+    }
+    | {  # few steps, because these models are deep; regions are recorded by the second step
+        name: Case(*shapes, torch.bfloat16, prompt=300, steps=2) for name, shapes in EIGHT.items()
+    }
+    | {
+        f"{name}-fused": Case(*shapes, torch.bfloat16, recorded=True, fused=True, prompt=300, steps=3)
+        for name, shapes in EIGHT.items()
+    }
+)
 
 
 def gate(nth: int, like: Tensor) -> Tensor:
@@ -219,12 +255,15 @@ def counted(device: Pretend, case: Case, pair: tuple[Target, Eagle3Network], met
     assert parts.regions.fixed == case.recorded
     request.close()
     log += device.log
-    return {"tokens": len(step.tokens), "kinds": Counter(event.kind for event in last),
-            "waits": Counter(f"{event.kind} {event.place}:{event.line}" for event in last if event.kind != "launch"),
-            "recorded": recorder.launches,
-            "operations": Counter(event.name for event in last if event.kind == "launch"),
-            "statistics": Counter(event.name for event in log if event.kind == "statistics"),
-            "largest": max(event.bytes for event in log if event.kind == "launch")}
+    return {
+        "tokens": len(step.tokens),
+        "kinds": Counter(event.kind for event in last),
+        "waits": Counter(f"{event.kind} {event.place}:{event.line}" for event in last if event.kind != "launch"),
+        "recorded": recorder.launches,
+        "operations": Counter(event.name for event in last if event.kind == "launch"),
+        "statistics": Counter(event.name for event in log if event.kind == "statistics"),
+        "largest": max(event.bytes for event in log if event.kind == "launch"),
+    }
 
 
 def probed(device: Pretend) -> dict[str, list[str]]:
@@ -268,7 +307,8 @@ def main(names: list[str]) -> None:
     kernel.tree_attention = attention
     # Norms are recognised by their results for real numbers, which fake tensors do not have.
     fused_modules.norm_of = lambda module: (
-        ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None)
+        ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None
+    )
     with device:
         found: dict[str, Any] = {}
         for name in names:

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 CUDA = torch.device("cuda:0")
-PACKAGES = ("longgraft", "transformers")    # an event's place is the innermost frame in these packages,
-CARRIER = "longgraft.runtime.devices"               # except this module, which copies for others
+PACKAGES = ("longgraft", "transformers")  # an event's place is the innermost frame in these packages,
+CARRIER = "longgraft.runtime.devices"  # except this module, which copies for others
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "detach_"}
 INDEXES = {"index", "index_put", "index_put_"}
 
@@ -61,7 +61,7 @@ class Pretend(TorchDispatchMode):
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.answers = answers or {}
         self.log: list[Event] = []
-        self._pinned: dict[int, Tensor] = {}        # kept alive, so that no other tensor gets their addresses
+        self._pinned: dict[int, Tensor] = {}  # kept alive, so that no other tensor gets their addresses
 
     def note(self, kind: str, name: str, made: Any = ()) -> str:
         """Logs an event, and returns its place."""
@@ -82,8 +82,8 @@ class Pretend(TorchDispatchMode):
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         name = func._schema.name.partition("::")[2]
         if name == "device":
-            return tensors[0].fake_device       # type: ignore[attr-defined]
-        with self:      # under inference mode, composite operations arrive undivided
+            return tensors[0].fake_device  # type: ignore[attr-defined]
+        with self:  # under inference mode, composite operations arrive undivided
             if (made := func.decompose(*args, **kwargs)) is not NotImplemented:
                 return made
         to = None if kwargs.get("device") is None else torch.device(kwargs["device"]).type
@@ -132,7 +132,7 @@ class Pretend(TorchDispatchMode):
                 if index.dtype == torch.bool:
                     self.note("read", "nonzero")
         if name == "index_put_" and args[2].dim() == 0:
-            self.note("copy", "value")      # torch makes the number of `x[index] = number` on the host
+            self.note("copy", "value")  # torch makes the number of `x[index] = number` on the host
         source, dtype = (args[1], args[0].dtype) if name == "copy_" else (args[0] if args else 0, kwargs.get("dtype"))
         if name in ("copy_", "_to_copy") and not isinstance(source, FakeTensor):
             patient = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
@@ -181,19 +181,28 @@ def pretend(answers: dict[str, Answer] | None = None) -> Pretend:
     cuda.synchronize = lambda *_: device.note("wait", "synchronize")
     for name in ("max_memory_allocated", "reset_peak_memory_stats"):
         setattr(cuda, name, lambda *_, name=name: device.note("statistics", name) and 0)
-    torch._C._set_only_lift_cpu_tensors(True)       # torch.tensor(..., device="cuda") copies from the host
-    FakeTensor.tolist = lambda tensor: tensor.cpu().tolist()        # one copy, as for CUDA tensors
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") copies from the host
+    FakeTensor.tolist = lambda tensor: tensor.cpu().tolist()  # one copy, as for CUDA tensors
     F.scaled_dot_product_attention = _torchs_choice
     return device
 
 
-def _torchs_choice(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
-                   is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False) -> Tensor:
+def _torchs_choice(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
     """Chooses as torch 2.11 to 2.13 do on sm_90: cuDNN in half precision, which plans anew for each number of keys."""
     assert dropout_p == 0.0 and not enable_gqa
     if q.dtype in (torch.float16, torch.bfloat16):
-        return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, attn_mask, False, 0.0, is_causal,
-                                                                  scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_cudnn_attention(
+            q, k, v, attn_mask, False, 0.0, is_causal, scale=scale
+        )[0]
     bias = None if attn_mask is None else attn_mask[None, None].expand(*q.shape[:3], -1).to(q.dtype)
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, False, 0.0, is_causal, scale=scale)[0]
 
@@ -209,7 +218,21 @@ def _guard() -> Path:
             raise FileNotFoundError("The pretend device needs a C++ compiler: c++, g++ or clang++.")
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f"{path.name}.{os.getpid()}.partial")
-        subprocess.run([compiler, "-O0", "-std=c++20", "-shared", "-fPIC", f"-I{torchs / 'include'}", str(source),
-                        "-o", str(part), f"-L{torchs / 'lib'}", "-lc10"], check=True)
-        part.replace(path)      # the file is complete even if two processes build at once
+        subprocess.run(
+            [
+                compiler,
+                "-O0",
+                "-std=c++20",
+                "-shared",
+                "-fPIC",
+                f"-I{torchs / 'include'}",
+                str(source),
+                "-o",
+                str(part),
+                f"-L{torchs / 'lib'}",
+                "-lc10",
+            ],
+            check=True,
+        )
+        part.replace(path)  # the file is complete even if two processes build at once
     return path

@@ -28,10 +28,11 @@ def run(capsys, monkeypatch, *arguments) -> tuple[int, str, str]:
 
 def assert_before_loading(monkeypatch):
     """Makes the test fail if a model is loaded from here on."""
+
     def never(*_, **__):
         raise AssertionError("a model was loaded before the mistake was reported")
 
-    monkeypatch.setattr("longgraft.loading.load_target", never)     # callers look it up in the module
+    monkeypatch.setattr("longgraft.loading.load_target", never)  # callers look it up in the module
 
 
 def saved_pair(folder: Path) -> Path:

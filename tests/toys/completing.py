@@ -18,8 +18,11 @@ def model_of(size: int):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(4)
-    return Qwen3ForCausalLM(Qwen3Config(**SMALL | {"vocab_size": size, "max_position_embeddings": 8192, "head_dim": 16,
-                                                   "num_hidden_layers": 2})).eval()
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            **SMALL | {"vocab_size": size, "max_position_embeddings": 8192, "head_dim": 16, "num_hidden_layers": 2}
+        )
+    ).eval()
 
 
 @cache

@@ -29,7 +29,7 @@ class PythonContinuations:
     """Counts of a growing text.  A negative id ends a text: no context reaches across it."""
 
     def __init__(self, rates: Sequence[Sequence[float]] | None = None) -> None:
-        self._end: list[int] = []       # the last FAR tokens
+        self._end: list[int] = []  # the last FAR tokens
         self._counts: Counts = [{} for _ in ORDERS]
         self._passages: Counts = [{} for _ in ORDERS]
         orders = [n for n in ORDERS for _ in range(KINDS)] + [*ORDERS, *ORDERS]
@@ -41,8 +41,10 @@ class PythonContinuations:
         """Marks the beginning of the answer, which may repeat more or less than its prompt does."""
         if not self._answering:
             self._answering = True
-            self.rates = [[a + b for a, b in zip(_tempered(own), _tempered(earlier), strict=True)]
-                          for own, earlier in zip(self.rates, self._taught, strict=True)]
+            self.rates = [
+                [a + b for a, b in zip(_tempered(own), _tempered(earlier), strict=True)]
+                for own, earlier in zip(self.rates, self._taught, strict=True)
+            ]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Learns from these tokens, in order."""
@@ -104,7 +106,7 @@ class PythonContinuations:
             rate = hits / trials
             each = rest * rate / (sum(count for _, count in level.new) + 1.0)
             for n, (token, count) in enumerate(level.new, 1):
-                newest = 1.0 if n == len(level.new) else 0.0        # counts once more
+                newest = 1.0 if n == len(level.new) else 0.0  # counts once more
                 found.append(Continuation(token, each * (count + newest)))
             rest *= 1.0 - rate
         return found, longest
@@ -116,7 +118,7 @@ class PythonContinuations:
         """
         ranked: RankedPaths = ([], [], [], [])
         tokens, parents, probabilities, lengths = ranked
-        below: list[tuple[int, ...]] = []      # paths
+        below: list[tuple[int, ...]] = []  # paths
         # (-probability, order of entry, parent, token, length of the context)
         heap: list[tuple[float, int, int, int, int]] = [(-1.0, 0, -1, 0, 0)]
         entered = 0

@@ -18,8 +18,10 @@ def covering(methods: Sequence[str], *columns: Collection) -> list[tuple]:
         for column in values[1:]:
             shifts.append(left % len(column))
             left //= len(column)
-        found += [(method, *(column[(row + shift) % len(column)] for column, shift in zip(values, shifts, strict=True)))
-                  for row in range(rows)]
+        found += [
+            (method, *(column[(row + shift) % len(column)] for column, shift in zip(values, shifts, strict=True)))
+            for row in range(rows)
+        ]
     return found
 
 

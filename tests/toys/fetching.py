@@ -12,8 +12,8 @@ from threading import Thread
 
 from huggingface_hub import constants
 
-FILE = "toys/toy/toy.gguf"      # OWNER/REPOSITORY/FILE
-CLOSED = "http://127.0.0.1:9"   # an address without a server
+FILE = "toys/toy/toy.gguf"  # OWNER/REPOSITORY/FILE
+CLOSED = "http://127.0.0.1:9"  # an address without a server
 
 
 def isolated(tmp_path: Path, monkeypatch) -> Path:
@@ -21,13 +21,17 @@ def isolated(tmp_path: Path, monkeypatch) -> Path:
 
     pip finds only the files in the folder `wheels`.
     """
-    for name, value in {"LONGGRAFT_CACHE": tmp_path / "cache", "PIP_NO_INDEX": 1, "PIP_FIND_LINKS": tmp_path / "wheels",
-                        "PIP_CONFIG_FILE": "/dev/null"}.items():
+    for name, value in {
+        "LONGGRAFT_CACHE": tmp_path / "cache",
+        "PIP_NO_INDEX": 1,
+        "PIP_FIND_LINKS": tmp_path / "wheels",
+        "PIP_CONFIG_FILE": "/dev/null",
+    }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)      # bytes that an interrupted download may lose
-    monkeypatch.setattr("time.sleep", lambda _: None)               # between the client's attempts
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100)  # bytes that an interrupted download may lose
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's attempts
     return tmp_path / "cache" / "models"
 
 
@@ -110,8 +114,12 @@ class _Handler(BaseHTTPRequestHandler):
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
         self.send_response(206 if start else 200)
         size = len(self.server.content)
-        for name, value in {"Content-Length": size - start, "Content-Range": f"bytes {start}-{size - 1}/{size}",
-                            "ETag": f'"{self.server.etag}"', "X-Repo-Commit": "0" * 40}.items():
+        for name, value in {
+            "Content-Length": size - start,
+            "Content-Range": f"bytes {start}-{size - 1}/{size}",
+            "ETag": f'"{self.server.etag}"',
+            "X-Repo-Commit": "0" * 40,
+        }.items():
             self.send_header(name, str(value))
         self.end_headers()
         return start

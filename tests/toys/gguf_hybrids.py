@@ -108,64 +108,150 @@ def _mamba(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     return granite(name, tensor, config)
 
 
-DELTA_NET = {f"linear_attn.{name}": written for name, written in {
-    "in_proj_qkv": "attn_qkv", "in_proj_z": "attn_gate", "in_proj_a": "ssm_alpha", "in_proj_b": "ssm_beta",
-    "conv1d": "ssm_conv1d", "norm": "ssm_norm", "out_proj": "ssm_out", "in_proj_qkvz": "ssm_in",
-    "in_proj_ba": "ssm_ba"}.items()} | {
-    "post_attention_layernorm": "post_attention_norm"}
-HYBRID = {"head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-          "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
-          "layer_types": ["linear_attention", "full_attention"],
-          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25}}
-HYBRID_COUNTS = {"attention__key_length": 16, "ssm__conv_kernel": 4, "ssm__state_size": 16, "ssm__group_count": 2,
-                 "ssm__time_step_rank": 4, "ssm__inner_size": 128, "rope__dimension_count": 4,
-                 "full_attention_interval": 2, "rope__dimension_sections": [1, 1, 0, 0]}
-CONVOLUTION_SIZES = {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3,
-                     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+DELTA_NET = {
+    f"linear_attn.{name}": written
+    for name, written in {
+        "in_proj_qkv": "attn_qkv",
+        "in_proj_z": "attn_gate",
+        "in_proj_a": "ssm_alpha",
+        "in_proj_b": "ssm_beta",
+        "conv1d": "ssm_conv1d",
+        "norm": "ssm_norm",
+        "out_proj": "ssm_out",
+        "in_proj_qkvz": "ssm_in",
+        "in_proj_ba": "ssm_ba",
+    }.items()
+} | {"post_attention_layernorm": "post_attention_norm"}
+HYBRID = {
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25},
+}
+HYBRID_COUNTS = {
+    "attention__key_length": 16,
+    "ssm__conv_kernel": 4,
+    "ssm__state_size": 16,
+    "ssm__group_count": 2,
+    "ssm__time_step_rank": 4,
+    "ssm__inner_size": 128,
+    "rope__dimension_count": 4,
+    "full_attention_interval": 2,
+    "rope__dimension_sections": [1, 1, 0, 0],
+}
+CONVOLUTION_SIZES = {
+    "layer_types": ["conv", "full_attention"],
+    "conv_L_cache": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 CONVOLUTIONS = {
-    "embedding_norm": "token_embd_norm", "operator_norm": "attn_norm", "ffn_norm": "ffn_norm",
-    "conv.in_proj": "shortconv.in_proj", "conv.out_proj": "shortconv.out_proj", "self_attn.out_proj": "attn_output",
-    "self_attn.q_layernorm": "attn_q_norm", "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate",
-    "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down", "feed_forward.gate": "ffn_gate_inp"}
-STATES = {"ssm__conv_kernel": 4, "ssm__state_size": 16, "ssm__group_count": 2, "ssm__time_step_rank": 8,
-          "ssm__inner_size": 128}
-MAMBA = {f"{module}.{part}": written for module in ("mamba", "mixer") for part, written in {
-    "in_proj": "ssm_in", "conv1d": "ssm_conv1d", "out_proj": "ssm_out"}.items()} | {
-    "block_sparse_moe.router": "ffn_gate_inp"}
+    "embedding_norm": "token_embd_norm",
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.out_proj": "shortconv.out_proj",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+}
+STATES = {
+    "ssm__conv_kernel": 4,
+    "ssm__state_size": 16,
+    "ssm__group_count": 2,
+    "ssm__time_step_rank": 8,
+    "ssm__inner_size": 128,
+}
+MAMBA = {
+    f"{module}.{part}": written
+    for module in ("mamba", "mixer")
+    for part, written in {"in_proj": "ssm_in", "conv1d": "ssm_conv1d", "out_proj": "ssm_out"}.items()
+} | {"block_sparse_moe.router": "ffn_gate_inp"}
 GRANITE_HYBRID = GRANITE | {
-    "layer_types": ["linear_attention", "full_attention"], "shared_intermediate_size": 64, "mamba_n_heads": 8,
-    "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4}
-GRANITE_COUNTS = GRANITE_SCALES | STATES | {
-    "attention__head_count_kv": [0, 2], "expert_shared_feed_forward_length": 64, "rope__scaling__finetuned": False}
+    "layer_types": ["linear_attention", "full_attention"],
+    "shared_intermediate_size": 64,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+}
+GRANITE_COUNTS = (
+    GRANITE_SCALES
+    | STATES
+    | {"attention__head_count_kv": [0, 2], "expert_shared_feed_forward_length": 64, "rope__scaling__finetuned": False}
+)
 HYBRIDS = {
     "lfm2": Architecture(
-        "Lfm2Config", CONVOLUTION_SIZES | {"block_auto_adjust_ff_dim": False},
-        {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}, CONVOLUTIONS, _convolutions),
+        "Lfm2Config",
+        CONVOLUTION_SIZES | {"block_auto_adjust_ff_dim": False},
+        {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3},
+        CONVOLUTIONS,
+        _convolutions,
+    ),
     "lfm2moe": Architecture(
-        "Lfm2MoeConfig", EXPERTS | CONVOLUTION_SIZES | {
-            "num_dense_layers": 1, "norm_eps": 1e-6, "routed_scaling_factor": 1.5},
-        EXPERT_COUNTS | {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3, "leading_dense_block_count": 1,
-                         "expert_gating_func": 2, "expert_weights_scale": 1.5}, CONVOLUTIONS, _convolutions),
+        "Lfm2MoeConfig",
+        EXPERTS | CONVOLUTION_SIZES | {"num_dense_layers": 1, "norm_eps": 1e-6, "routed_scaling_factor": 1.5},
+        EXPERT_COUNTS
+        | {
+            "attention__head_count_kv": [0, 2],
+            "shortconv__l_cache": 3,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_scale": 1.5,
+        },
+        CONVOLUTIONS,
+        _convolutions,
+    ),
     "granitehybrid": Architecture(
-        "GraniteMoeHybridConfig", GRANITE_HYBRID | {"num_local_experts": 6, "num_experts_per_tok": 2},
-        GRANITE_COUNTS | {"expert_count": 6, "expert_used_count": 2}, MAMBA, _mamba),
+        "GraniteMoeHybridConfig",
+        GRANITE_HYBRID | {"num_local_experts": 6, "num_experts_per_tok": 2},
+        GRANITE_COUNTS | {"expert_count": 6, "expert_used_count": 2},
+        MAMBA,
+        _mamba,
+    ),
     "dense granitehybrid": Architecture(
-        "GraniteMoeHybridConfig", GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
-        GRANITE_COUNTS | {"rope__scaling__finetuned": True}, MAMBA, _mamba, "granitehybrid"),
+        "GraniteMoeHybridConfig",
+        GRANITE_HYBRID | {"num_local_experts": 0, "position_embedding_type": "rope"},
+        GRANITE_COUNTS | {"rope__scaling__finetuned": True},
+        MAMBA,
+        _mamba,
+        "granitehybrid",
+    ),
     "mamba2": Architecture(
-        "Mamba2Config", {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "layer_norm_epsilon": 1e-6},
-        STATES, MAMBA | {"embeddings": "token_embd", "norm_f": "output_norm", "norm": "attn_norm"}, _mamba),
+        "Mamba2Config",
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "layer_norm_epsilon": 1e-6},
+        STATES,
+        MAMBA | {"embeddings": "token_embd", "norm_f": "output_norm", "norm": "attn_norm"},
+        _mamba,
+    ),
     "qwen3next": Architecture(
-        "Qwen3NextConfig", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
-        HYBRID_COUNTS | EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64}, DELTA_NET | SHARED_EXPERT,
-        _qwen3_next),
+        "Qwen3NextConfig",
+        HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
+        HYBRID_COUNTS | EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
+        DELTA_NET | SHARED_EXPERT,
+        _qwen3_next,
+    ),
     "old qwen3next": Architecture(
-        "Qwen3NextConfig", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
-        HYBRID_COUNTS | EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64}, DELTA_NET | SHARED_EXPERT,
-        _old_qwen3_next, "qwen3next"),
+        "Qwen3NextConfig",
+        HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
+        HYBRID_COUNTS | EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
+        DELTA_NET | SHARED_EXPERT,
+        _old_qwen3_next,
+        "qwen3next",
+    ),
     "qwen35": Architecture("Qwen3_5TextConfig", HYBRID, HYBRID_COUNTS, DELTA_NET, _qwen35),
     "qwen35moe": Architecture(
-        "Qwen3_5MoeTextConfig", HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
+        "Qwen3_5MoeTextConfig",
+        HYBRID | EXPERTS | {"shared_expert_intermediate_size": 64},
         HYBRID_COUNTS | EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
-        DELTA_NET | SHARED_EXPERT, _qwen35),
+        DELTA_NET | SHARED_EXPERT,
+        _qwen35,
+    ),
 }

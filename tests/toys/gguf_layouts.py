@@ -13,15 +13,36 @@ from toys.gguf_files import TOKENS
 Tensors = Iterator[tuple[str, Tensor]]
 """Names and tensors of a GGUF file."""
 
-SIZES = dict(vocab_size=len(TOKENS), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=None, bos_token_id=None,
-             eos_token_id=None, tie_word_embeddings=False)
+SIZES = dict(
+    vocab_size=len(TOKENS),
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+    tie_word_embeddings=False,
+)
 MODULES = {
-    "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "mlp.gate": "ffn_gate_inp"}
+    "embed_tokens": "token_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+}
 """Names of a file by those of the common modules."""
 
 
@@ -65,8 +86,10 @@ def neighbours(tensor: Tensor, heads: int) -> Tensor:
 
 def granite(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     """Orders queries and keys as llama.cpp, and cuts the shared network's first matrix."""
-    heads = {"self_attn.q_proj.weight": ("attn_q.weight", config.num_attention_heads),
-             "self_attn.k_proj.weight": ("attn_k.weight", config.num_key_value_heads)}
+    heads = {
+        "self_attn.q_proj.weight": ("attn_q.weight", config.num_attention_heads),
+        "self_attn.k_proj.weight": ("attn_k.weight", config.num_key_value_heads),
+    }
     if name in heads:
         written, count = heads[name]
         return iter(((written, neighbours(tensor, count)),))

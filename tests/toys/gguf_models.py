@@ -55,62 +55,151 @@ def _deepseek(name: str, tensor: Tensor, config: Any) -> Tensors | None:
     return fused_experts(name, tensor, config)
 
 
-LATENT = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "kv_lora_rank": 32,
-          "qk_rope_head_dim": 8, "qk_nope_head_dim": 32, "v_head_dim": 32, "num_key_value_heads": 4, "n_group": 1,
-          "topk_group": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+LATENT = {
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+    "num_key_value_heads": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
 LATENT_COUNTS = EXPERT_COUNTS | {
-    "attention__kv_lora_rank": 32, "attention__key_length": 40, "attention__value_length": 32,
-    "attention__head_count_kv": 1, "attention__key_length_mla": 40, "attention__value_length_mla": 32,
-    "rope__dimension_count": 8, "leading_dense_block_count": 1, "expert_weights_scale": 1.5}
+    "attention__kv_lora_rank": 32,
+    "attention__key_length": 40,
+    "attention__value_length": 32,
+    "attention__head_count_kv": 1,
+    "attention__key_length_mla": 40,
+    "attention__value_length_mla": 32,
+    "rope__dimension_count": 8,
+    "leading_dense_block_count": 1,
+    "expert_weights_scale": 1.5,
+}
 LATENT_MODULES = {
-    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_a_layernorm": "attn_q_a_norm", "self_attn.q_b_proj": "attn_q_b",
-    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm"} | {
-    f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+} | {f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")}
 ARCHITECTURES = HYBRIDS | {
     "qwen2moe": Architecture(
-        "Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 64},
-        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64}, SHARED_EXPERT, fused_experts),
-    "qwen3moe": Architecture("Qwen3MoeConfig", EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
-                             EXPERT_COUNTS | {"attention__key_length": 16}, {}, fused_experts),
+        "Qwen2MoeConfig",
+        EXPERTS | {"shared_expert_intermediate_size": 64},
+        EXPERT_COUNTS | {"expert_shared_feed_forward_length": 64},
+        SHARED_EXPERT,
+        fused_experts,
+    ),
+    "qwen3moe": Architecture(
+        "Qwen3MoeConfig",
+        EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
+        EXPERT_COUNTS | {"attention__key_length": 16},
+        {},
+        fused_experts,
+    ),
     "granite": Architecture("GraniteConfig", GRANITE, GRANITE_SCALES, {}, granite),
     "granitemoe": Architecture(
-        "GraniteMoeConfig", GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
+        "GraniteMoeConfig",
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2},
         GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2},
-        {"block_sparse_moe.router": "ffn_gate_inp"}, granite),
+        {"block_sparse_moe.router": "ffn_gate_inp"},
+        granite,
+    ),
     "shared granitemoe": Architecture(
-        "GraniteMoeSharedConfig", GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2,
-                                             "shared_intermediate_size": 64},
+        "GraniteMoeSharedConfig",
+        GRANITE | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 64},
         GRANITE_SCALES | {"expert_count": 6, "expert_used_count": 2, "expert_shared_feed_forward_length": 64},
-        {"block_sparse_moe.router": "ffn_gate_inp"}, granite, "granitemoe"),
+        {"block_sparse_moe.router": "ffn_gate_inp"},
+        granite,
+        "granitemoe",
+    ),
     "mellum": Architecture(
-        "MellumConfig", EXPERTS | {
-            "head_dim": 16, "sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"],
-            "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
-                                "full_attention": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                                                   "beta_fast": 16.0, "beta_slow": 1.0, "attention_factor": 1.25,
-                                                   "original_max_position_embeddings": 128}}},
-        EXPERT_COUNTS | {
-            "attention__key_length": 16, "attention__sliding_window": 24,
-            "attention__sliding_window_pattern": [True, False], "rope__freq_base_swa": 3e4,
-            "rope__scaling__type": "yarn", "rope__scaling__factor": 4.0, "rope__scaling__yarn_beta_fast": 16.0,
-            "rope__scaling__yarn_attn_factor": 1.25, "rope__scaling__original_context_length": 128}, {}, fused_experts),
+        "MellumConfig",
+        EXPERTS
+        | {
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "beta_fast": 16.0,
+                    "beta_slow": 1.0,
+                    "attention_factor": 1.25,
+                    "original_max_position_embeddings": 128,
+                },
+            },
+        },
+        EXPERT_COUNTS
+        | {
+            "attention__key_length": 16,
+            "attention__sliding_window": 24,
+            "attention__sliding_window_pattern": [True, False],
+            "rope__freq_base_swa": 3e4,
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 4.0,
+            "rope__scaling__yarn_beta_fast": 16.0,
+            "rope__scaling__yarn_attn_factor": 1.25,
+            "rope__scaling__original_context_length": 128,
+        },
+        {},
+        fused_experts,
+    ),
     "gpt-oss": Architecture(
-        "GptOssConfig", {"num_local_experts": 6, "num_experts_per_tok": 2, "head_dim": 16, "sliding_window": 24,
-                         "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
-                                             "beta_slow": 1.0, "truncate": False,
-                                             "original_max_position_embeddings": 128}},
-        EXPERT_COUNTS | {"attention__key_length": 16, "attention__sliding_window": 24, "rope__scaling__type": "yarn",
-                         "rope__scaling__factor": 4.0, "rope__scaling__original_context_length": 128},
-        {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"}, _gpt_oss),
+        "GptOssConfig",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+            },
+        },
+        EXPERT_COUNTS
+        | {
+            "attention__key_length": 16,
+            "attention__sliding_window": 24,
+            "rope__scaling__type": "yarn",
+            "rope__scaling__factor": 4.0,
+            "rope__scaling__original_context_length": 128,
+        },
+        {"mlp.router": "ffn_gate_inp", "post_attention_layernorm": "post_attention_norm"},
+        _gpt_oss,
+    ),
     "deepseek2": Architecture(
-        "DeepseekV3Config", LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
+        "DeepseekV3Config",
+        LATENT | {"q_lora_rank": 32, "n_shared_experts": 1, "norm_topk_prob": True},
         LATENT_COUNTS | {"attention__q_lora_rank": 32, "expert_weights_norm": True, "expert_shared_count": 1},
-        LATENT_MODULES, _deepseek),
+        LATENT_MODULES,
+        _deepseek,
+    ),
 }
 
 
-def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "", fused: bool = False,
-                renamed: Mapping[str, str] = MappingProxyType({}), **entries: Any) -> torch.nn.Module:
+def write_model(
+    path: Path,
+    name: str,
+    kind: str = "Q8_0",
+    without: str = "",
+    fused: bool = False,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+    **entries: Any,
+) -> torch.nn.Module:
     """Writes a random model of an architecture; returns transformers' model with the file's dequantised weights.
 
     kind: number format of matrices; without: name of a tensor to leave out; fused: gates and ups of experts are one
@@ -124,10 +213,16 @@ def write_model(path: Path, name: str, kind: str = "Q8_0", without: str = "", fu
     path.parent.mkdir(parents=True, exist_ok=True)
     written_name = architecture.written or name
     writer = gguf.GGUFWriter(path, written_name)
-    own = {"context_length": 512, "embedding_length": config.hidden_size, "block_count": config.num_hidden_layers,
-           "feed_forward_length": config.intermediate_size, "attention__head_count": config.num_attention_heads,
-           "attention__head_count_kv": config.num_key_value_heads, "rope__freq_base": 1e4,
-           "attention__layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-6))}
+    own = {
+        "context_length": 512,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention__head_count": config.num_attention_heads,
+        "attention__head_count_kv": config.num_key_value_heads,
+        "rope__freq_base": 1e4,
+        "attention__layer_norm_rms_epsilon": float(getattr(config, "rms_norm_eps", 1e-6)),
+    }
     own |= architecture.metadata | entries
     add_vocabulary(writer)
     add_entries(writer, VOCABULARY | {f"{written_name}__{key}": value for key, value in own.items()})
@@ -172,7 +267,7 @@ def _write(writer: gguf.GGUFWriter, name: str, tensor: Tensor, kind: str) -> Non
     """Writes a tensor, and sets it to the numbers that the file holds."""
     matrix = name.endswith(".weight") and tensor.ndim > 1 and not any(part in name for part in ("norm", "gate_inp"))
     type_ = gguf.GGMLQuantizationType[kind if matrix and tensor.shape[-1] % 32 == 0 else "F32"]
-    rows = tensor.flatten(0, -2) if tensor.ndim > 3 else tensor      # rows in another order
+    rows = tensor.flatten(0, -2) if tensor.ndim > 3 else tensor  # rows in another order
     raw = gguf.quants.quantize(rows.contiguous().numpy(), type_)
     writer.add_tensor(name, raw, raw_dtype=type_)
     tensor.copy_(torch.from_numpy(np.array(gguf.dequantize(raw, type_))).view(tensor.shape))

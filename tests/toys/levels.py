@@ -16,8 +16,10 @@ _OTHERS = [level for level in HERE[1:] if level.name in ("avx2", "baseline")]
 
 
 def _stand_in(name: str, tiles: bool) -> build.ProcessorLevel:
-    return build.ProcessorLevel(name, ("-march=x86-64" if platform.machine() == "x86_64" else "-O1", "-O1",
-                              f"-DLONGGRAFT_STAND_IN={int(tiles)}"))
+    return build.ProcessorLevel(
+        name,
+        ("-march=x86-64" if platform.machine() == "x86_64" else "-O1", "-O1", f"-DLONGGRAFT_STAND_IN={int(tiles)}"),
+    )
 
 
 STAND_IN = _stand_in("stand_in", tiles=True)
@@ -38,8 +40,9 @@ The others are slow, because each library is compiled where a cache lacks it.
 _TILED: list[build.ProcessorLevel | None] = [STAND_IN]
 if {"amx_int8", "amx_bf16"} <= build.features():
     _TILED.insert(0, None)
-TILED = pytest.mark.parametrize("kernels", _TILED, indirect=True,
-                                ids=[level.name if level else "local" for level in _TILED])
+TILED = pytest.mark.parametrize(
+    "kernels", _TILED, indirect=True, ids=[level.name if level else "local" for level in _TILED]
+)
 """Runs a test with kernels that use tiles: the stand-in's, and a processor's own where it has them."""
 
 

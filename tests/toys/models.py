@@ -18,36 +18,77 @@ from longgraft.zoo.longspec.network import LongSpecConfig, LongSpecNetwork, head
 from longgraft.zoo.medusa.heads import MedusaConfig, MedusaHeads
 
 VOCAB = 96
-SMALL = dict(vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-             num_key_value_heads=2, max_position_embeddings=512, pad_token_id=0, bos_token_id=None,
-             eos_token_id=None)
+SMALL = dict(
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=512,
+    pad_token_id=0,
+    bos_token_id=None,
+    eos_token_id=None,
+)
 
 
-FAMILIES = {        # configuration; a seed with which greedy answers vary but also repeat; further entries
+FAMILIES = {  # configuration; a seed with which greedy answers vary but also repeat; further entries
     "llama": ("LlamaConfig", 9, {}),
     "qwen3": ("Qwen3Config", 4, {"head_dim": 16}),
     "mistral-window": ("MistralConfig", 4, {"sliding_window": 24}),
-    "qwen3-moe": ("Qwen3MoeConfig", 6, {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
-                                        "moe_intermediate_size": 32}),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        6,
+        {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
     "qwen2": ("Qwen2Config", 5, {}),
     # With tied embeddings, each token would be the most probable one after itself.
     "gemma2": ("Gemma2Config", 29, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
     "gemma3": ("Gemma3TextConfig", 19, {"head_dim": 16, "sliding_window": 24, "tie_word_embeddings": False}),
 }
-HYBRID = {      # every other layer is recurrent; there is one family for each of the three kinds of such layers
-    "lfm2": ("Lfm2Config", 4, {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False,
-                               "tie_word_embeddings": False}),
-    "qwen3-next": ("Qwen3NextConfig", 7, {
-        "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 16, "num_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
-        "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}),
-    "granite-4": ("GraniteMoeHybridConfig", 12, {
-        "layer_types": ["linear_attention", "full_attention"] * 2, "mamba_n_heads": 8, "mamba_d_head": 8,
-        "mamba_d_state": 16, "mamba_chunk_size": 16, "num_local_experts": 0, "shared_intermediate_size": 48,
-        "tie_word_embeddings": False}),
+HYBRID = {  # every other layer is recurrent; there is one family for each of the three kinds of such layers
+    "lfm2": (
+        "Lfm2Config",
+        4,
+        {
+            "layer_types": ["conv", "full_attention"] * 2,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        7,
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "head_dim": 16,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
+    "granite-4": (
+        "GraniteMoeHybridConfig",
+        12,
+        {
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+            "mamba_n_heads": 8,
+            "mamba_d_head": 8,
+            "mamba_d_state": 16,
+            "mamba_chunk_size": 16,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 48,
+            "tie_word_embeddings": False,
+        },
+    ),
 }
-QUIET = ("self_attn", "conv", "linear_attn", "mamba")       # layers that mix tokens
-SHARED: dict[str, torch.nn.Module] = {}     # models that `toy_model` has made
+QUIET = ("self_attn", "conv", "linear_attn", "mamba")  # layers that mix tokens
+SHARED: dict[str, torch.nn.Module] = {}  # models that `toy_model` has made
 
 
 def once(make):
@@ -72,11 +113,12 @@ def toy_model(family: str = "llama"):
     name, seed, extra = (FAMILIES | HYBRID)[family]
     torch.manual_seed(seed)
     config = getattr(transformers, name)(**SMALL, **extra)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32,
-                                                          attn_implementation="eager").eval()
+    model = transformers.AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim > 1 and "embed" not in name and parameter.shape[1] > 1:       # no short convolution
+            if parameter.ndim > 1 and "embed" not in name and parameter.shape[1] > 1:  # no short convolution
                 parameter.mul_(8.0 if any(part in name for part in QUIET) else 25.0)
     SHARED[family] = model
     return model
@@ -94,9 +136,20 @@ def hidden_states(model, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def toy_network(seed: int = 0, **more: bool) -> Eagle3Network:
     """Returns a random EAGLE-3 head for `toy_model`, with half the vocabulary.  more: options of `HeadConfig`"""
     torch.manual_seed(seed)
-    config = HeadConfig(hidden_size=32, target_hidden_size=32, intermediate_size=48, heads=4, kv_heads=2,
-                        head_dim=8, vocab_size=VOCAB, draft_vocab_size=VOCAB // 2, feature_layers=(1, 2, 3),
-                        max_positions=512, rope=Rope(kind="yarn", factor=4.0, original=128), **more)
+    config = HeadConfig(
+        hidden_size=32,
+        target_hidden_size=32,
+        intermediate_size=48,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        vocab_size=VOCAB,
+        draft_vocab_size=VOCAB // 2,
+        feature_layers=(1, 2, 3),
+        max_positions=512,
+        rope=Rope(kind="yarn", factor=4.0, original=128),
+        **more,
+    )
     network = Eagle3Network(config, own_embedding=True).eval()
     ids = torch.arange(0, VOCAB, 2)
     network.d2t.copy_(ids - torch.arange(len(ids)))
@@ -114,9 +167,18 @@ def small_model(vocab: int, seed: int = 0, layers: int = 2) -> Target:
     import transformers
 
     torch.manual_seed(100 + seed)
-    config = transformers.LlamaConfig(vocab_size=vocab, hidden_size=16, intermediate_size=24, num_hidden_layers=layers,
-                                      num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
-                                      pad_token_id=0, bos_token_id=None, eos_token_id=None)
+    config = transformers.LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -152,9 +214,25 @@ def toy_blocks(seed: int = 0) -> BlockNetwork:
     Its weights are large and its attention is narrow, so that its tokens and their probabilities differ by position.
     """
     torch.manual_seed(seed + 1)
-    network = BlockNetwork(BlockConfig(
-        hidden_size=32, intermediate_size=48, heads=4, kv_heads=2, head_dim=8, layers=2, vocab_size=96,
-        feature_layers=(1, 3), mask_token=95, max_positions=512, block=8)).eval().requires_grad_(False)
+    network = (
+        BlockNetwork(
+            BlockConfig(
+                hidden_size=32,
+                intermediate_size=48,
+                heads=4,
+                kv_heads=2,
+                head_dim=8,
+                layers=2,
+                vocab_size=96,
+                feature_layers=(1, 3),
+                mask_token=95,
+                max_positions=512,
+                block=8,
+            )
+        )
+        .eval()
+        .requires_grad_(False)
+    )
     for name, parameter in network.named_parameters():
         parameter.mul_(4.0 if parameter.ndim > 1 else 10.0 if "k_norm" in name else 1.0)
     return network
@@ -167,7 +245,7 @@ def shared_blocks(target: Target, seed: int = 0) -> BlockNetwork:
     return network
 
 
-def read(target: Target, segment: Segment, wants: Wants = Wants()) -> Report:      # noqa: B008 - frozen
+def read(target: Target, segment: Segment, wants: Wants = Wants()) -> Report:  # noqa: B008 - frozen
     """Runs one pass over one segment and returns its report."""
-    report, = target.run([segment], wants)
+    (report,) = target.run([segment], wants)
     return report

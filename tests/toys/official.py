@@ -6,7 +6,7 @@ import torch
 
 from longgraft.target_model.model import Target
 
-SETTINGS = {"t60_d7_k10": (60, 8, 10), "t16_d3_k4": (16, 4, 4)}     # budget, levels (EAGLE's depth + 1), top-k
+SETTINGS = {"t60_d7_k10": (60, 8, 10), "t16_d3_k4": (16, 4, 4)}  # budget, levels (EAGLE's depth + 1), top-k
 
 
 def load_target(golden, kind):

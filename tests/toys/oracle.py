@@ -45,15 +45,15 @@ def noise(seed: int, position: int, token: int) -> float:
     """Returns Gumbel noise from three steps of SplitMix64, one for each number."""
     state = 0
     for number in (seed, position, token):
-        state = splitmix64((state + number * 0x9E3779B97F4A7C15) % 2 ** 64)
-    return -math.log(-math.log(((state >> 12) + 0.5) / 2 ** 52))
+        state = splitmix64((state + number * 0x9E3779B97F4A7C15) % 2**64)
+    return -math.log(-math.log(((state >> 12) + 0.5) / 2**52))
 
 
 def splitmix64(state: int) -> int:
     """Returns the generator's output for this state, as in Vigna's reference code."""
-    z = (state + 0x9E3779B97F4A7C15) % 2 ** 64
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2 ** 64
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2 ** 64
+    z = (state + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
     return z ^ (z >> 31)
 
 

@@ -16,9 +16,9 @@ class QuickTests:
     def pytest_configure(self, config: pytest.Config) -> None:
         files_given = config.args_source is not config.ArgsSource.TESTPATHS
         if not (files_given or config.option.markexpr or config.option.keyword):
-            config.option.markexpr = "not slow"     # pytest-xdist hands it to the workers
+            config.option.markexpr = "not slow"  # pytest-xdist hands it to the workers
 
-    @pytest.hookimpl(tryfirst=True)     # before pytest leaves out what is marked slow
+    @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked slow
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         cases: Counter[str] = Counter()
         for item in items:

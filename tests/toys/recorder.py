@@ -16,7 +16,7 @@ from longgraft.runtime.cuda_graphs import WARM
 from longgraft.target_model import attention_interface
 
 READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "masked_select", "_unique2"}
-HOST = (attention_interface.ROWS, attention_interface.BACK)     # masks are looked up here, on the host by intention
+HOST = (attention_interface.ROWS, attention_interface.BACK)  # masks are looked up here, on the host by intention
 
 
 class Refused(RuntimeError):
@@ -30,7 +30,7 @@ class _Tape(TorchDispatchMode):
         # id of each new tensor -> whether it is on the device; None for a tensor made from no other (zeros, arange),
         # which may be on either.
         self.made: dict[int, bool | None] = {}
-        self.kept: list[Any] = []               # a freed tensor's id could be given to a later one
+        self.kept: list[Any] = []  # a freed tensor's id could be given to a later one
         self.host = {id(one) for one in HOST}
 
     def on_device(self, tensor: Tensor) -> bool | None:

@@ -23,10 +23,12 @@ from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.worker import Worker
 from toys.sessions import repeatable, toy_session
 
-PATIENCE = 60.0         # seconds: only what hangs takes so long, and an error that is planted to hang takes all of them
-TEMPLATE = ("{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
-            "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
-            "{% if add_generation_prompt %}{{ tail | default('a:') }}{% endif %}")
+PATIENCE = 60.0  # seconds: only what hangs takes so long, and an error that is planted to hang takes all of them
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('no such role') }}{% endif %}{{ m.role[0] }}:{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ tail | default('a:') }}{% endif %}"
+)
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 
@@ -56,15 +58,18 @@ def text_session(template: str | None = TEMPLATE, method: str = "graft", fim: bo
 def client(session: Session | None = None, **options: Any) -> httpx.AsyncClient:
     """Returns a client that calls a new server without a network."""
     app = make_app(session or text_session(), Serving(**options))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app, raise_app_exceptions=False),
-                             base_url="http://127.0.0.1")
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(app, raise_app_exceptions=False), base_url="http://127.0.0.1"
+    )
 
 
 def asking(ask: Callable[[httpx.AsyncClient], Awaitable[Any]], session: Session | None = None, **options: Any) -> Any:
     """Runs a coroutine with the client of a new server, and returns its result."""
+
     async def asked() -> Any:
         async with client(session, **options) as http:
             return await ask(http)
+
     return asyncio.run(asked())
 
 
@@ -102,9 +107,15 @@ async def tokens_of(served: ServedRequest) -> list[int]:
     return [token async for step in served for token in step.tokens]
 
 
-def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, session: Session | None = None,
-            running: int = 1, waiting: int = 2) -> Any:
+def working(
+    play: Callable[[Worker], Awaitable[Any]],
+    gate: Gate | None = None,
+    session: Session | None = None,
+    running: int = 1,
+    waiting: int = 2,
+) -> Any:
     """Runs a coroutine with a new worker for `running` requests and a queue of `waiting`, and returns its result."""
+
     async def played() -> Any:
         worker = Worker(session or repeatable("graft"), waiting, [gate] if gate else [], running)
         try:
@@ -115,6 +126,7 @@ def working(play: Callable[[Worker], Awaitable[Any]], gate: Gate | None = None, 
                 gate.allow()
             await asyncio.to_thread(worker.join, PATIENCE)
             assert not worker.running
+
     return asyncio.run(played())
 
 

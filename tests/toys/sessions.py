@@ -38,14 +38,27 @@ from toys.models import VOCAB, medusa_heads, once, shared_blocks, small_model, t
 TOY_COSTS = Costs({}, "made up", {0: {1: 1.0, 60: 1.6}}, {0: {1: 0.02, 10: 0.03}}, {0: {1: 0.02, 64: 0.1}})
 
 # Choices and settings of methods that the tests cover as if they were methods.
-ABLATIONS = ("eagle3+window=2048", "graft+pruning=none+retrieved=20", "graft+pruning=none+retrieval=tail+retrieved=20",
-             "graft+retrieval=none", "graft+retrieval=drafted", "graft+pruning=none", "graft-x+text=false",
-             "graft-x+matrix=false+budget=60", "graft-x+probing=false", "graft-x+pruning=none+budget=60",
-             "adapld+branches=0", "adapld+successors=false", "adapld+likeness=none", "graft-dflash+both=true+budget=24")
+ABLATIONS = (
+    "eagle3+window=2048",
+    "graft+pruning=none+retrieved=20",
+    "graft+pruning=none+retrieval=tail+retrieved=20",
+    "graft+retrieval=none",
+    "graft+retrieval=drafted",
+    "graft+pruning=none",
+    "graft-x+text=false",
+    "graft-x+matrix=false+budget=60",
+    "graft-x+probing=false",
+    "graft-x+pruning=none+budget=60",
+    "adapld+branches=0",
+    "adapld+successors=false",
+    "adapld+likeness=none",
+    "graft-dflash+both=true+budget=24",
+)
 METHODS = known()
 # Methods by their names for `build`: those of the registry and the ablations.
-EVERY = METHODS | {name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in ABLATIONS)
-                   if "window" not in name}
+EVERY = METHODS | {
+    name: find(name) for name in (re.sub(r"\+budget=.*", "", name) for name in ABLATIONS) if "window" not in name
+}
 # Methods that choose the budget of each step if none is given.
 CHOOSING = [name for name, method in EVERY.items() if method.adaptive and "pruning=none" not in name]
 
@@ -70,8 +83,7 @@ def toy_parts(family: str = "llama", seed: int = 0, kernels: CpuKernels | None =
     """Returns toy parts; `more` are fields of `Parts` and of its calibration."""
     calibration = {name: more.pop(name) for name in Calibration.__dataclass_fields__ if name in more}
     more.setdefault("costs", LiveCosts(TOY_COSTS, frozen=True))
-    return Parts(toy_target(family, kernels=kernels), toys(family, seed), Calibration(**calibration),
-                 **more)
+    return Parts(toy_target(family, kernels=kernels), toys(family, seed), Calibration(**calibration), **more)
 
 
 @cache
@@ -80,9 +92,16 @@ def kinds() -> list[str]:
     return list({tuple(map(type, build(name, toy_parts()).memories)): name for name in reversed(EVERY)}.values())
 
 
-def toy_session(method, family: str = "llama", budget: int | None = None, chunk: int | None = 17,
-                adaptive: bool = False, prefixes: Prefixes | None = None,
-                earlier: EarlierAnswers | None = None, **more) -> Session:
+def toy_session(
+    method,
+    family: str = "llama",
+    budget: int | None = None,
+    chunk: int | None = 17,
+    adaptive: bool = False,
+    prefixes: Prefixes | None = None,
+    earlier: EarlierAnswers | None = None,
+    **more,
+) -> Session:
     """Returns a session; adaptive: the method chooses its budgets if it can; prefixes, earlier: what it keeps."""
     parts = toy_parts(family, **more)
     proposer = build(method, parts, adaptive)
@@ -91,14 +110,21 @@ def toy_session(method, family: str = "llama", budget: int | None = None, chunk:
     return Session(Engine(lane, budget, chunk, prefixes, earlier=earlier), None)
 
 
-def repeatable(method: str, parts=None, prefixes: Prefixes | None = None, chunk: int = 17,
-               earlier: EarlierAnswers | None = None, **more) -> Session:
+def repeatable(
+    method: str,
+    parts=None,
+    prefixes: Prefixes | None = None,
+    chunk: int = 17,
+    earlier: EarlierAnswers | None = None,
+    **more,
+) -> Session:
     """Returns a session as `load` makes it, whose engine can have more lanes."""
     parts = parts or toy_parts(**more)
 
     def lane() -> Lane:
         own = replace(parts, kept={}, clock=Clock(), regions=parts.regions.anew())
         return Lane(own.target, build(method, own, adaptive=True), own.clock, own.regions, verifies(method, own))
+
     return Session(Engine(lane(), find(method).budget, chunk, prefixes, lane, earlier), None)
 
 
@@ -108,8 +134,16 @@ def beside(session: Session, *asked, **options) -> Request:
     return session.open(*asked, lane=session.engine.lanes[-1], **options)
 
 
-def answered(session: Session, ids: list[int], new: int, sampling: Sampling | None = None, eos=(), *,
-             prediction: Prediction | None = None, budget: int | None = None) -> Generation:
+def answered(
+    session: Session,
+    ids: list[int],
+    new: int,
+    sampling: Sampling | None = None,
+    eos=(),
+    *,
+    prediction: Prediction | None = None,
+    budget: int | None = None,
+) -> Generation:
     """Generates to the end of the answer, from ids."""
     return answer(session.open(ids, new, sampling, eos=eos, prediction=prediction, budget=budget))
 

@@ -19,8 +19,12 @@ def own_rows(path: Path) -> Path:
     """Writes rows with this repository's sources as prompts and their next characters as recorded continuations."""
     names = ("engine/session", "trees/tree", "methods/combinators", "methods/find")
     texts = {name: (ROOT / f"longgraft/{name}.py").read_text() for name in names}
-    path.write_text("".join(json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
-                            for name, text in texts.items()))
+    path.write_text(
+        "".join(
+            json.dumps({"_id": name, "text": text[:2200], "continuation": text[2200:2300]}) + "\n"
+            for name, text in texts.items()
+        )
+    )
     return path
 
 

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
-NEWLINE = "\u010a"      # the newline in the byte-level alphabet
+NEWLINE = "\u010a"  # the newline in the byte-level alphabet
 SPELLINGS = {
     "qwen-coder": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|fim_pad|> <|repo_name|> <|file_sep|> <|im_end|>",
     "codegemma": "<|fim_prefix|> <|fim_suffix|> <|fim_middle|> <|file_separator|>",
@@ -23,8 +23,13 @@ SPELLINGS = {
 }
 
 
-def byte_tokenizer(special: tuple[str, ...] = (), plain: tuple[str, ...] = (), begins: bool = False,
-                   spaced: bool = False, merges: tuple[tuple[str, str], ...] = ()) -> PreTrainedTokenizerFast:
+def byte_tokenizer(
+    special: tuple[str, ...] = (),
+    plain: tuple[str, ...] = (),
+    begins: bool = False,
+    spaced: bool = False,
+    merges: tuple[tuple[str, str], ...] = (),
+) -> PreTrainedTokenizerFast:
     """Returns a tokenizer with an id per byte, then one per merge and per added token.
 
     special: added tokens that decode to nothing; plain: added tokens that decode to their text, as Qwen's do; begins:
@@ -39,8 +44,9 @@ def byte_tokenizer(special: tuple[str, ...] = (), plain: tuple[str, ...] = (), b
     made.add_tokens([AddedToken(text, special=True, normalized=False) for text in (*special, *(["<s>"] * begins))])
     made.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
     if begins:
-        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[
-            ("<s>", made.token_to_id("<s>"))])
+        made.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", made.token_to_id("<s>"))]
+        )
     return PreTrainedTokenizerFast(tokenizer_object=made)
 
 
@@ -70,9 +76,18 @@ def ascii_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>")
 
 
-SPACE = "\u2581"        # SentencePiece's space
-PIECES = ("<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in "\U0001f600\u20ac\ufffd".encode()), SPACE,
-          *(SPACE + word for word in ["the", "capital", "of", "france", "is", "paris", "return"]), "is", "\ufffd", "\n")
+SPACE = "\u2581"  # SentencePiece's space
+PIECES = (
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{byte:02X}>" for byte in "\U0001f600\u20ac\ufffd".encode()),
+    SPACE,
+    *(SPACE + word for word in ["the", "capital", "of", "france", "is", "paris", "return"]),
+    "is",
+    "\ufffd",
+    "\n",
+)
 LLAMA_2, GEMMA, METASPACE = "Llama 2's", "Gemma's", "Metaspace"
 
 

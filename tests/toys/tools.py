@@ -10,8 +10,12 @@ from transformers import PreTrainedTokenizerFast
 from longgraft.engine.session import Session
 from toys.sessions import toy_session
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1,
-        "maximum": 9}}, "required": ["city", "days"], "additionalProperties": False}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
 STOP = {"type": "function", "function": {"name": "stop"}}
 TOOLS = [WEATHER, STOP]
@@ -24,8 +28,11 @@ def _of_a(part: object, required: bool = True) -> dict:
 _UNKNOWN = {"type": "string", "format": "made up"}
 # (a schema of arguments, the place in it that cannot be followed, the schema without that)
 UNFOLLOWABLE = [
-    (_of_a({"type": "string", "pattern": r"^(?!\.)[a-z.]+@[a-z]+$"}), "properties.a.pattern",
-     _of_a({"type": "string"})),
+    (
+        _of_a({"type": "string", "pattern": r"^(?!\.)[a-z.]+@[a-z]+$"}),
+        "properties.a.pattern",
+        _of_a({"type": "string"}),
+    ),
     (_of_a({"type": "string", "pattern": r"(a|b)\1"}), "properties.a.pattern", _of_a({"type": "string"})),
     (_of_a({"type": "string", "pattern": r"\bword\b"}), "properties.a.pattern", _of_a({"type": "string"})),
     (_of_a({"type": "string", "pattern": "(a"}), "properties.a.pattern", _of_a({"type": "string"})),
@@ -38,26 +45,37 @@ UNFOLLOWABLE = [
     (_of_a({"type": "string", "enum": []}), "properties.a.enum", _of_a({"type": "string"})),
     (_of_a("string"), "properties.a", _of_a({})),
     (_of_a({"type": "integer", "minimum": float("inf")}), "properties.a.minimum", _of_a({"type": "integer"})),
-    (_of_a({"anyOf": [{"type": "any"}, {"type": "null"}]}), "properties.a.anyOf[0].type",
-     _of_a({"anyOf": [{}, {"type": "null"}]})),
+    (
+        _of_a({"anyOf": [{"type": "any"}, {"type": "null"}]}),
+        "properties.a.anyOf[0].type",
+        _of_a({"anyOf": [{}, {"type": "null"}]}),
+    ),
     (_of_a(_UNKNOWN), "properties.a.format", _of_a(_UNKNOWN)),
-    (_of_a({"oneOf": [{"type": "string"}, {"maxLength": 3}]}), "properties.a.oneOf",
-     _of_a({"oneOf": [{"type": "string"}, {"maxLength": 3}]})),
+    (
+        _of_a({"oneOf": [{"type": "string"}, {"maxLength": 3}]}),
+        "properties.a.oneOf",
+        _of_a({"oneOf": [{"type": "string"}, {"maxLength": 3}]}),
+    ),
     (_of_a({"not": {"type": "string"}}), "properties.a.not", _of_a({"not": {"type": "string"}})),
 ]
 
-_MESSAGES = ("{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
-             "{% for c in m.tool_calls or [] %}CALL{% endfor %}{{ '\n' }}{% endfor %}"
-             "{% if add_generation_prompt %}a:{% endif %}")
+_MESSAGES = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}CALL{% endfor %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
 # Chat templates as short as possible, with the words that a family is recognised by.
 TEMPLATES = {
-    "hermes": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}" + _MESSAGES.replace(
-        "CALL", '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
-                "</tool_call>"),
-    "llama": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}{# ipython #}" + _MESSAGES.replace(
-        "CALL", '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'),
-    "mistral": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}" + _MESSAGES.replace(
-        "CALL", '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "id": "{{ c.id }}"}]'),
+    "hermes": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}"
+    + _MESSAGES.replace(
+        "CALL",
+        '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
+        "</tool_call>",
+    ),
+    "llama": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}{# ipython #}"
+    + _MESSAGES.replace("CALL", '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'),
+    "mistral": "{% for t in tools or [] %}T:{{ t.function.name }}\n{% endfor %}"
+    + _MESSAGES.replace("CALL", '[TOOL_CALLS] [{"name": "{{ c.function.name }}", "id": "{{ c.id }}"}]'),
     "described": _MESSAGES.replace("CALL", ""),
 }
 TAGS = ("<tool_call>", "</tool_call>")

@@ -44,8 +44,9 @@ def shape_of(tree: ProposalTree):
 
 def golden_shape(tokens, depths, parents):
     """Returns `shape_of` an official implementation's tree."""
-    return shape_of(ProposalTree.build(list(map(int, tokens)), [-1, *map(int, parents)], [0.0] * len(tokens),
-                                       [2] * len(tokens)))
+    return shape_of(
+        ProposalTree.build(list(map(int, tokens)), [-1, *map(int, parents)], [0.0] * len(tokens), [2] * len(tokens))
+    )
 
 
 def scored(tree: ProposalTree) -> dict[tuple[int, ...], float]:
@@ -56,8 +57,9 @@ def scored(tree: ProposalTree) -> dict[tuple[int, ...], float]:
     return dict(zip(found[1:], tree.scores.tolist()[1:], strict=True))
 
 
-def begun(target: Target, memories: Iterable[Memory], prompt: list[int], chunk: int = 16,
-          following: int | None = None) -> tuple[Verifier, Wants, int]:
+def begun(
+    target: Target, memories: Iterable[Memory], prompt: list[int], chunk: int = 16, following: int | None = None
+) -> tuple[Verifier, Wants, int]:
     """Reads a prompt with these memories, and returns (verifier, what the memories want, the first root)."""
     memories = tuple(memories)
     verifier = Verifier(target, target.cache(len(prompt) + 200), Greedy(), Clock())

@@ -22,8 +22,8 @@ from longgraft.target_model.module_forms import cache_name
 from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTurn
 
 ATTENTION = "longgraft_batched"
-GROWTH = 1.25               # factor by which a full cache grows
-PROMPT_TOKENS = 32768       # prompt tokens that are read together, padding included
+GROWTH = 1.25  # factor by which a full cache grows
+PROMPT_TOKENS = 32768  # prompt tokens that are read together, padding included
 # Batches of turns that are sorted by length together, so that rows need little padding.
 SORTED_BATCHES = 4
 
@@ -50,7 +50,7 @@ class _GrowingLayer(DynamicLayer):
         if end > self.stored[0].shape[-2]:
             self._store(self.keys, self.values, end)
         for block, states in zip(self.stored, (key_states, value_states), strict=True):
-            block[:, :, self.held:end] = states
+            block[:, :, self.held : end] = states
         self._show(end)
         return self.keys, self.values
 
@@ -79,14 +79,21 @@ class _GrowingLayer(DynamicLayer):
         self.keys, self.values = (block[:, :, :held] for block in self.stored)
 
 
-def _attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-               scaling: float | None = None, **more: Any) -> tuple[Tensor, None]:
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
     """Attention of one query per row by grouped products, which copy no keys per query head; else torch's attention."""
     batch, heads, rows, size = query.shape
     if rows > 1 or more.get("softcap"):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     grouped = query.view(batch, key.shape[1], heads // key.shape[1], size)
-    scores = (grouped @ key.mT).float() * (size ** -0.5 if scaling is None else scaling)
+    scores = (grouped @ key.mT).float() * (size**-0.5 if scaling is None else scaling)
     if attention_mask is not None:
         scores = scores.masked_fill(~attention_mask, float("-inf"))
     return (scores.softmax(-1).to(value.dtype) @ value).view(batch, 1, heads, size), None
@@ -173,10 +180,15 @@ class _Sampler(Generic[AnyTurn]):
         ids = torch.tensor(rows, device=self.device)
         seen = torch.tensor(is_prompt, device=self.device)
         positions = (seen.cumsum(-1) - 1).clamp(min=0)
-        temperatures = torch.tensor([turn.temperature for turn in turns], device=self.device,
-                                    dtype=torch.float32)
-        batch = _Batch([_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns], temperatures,
-                       ids, positions[:, -1], seen, Cache(layer_class_to_replicate=_GrowingLayer))
+        temperatures = torch.tensor([turn.temperature for turn in turns], device=self.device, dtype=torch.float32)
+        batch = _Batch(
+            [_Row(turn, np.random.default_rng(list(turn.seed))) for turn in turns],
+            temperatures,
+            ids,
+            positions[:, -1],
+            seen,
+            Cache(layer_class_to_replicate=_GrowingLayer),
+        )
         self._run(batch, ids, positions)
         return batch
 
@@ -188,8 +200,18 @@ class _Sampler(Generic[AnyTurn]):
 
     @torch.inference_mode()
     def _run(self, batch: _Batch[AnyTurn], ids: Tensor, positions: Tensor) -> None:
-        logits = self.model(ids, attention_mask=batch.seen, position_ids=positions, use_cache=True,
-                            logits_to_keep=1, **{self.cache_name: batch.cache}).logits[:, -1].float()
+        logits = (
+            self.model(
+                ids,
+                attention_mask=batch.seen,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self.cache_name: batch.cache},
+            )
+            .logits[:, -1]
+            .float()
+        )
         draws = torch.tensor([row.draws.random() for row in batch.rows], device=self.device)
         batch.tokens = _drawn(logits, batch.temperatures, draws)
         for row, token in zip(batch.rows, batch.tokens.tolist(), strict=True):
@@ -199,8 +221,9 @@ class _Sampler(Generic[AnyTurn]):
                     row.tokens.append(token)
 
 
-def sample(model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int = 64
-           ) -> Iterator[tuple[AnyTurn, SampledTurn]]:
+def sample(
+    model: Any, more: NextTurns[AnyTurn], ends: Sequence[int], batch: int = 64
+) -> Iterator[tuple[AnyTurn, SampledTurn]]:
     """Yields (turn, continuation) as they end; `batch` rows run at once, and new ones begin when some end.
 
     A row's random numbers do not depend on the other rows; its logits do, by rounding.

@@ -13,7 +13,7 @@ from longgraft.yarn_drafters.training.documents import Document
 
 # Stands for a message's content, so that the template's own text around it is seen.
 MARK = "\u2063text\u2063"
-TAG = re.compile(r"([<\[]\|?)([^<>\[\]|/\s]+)(\|?[>\]])")       # such as <think> or [THINK]
+TAG = re.compile(r"([<\[]\|?)([^<>\[\]|/\s]+)(\|?[>\]])")  # such as <think> or [THINK]
 
 Turn = Mapping[str, Any]
 
@@ -51,8 +51,10 @@ class ChatEncoder:
         follows the past as the template shows it at that turn.
         """
         if not self.tokenizer.chat_template:
-            raise ValueError("The data holds chats, and the tokenizer has no chat template. Give plain text, "
-                             "or the tokenizer of an instruct model.")
+            raise ValueError(
+                "The data holds chats, and the tokenizer has no chat template. Give plain text, "
+                "or the tokenizer of an instruct model."
+            )
         documents: list[list[int]] = []
         refused = False
         for at, turn in enumerate(chat.turns):
@@ -60,7 +62,7 @@ class ChatEncoder:
                 continue
             # A role, an order or a content that the template refuses.
             try:
-                context, learnt = self._answer(chat.turns[:at + 1], chat.ended or at + 1 < len(chat.turns))
+                context, learnt = self._answer(chat.turns[: at + 1], chat.ended or at + 1 < len(chat.turns))
             except (TemplateError, TypeError) as error:
                 refused = True
                 self.reason = self.reason or " ".join(str(error).split()).rstrip(".")
@@ -68,10 +70,10 @@ class ChatEncoder:
             ids_before = []
             if documents:
                 ids_before = [~token if token < 0 else token for token in documents[-1]]
-            if not documents or context[:len(ids_before)] != ids_before:
+            if not documents or context[: len(ids_before)] != ids_before:
                 documents.append([])
                 ids_before = []
-            documents[-1] += [~token for token in context[len(ids_before):]] + learnt
+            documents[-1] += [~token for token in context[len(ids_before) :]] + learnt
         if not documents and refused:
             self.refused += 1
         elif not documents:
@@ -83,12 +85,11 @@ class ChatEncoder:
         prompt_ids = self._ids(self._text(turns[:-1], True))
         if whole:
             answered = self._ids(self._text(turns, False))
-            if answered[:len(prompt_ids)] == prompt_ids:
-                return prompt_ids, answered[len(prompt_ids):]
+            if answered[: len(prompt_ids)] == prompt_ids:
+                return prompt_ids, answered[len(prompt_ids) :]
         return self._as_decoded(turns, whole, prompt_ids)
 
-    def _as_decoded(self, turns: Sequence[Turn], whole: bool, prompt_ids: list[int]
-                    ) -> tuple[list[int], list[int]]:
+    def _as_decoded(self, turns: Sequence[Turn], whole: bool, prompt_ids: list[int]) -> tuple[list[int], list[int]]:
         """Does the same where the template shows an answer otherwise than the model decodes it.
 
         The prompt may end in a blank, which joins the answer's first token, or open a thought that the
@@ -97,10 +98,10 @@ class ChatEncoder:
         prompt = self._text(turns[:-1], True)
         shown = self._text(turns, False)
         if whole and shown.startswith(prompt):
-            return prompt_ids, continuation(self.tokenizer, shown[len(prompt):])
+            return prompt_ids, continuation(self.tokenizer, shown[len(prompt) :])
         content = turns[-1]["content"]
         before, _, after = self._text([*turns[:-1], {**turns[-1], "content": MARK}], False).partition(MARK)
-        opening = prompt[_shared(prompt, before):]
+        opening = prompt[_shared(prompt, before) :]
         closing = _closing(opening)
         if whole and closing and closing not in content:
             # An answer without the thought that the prompt opens: its context is the template's.
@@ -133,7 +134,7 @@ def _closing(opening: str) -> str:
         return ""
     begin, name, end = tags[-1].groups()
     closing = f"{begin}/{name}{end}"
-    if closing in opening[tags[-1].end():]:
+    if closing in opening[tags[-1].end() :]:
         return ""
     return closing
 
@@ -143,5 +144,5 @@ def _without(opening: str, content: str) -> str:
     tag = opening.strip()
     if not tag or not content.lstrip().startswith(tag):
         return content
-    blank = opening[len(opening.rstrip()):]
-    return content.lstrip()[len(tag):].removeprefix(blank)
+    blank = opening[len(opening.rstrip()) :]
+    return content.lstrip()[len(tag) :].removeprefix(blank)

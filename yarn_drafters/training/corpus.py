@@ -27,15 +27,17 @@ END = "<|endoftext|>"
 
 # Order matters: the first alternative that matches at a position wins.  Newlines and indentation are separate
 # pieces, so that a prompt that ends with a newline is split like the training text.
-PIECES = "|".join((
-    r"(?<![^\n])[ \t]+",            # a line's whole indentation, at most one token per common depth
-    r"(?:\r?\n)+",                  # a run of line ends
-    r"\p{N}",                       # digits one by one
-    r"[ ._]?\p{L}+",                # a word with its space, its dot (attribute) or its underscore
-    r" ?[^\s\p{L}\p{N}]+",          # operators and brackets
-    r"[^\S\r\n]+(?!\S)",            # inner spaces, leaving one for the word that follows
-    r"\s",
-))
+PIECES = "|".join(
+    (
+        r"(?<![^\n])[ \t]+",  # a line's whole indentation, at most one token per common depth
+        r"(?:\r?\n)+",  # a run of line ends
+        r"\p{N}",  # digits one by one
+        r"[ ._]?\p{L}+",  # a word with its space, its dot (attribute) or its underscore
+        r" ?[^\s\p{L}\p{N}]+",  # operators and brackets
+        r"[^\S\r\n]+(?!\S)",  # inner spaces, leaving one for the word that follows
+        r"\s",
+    )
+)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedTokenizerFast:
@@ -44,16 +46,25 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedT
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END,
-                                   clean_up_tokenization_spaces=False)
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=[END],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
@@ -82,17 +93,15 @@ class EncodedCorpus:
 
     def gather(self, documents: np.ndarray) -> np.ndarray:
         """Returns the concatenated tokens of these documents, [sum of lengths] int32."""
-        return np.concatenate([self.tokens[self.starts[d]:self.starts[d + 1]] for d in documents])
+        return np.concatenate([self.tokens[self.starts[d] : self.starts[d + 1]] for d in documents])
 
 
-def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
-                  cache: Path) -> EncodedCorpus:
+def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast, cache: Path) -> EncodedCorpus:
     """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
     digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
-    for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*"))
-                       if f.is_file()):
+    for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()):
         digest.update(file.read_bytes())
     cached = _cached(cache, digest.hexdigest())
     if cached is not None:
@@ -100,11 +109,19 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast,
     chats = ChatEncoder(tokenizer)
     corpus = encode(read_documents(paths), chats)
     if not len(corpus.tokens):
-        raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no "
-                         f"chat with an answer. {chats.left_out or 'Give other files.'}")
+        raise ValueError(
+            f"{', '.join(map(str, paths)) or 'No file'}: nothing to learn from, no text and no "
+            f"chat with an answer. {chats.left_out or 'Give other files.'}"
+        )
     partial = cache.with_suffix(".partial.npz")
-    np.savez(partial, tokens=corpus.tokens, starts=corpus.starts, types=corpus.types,
-             sources=corpus.sources, digest=digest.hexdigest())
+    np.savez(
+        partial,
+        tokens=corpus.tokens,
+        starts=corpus.starts,
+        types=corpus.types,
+        sources=corpus.sources,
+        digest=digest.hexdigest(),
+    )
     partial.replace(cache)
     return corpus
 
@@ -133,7 +150,7 @@ def encode(documents: Iterable[Document], chats: ChatEncoder) -> EncodedCorpus:
     types = []
     sources = []
     documents = (document for document in documents if document.text or document.turns)
-    while batch := list(islice(documents, 64)):     # small: encodings hold offsets and strings too
+    while batch := list(islice(documents, 64)):  # small: encodings hold offsets and strings too
         # These ids include the special tokens that the tokenizer puts before a prompt.
         plain = iter(tokenizer([d.text for d in batch if not d.turns] or [""])["input_ids"])
         for document in batch:
@@ -148,8 +165,7 @@ def encode(documents: Iterable[Document], chats: ChatEncoder) -> EncodedCorpus:
     if pieces and chats.left_out:
         print(f"longgraft: {chats.left_out}", file=sys.stderr)
     starts = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
-    return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types),
-                         tuple(sources))
+    return EncodedCorpus(np.concatenate([np.empty(0, np.int32), *pieces]), starts, tuple(types), tuple(sources))
 
 
 def split_coded(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,8 +17,8 @@ from longgraft.config.sole_writer import sole_writer
 from longgraft.runtime.devices import device_of
 
 CPU = torch.device("cpu")
-TIMEOUT = timedelta(hours=12)       # the other processes wait while the first encodes the corpus
-RUN_FILES = ("lock", "checkpoint.pt")       # one of them marks the folder of a run
+TIMEOUT = timedelta(hours=12)  # the other processes wait while the first encodes the corpus
+RUN_FILES = ("lock", "checkpoint.pt")  # one of them marks the folder of a run
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class World:
         if self.size > 1:
             flat = torch.cat([tensor.flatten() for tensor in tensors])
             dist.all_reduce(flat)
-            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]),
-                                     strict=True):
+            for tensor, total in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
                 tensor.copy_(total.view_as(tensor))
 
     @contextmanager
@@ -77,8 +76,10 @@ SINGLE_PROCESS = World()
 def sole_trainer(out: Path, world: World = SINGLE_PROCESS) -> Iterator[None]:
     """Creates and locks the folder, because two trainers in one would overwrite each other's checkpoints."""
     if out.is_dir() and any(out.iterdir()) and not any((out / name).exists() for name in RUN_FILES):
-        raise ValueError(f"{out} holds files that are not of a training run, such as "
-                         f"{min(out.iterdir()).name}. Give --out a new folder.")
+        raise ValueError(
+            f"{out} holds files that are not of a training run, such as "
+            f"{min(out.iterdir()).name}. Give --out a new folder."
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / "lock").touch()

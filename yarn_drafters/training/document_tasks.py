@@ -51,9 +51,9 @@ def excerpt_of(document: Document, rng: np.random.Generator, longest: int = LONG
     length = int(np.exp(rng.uniform(np.log(SHORTEST), np.log(longest))))
     start = int(rng.integers(max(1, len(document.text) - length)))
     start = document.text.rfind("\n", 0, start) + 1
-    excerpt = document.text[start:start + length]
-    if start + length < len(document.text) and "\n" in excerpt[SHORTEST // 2:]:
-        excerpt = excerpt[:excerpt.rindex("\n")]
+    excerpt = document.text[start : start + length]
+    if start + length < len(document.text) and "\n" in excerpt[SHORTEST // 2 :]:
+        excerpt = excerpt[: excerpt.rindex("\n")]
     return excerpt
 
 

@@ -12,9 +12,15 @@ from longgraft.config.data_files import parse_json, read_text
 from longgraft.config.json_lines import read_json_lines
 from longgraft.config.options import Count, checked
 
-ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant",
-         "bard": "assistant", "model": "assistant"}
-CONTINUED = "continued"     # source of the rows of `train regenerate` in which a model continues an excerpt
+ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+}
+CONTINUED = "continued"  # source of the rows of `train regenerate` in which a model continues an excerpt
 PROSE = frozenset({"meeting", "book", "report"})
 
 
@@ -55,16 +61,14 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
         if path.is_dir():
             yield from read_documents(sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != "."))
         elif not path.is_file():
-            raise ValueError(f"{path} is neither a file nor a folder. Give JSONL or text files, or folders "
-                             "of them.")
+            raise ValueError(f"{path} is neither a file nor a folder. Give JSONL or text files, or folders of them.")
         elif path.name.endswith((".jsonl", ".jsonl.gz")):
             for _, place, row in read_json_lines(path, "Fetch it again, or leave it out."):
                 yield _document(row, place)
         elif path.suffix == ".json":
             rows = parse_json(read_text(path, "Leave it out."), str(path))
             if not isinstance(rows, list):
-                raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it "
-                                 "in [ ].")
+                raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it in [ ].")
             for number, row in enumerate(rows, 1):
                 yield _document(row, f"{path}, item {number}")
         else:
@@ -73,22 +77,26 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
 
 def _document(row: Any, place: str) -> Document:
     if not isinstance(row, dict):
-        raise ValueError(f"{place} is a {type(row).__name__}; an object with text, messages or conversations "
-                         "is needed.")
+        raise ValueError(
+            f"{place} is a {type(row).__name__}; an object with text, messages or conversations is needed."
+        )
     kind, source = (_string(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
     ended = row.get("ended") is not False
     if isinstance(row.get("text"), str):
         own_tokens = None
         if row.get("source") == CONTINUED:
             own_tokens = row.get("tokens")
-        return Document(_string(row["text"], f"{place}: text"), kind or "text", source, ended=ended,
-                        own=checked(own_tokens, Count | None, f"{place}: tokens"))
+        return Document(
+            _string(row["text"], f"{place}: text"),
+            kind or "text",
+            source,
+            ended=ended,
+            own=checked(own_tokens, Count | None, f"{place}: tokens"),
+        )
     turns = row.get("messages") or row.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        fields_found = ", ".join(f"{name} ({type(value).__name__})" for name,
-                                 value in row.items()) or "nothing"
-        raise ValueError(f"{place} has {fields_found}; text, or turns as messages or conversations, is "
-                         "needed.")
+        fields_found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
+        raise ValueError(f"{place} has {fields_found}; text, or turns as messages or conversations, is needed.")
     plain = tuple(_turn(turn, f"{place}: turn {number}") for number, turn in enumerate(turns, 1))
     return Document("", "chat", source, plain, ended)
 

@@ -37,10 +37,10 @@ class DrafterTrainer(DistillingTrainer):
 
     recipes = DrafterRecipe
     folder = "head"
-    first_learnt = 2        # slot 0 is fed tokens 0 and 1
+    first_learnt = 2  # slot 0 is fed tokens 0 and 1
 
     def __init__(self, recipe: DrafterRecipe, target: Target, network: Eagle3Network, *more: Any) -> None:
-        official_config(network)        # raises before training if the result cannot be written
+        official_config(network)  # raises before training if the result cannot be written
         network.share_embedding(target.model.get_input_embeddings())
         super().__init__(recipe, target, network, *more)
         self.store = None
@@ -73,8 +73,16 @@ class DrafterTrainer(DistillingTrainer):
         learnt = rows[:, 1:] >= 0
         outputs = self._seen(tokens, positions)
         with self.recipe.autocast(self.device):
-            loss, figures = training_time_test(self.network, outputs, tokens, positions, self.target.logits,
-                                               self.recipe.ttt_steps, learnt, self.recipe.loss)
+            loss, figures = training_time_test(
+                self.network,
+                outputs,
+                tokens,
+                positions,
+                self.target.logits,
+                self.recipe.ttt_steps,
+                learnt,
+                self.recipe.loss,
+            )
         return loss, {"losses": figures.losses, "agreements": figures.agreements}
 
     @torch.no_grad()
@@ -99,8 +107,9 @@ class DrafterTrainer(DistillingTrainer):
         casts = self.target.dtype == torch.float32 and not any(block_weights(self.target.model))
         with self.recipe.autocast(self.device) if casts else nullcontext():
             features, hidden = observed(self.target, self.network.config.feature_layers, tokens, positions)
-            choice = torch.cat([self.target.logits(block).argmax(-1)
-                                for block in hidden.flatten(0, 1).split(logit_slots(self.device))])
+            choice = torch.cat(
+                [self.target.logits(block).argmax(-1) for block in hidden.flatten(0, 1).split(logit_slots(self.device))]
+            )
         return TargetOutputs(features, hidden, choice.view_as(tokens))
 
 
@@ -113,8 +122,15 @@ def resumed_head(folder: Path, target: Target, recipe: DrafterRecipe) -> Eagle3N
     return network
 
 
-def extension_recipe(start: Path, target: TargetShape, to: int, original: int | None = None,
-                     recipe: Path | None = None, longest: int | None = None, **changes: Any) -> DrafterRecipe:
+def extension_recipe(
+    start: Path,
+    target: TargetShape,
+    to: int,
+    original: int | None = None,
+    recipe: Path | None = None,
+    longest: int | None = None,
+    **changes: Any,
+) -> DrafterRecipe:
     """Returns the recipe that extends a head by YaRN to `to` positions: SpecPV's, 400 steps over long texts.
 
     Args:
@@ -132,18 +148,32 @@ def extension_recipe(start: Path, target: TargetShape, to: int, original: int | 
     head = load_head(start, target).config
     original = original or (head.rope.original if head.rope.kind == "yarn" else head.max_positions)
     if to <= original:
-        raise ValueError(f"The head already reaches {original:,} positions; {to:,} is no extension. Raise "
-                         "--to, or give --original if it was trained at less.")
+        raise ValueError(
+            f"The head already reaches {original:,} positions; {to:,} is no extension. Raise "
+            "--to, or give --original if it was trained at less."
+        )
     if head.rope.kind not in ("default", "yarn"):
-        raise ValueError(f"The head has {head.rope.kind} rotary embedding; only plain or YaRN heads are "
-                         "extended.")
+        raise ValueError(f"The head has {head.rope.kind} rotary embedding; only plain or YaRN heads are extended.")
     if longest is not None and to > longest:
-        raise ValueError(f"The target has {longest:,} positions, and {to:,} were given for its drafter. "
-                         "Lower --to.")
+        raise ValueError(f"The target has {longest:,} positions, and {to:,} were given for its drafter. Lower --to.")
     rows = 2 ** int(math.log2(min(32768, to)))
-    usual = DrafterRecipe(stages=(Stage(rows, grouped=True),), total_tokens=400 * 16 * rows,
-                          micro_tokens=rows, tokens_per_step=16 * rows, muon_lr=2e-5, adam_lr=2e-5,
-                          warmup=0.05, ttt_steps=4, max_positions=to, valid_length=min(8192, rows))
-    return DrafterRecipe.load(recipe, usual, **changes,
-                              rope=Rope(head.rope.base, "yarn", to / original, original), max_positions=to,
-                              start=str(start))
+    usual = DrafterRecipe(
+        stages=(Stage(rows, grouped=True),),
+        total_tokens=400 * 16 * rows,
+        micro_tokens=rows,
+        tokens_per_step=16 * rows,
+        muon_lr=2e-5,
+        adam_lr=2e-5,
+        warmup=0.05,
+        ttt_steps=4,
+        max_positions=to,
+        valid_length=min(8192, rows),
+    )
+    return DrafterRecipe.load(
+        recipe,
+        usual,
+        **changes,
+        rope=Rope(head.rope.base, "yarn", to / original, original),
+        max_positions=to,
+        start=str(start),
+    )

@@ -33,20 +33,30 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
     kv_heads = size("kv_heads", "num_key_value_heads", heads)
     head_dim = size("head_dim", "head_dim", hidden // heads)
     if heads % kv_heads or head_dim % 2:
-        raise ValueError(f"heads is {heads}, kv_heads {kv_heads} and head_dim {head_dim}. Set them in the "
-                         "recipe: the first a multiple of the second, the last even.")
+        raise ValueError(
+            f"heads is {heads}, kv_heads {kv_heads} and head_dim {head_dim}. Set them in the "
+            "recipe: the first a multiple of the second, the last even."
+        )
     layers = feature_layers(recipe.feature_layers or _usual_layers(c.num_hidden_layers), target)
     return HeadConfig(
-        hidden_size=hidden, target_hidden_size=hidden,
-        intermediate_size=size("intermediate", "intermediate_size"), heads=heads, kv_heads=kv_heads,
-        head_dim=head_dim, vocab_size=target.vocab_size,
-        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size), feature_layers=layers,
-        max_positions=recipe.max_positions, rope=recipe.rope, rms_eps=getattr(c, "rms_norm_eps", 1e-5),
-        fc_norm=recipe.fc_norm, norm_output=recipe.norm_output)
+        hidden_size=hidden,
+        target_hidden_size=hidden,
+        intermediate_size=size("intermediate", "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=target.vocab_size,
+        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size),
+        feature_layers=layers,
+        max_positions=recipe.max_positions,
+        rope=recipe.rope,
+        rms_eps=getattr(c, "rms_norm_eps", 1e-5),
+        fc_norm=recipe.fc_norm,
+        norm_output=recipe.norm_output,
+    )
 
 
-def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus,
-                  eos: Sequence[int]) -> Eagle3Network:
+def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, eos: Sequence[int]) -> Eagle3Network:
     """Returns a new float32 head.
 
     Its output layer starts as the target's rows of the draft vocabulary, and its embedding is the target's.
@@ -59,8 +69,7 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus,
     for parameter in network.parameters():
         if parameter.ndim == 2:
             torch.nn.init.normal_(parameter, std=0.02)
-    d2t, t2d = draft_vocabulary(_counted(recipe, target, corpus), target.vocab_size, config.draft_vocab_size,
-                                eos)
+    d2t, t2d = draft_vocabulary(_counted(recipe, target, corpus), target.vocab_size, config.draft_vocab_size, eos)
     network.d2t.copy_(d2t)
     network.t2d.copy_(t2d)
     with torch.no_grad():
@@ -100,7 +109,7 @@ def _copy_target_layer(network: Eagle3Network, layer: nn.Module, scale: float) -
     for name, parameter in first.named_parameters():
         if parameter.ndim == 2 and name in target_weights:
             copied = target_weights[name].float()
-            part = parameter[:, -copied.shape[1]:]     # the columns for the state in cat(embedding, state)
+            part = parameter[:, -copied.shape[1] :]  # the columns for the state in cat(embedding, state)
             if part.shape != copied.shape:
                 continue
             if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -130,8 +139,10 @@ def feature_layers(layers: Sequence[int], target: Target) -> tuple[int, ...]:
     """Returns these layers; raises ValueError unless the target has each and each is named once."""
     n = target.config.num_hidden_layers
     if len(set(layers)) < len(layers) or not all(0 <= layer < n for layer in layers):
-        raise ValueError(f"feature_layers is {tuple(layers)}, and {target.name} has {n} layers. Set "
-                         f"feature_layers in the recipe to different numbers below {n}.")
+        raise ValueError(
+            f"feature_layers is {tuple(layers)}, and {target.name} has {n} layers. Set "
+            f"feature_layers in the recipe to different numbers below {n}."
+        )
     return tuple(layers)
 
 

@@ -50,8 +50,9 @@ class Frozen:
 
     @classmethod
     @contextmanager
-    def prepared(cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path,
-                 dtype: torch.dtype) -> Iterator[Frozen]:
+    def prepared(
+        cls, recipe: Recipe, name: str, data: Sequence[Path], valid: Sequence[Path], out: Path, dtype: torch.dtype
+    ) -> Iterator[Frozen]:
         """Loads the target `name` (as in `place_of`) and encodes the texts; `out` stays locked until the block ends.
 
         Args:
@@ -60,7 +61,7 @@ class Frozen:
         world = World.join(recipe.device)
         if recipe.threads:
             torch.set_num_threads(recipe.threads)
-        with sole_trainer(out, world):      # errors of folder and data are raised before a weight is read
+        with sole_trainer(out, world):  # errors of folder and data are raised before a weight is read
             place = place_of(name)
             tokenizer = read_tokenizer(place.path, name)
             with world.first_in_turn():
@@ -89,8 +90,16 @@ class DistillingTrainer(Trainer):
     folder: ClassVar[str]
     recipe: Any
 
-    def __init__(self, recipe: DistilledRecipe, target: Target, network: Any, corpus: EncodedCorpus,
-                 out: Path, unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS) -> None:
+    def __init__(
+        self,
+        recipe: DistilledRecipe,
+        target: Target,
+        network: Any,
+        corpus: EncodedCorpus,
+        out: Path,
+        unseen: EncodedCorpus | None = None,
+        world: World = SINGLE_PROCESS,
+    ) -> None:
         self.target = target
         self.network = network.to(target.device)
         by_muon: dict[bool, list[nn.Parameter]] = {True: [], False: []}
@@ -98,16 +107,31 @@ class DistillingTrainer(Trainer):
             if parameter.requires_grad:
                 by_muon[self.by_muon(name, parameter)].append(parameter)
         groups = [{"params": by_muon[False], "lr": recipe.adam_lr}]
-        super().__init__(recipe, network, muon_and_adam(by_muon[True], groups, recipe), corpus, out,
-                         {"target": target.name} | asdict(network.config), world)
+        super().__init__(
+            recipe,
+            network,
+            muon_and_adam(by_muon[True], groups, recipe),
+            corpus,
+            out,
+            {"target": target.name} | asdict(network.config),
+            world,
+        )
         if unseen is None:
             self.unseen = {}
         else:
             self.unseen = held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
     @classmethod
-    def train(cls, recipe: Any, model: str | Path, data: Sequence[Path], valid: Sequence[Path], out: Path,
-              dtype: torch.dtype = torch.float32, until: float | None = None) -> Path:
+    def train(
+        cls,
+        recipe: Any,
+        model: str | Path,
+        data: Sequence[Path],
+        valid: Sequence[Path],
+        out: Path,
+        dtype: torch.dtype = torch.float32,
+        until: float | None = None,
+    ) -> Path:
         """Trains in folder `out`, or resumes there.
 
         Args:
@@ -124,16 +148,37 @@ class DistillingTrainer(Trainer):
         out = Path(out)
         name = str(model)
         with Frozen.prepared(recipe, name, data, valid, out, dtype) as prepared:
-            run = cls(recipe, prepared.target, cls.fresh(recipe, prepared.target, prepared.corpus),
-                      prepared.corpus, out, prepared.unseen, prepared.world)
-            run.run(until, target=name, corpus_tokens=len(prepared.corpus.tokens),
-                    parameters=sum(p.numel() for p in run.network.parameters()),
-                    **run.about(prepared.unseen or prepared.corpus))
+            run = cls(
+                recipe,
+                prepared.target,
+                cls.fresh(recipe, prepared.target, prepared.corpus),
+                prepared.corpus,
+                out,
+                prepared.unseen,
+                prepared.world,
+            )
+            run.run(
+                until,
+                target=name,
+                corpus_tokens=len(prepared.corpus.tokens),
+                parameters=sum(p.numel() for p in run.network.parameters()),
+                **run.about(prepared.unseen or prepared.corpus),
+            )
             if prepared.world.first:
                 run.write(out / cls.folder)
-                (out / cls.folder / "training.json").write_text(json.dumps({
-                    "target": name, "tokens": run.state.tokens, "steps": run.state.step,
-                    "recipe": read_table(out / "recipe.json")}, indent=1) + "\n", encoding="utf-8")
+                (out / cls.folder / "training.json").write_text(
+                    json.dumps(
+                        {
+                            "target": name,
+                            "tokens": run.state.tokens,
+                            "steps": run.state.step,
+                            "recipe": read_table(out / "recipe.json"),
+                        },
+                        indent=1,
+                    )
+                    + "\n",
+                    encoding="utf-8",
+                )
         return out / cls.folder
 
     @staticmethod
@@ -169,22 +214,22 @@ class DistillingTrainer(Trainer):
             figures = self.figures_of(coded)
             if self.recipe.mat_prompts:
                 drafter, nodes = self.proposer(as_decoded(self.network, self.target))
-                rows = torch.from_numpy(coded)[:self.recipe.mat_prompts]
+                rows = torch.from_numpy(coded)[: self.recipe.mat_prompts]
                 figures["mat"] = replayed(self.target, drafter, rows, self.recipe.mat_tokens, nodes)
             measured |= {f"{kind}_{name}": figure for name, figure in figures.items()}
         return measured
 
 
 @torch.no_grad()
-def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor
-             ) -> tuple[Tensor, Tensor]:
+def observed(target: Target, layers: Sequence[int], tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the target's features [B, S, A * Ht] (the inputs of these layers) and final hidden states [B, S, Ht]."""
     if target.weights != "float" and bool((positions == torch.arange(tokens.shape[1])).all()):
         return _as_decoded(target, layers, tokens)
     with target.inputs_of(tuple(layers)) as taken:
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
-        hidden = target.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
-                                            attention_mask=torch.ones_like(tokens)).last_hidden_state
+        hidden = target.model.get_decoder()(
+            tokens, position_ids=positions, use_cache=False, attention_mask=torch.ones_like(tokens)
+        ).last_hidden_state
     return torch.cat([taken[layer] for layer in layers], dim=-1), hidden
 
 
@@ -213,8 +258,10 @@ def check_logits(target: Target) -> None:
     ours = target.logits(target.model.get_decoder()(tokens, use_cache=False).last_hidden_state)
     expected = target.model(tokens, use_cache=False).logits
     if not torch.allclose(ours, expected, rtol=1e-2, atol=1e-2 * expected.abs().max().item()):
-        raise ValueError(f"{target.name} computes its logits in a way of its own, which the trainer does not "
-                         "know; a head trained on other logits would be wrong. Use another target.")
+        raise ValueError(
+            f"{target.name} computes its logits in a way of its own, which the trainer does not "
+            "know; a head trained on other logits would be wrong. Use another target."
+        )
 
 
 def replayed(target: Target, proposer: Proposer, rows: Tensor, new: int, budget: int) -> float:
@@ -239,6 +286,8 @@ def _same_vocabulary(corpus: EncodedCorpus, target: Target) -> None:
     """Raises ValueError if the corpus has ids without an embedding in the target."""
     largest = int(split_coded(corpus.tokens)[0].max())
     if largest >= target.vocab_size:
-        raise ValueError(f"The tokenizer of {target.name} gives token {largest:,} in the training files, and "
-                         f"the model has {target.vocab_size:,}: they do not belong together. Fetch both "
-                         "again.")
+        raise ValueError(
+            f"The tokenizer of {target.name} gives token {largest:,} in the training files, and "
+            f"the model has {target.vocab_size:,}: they do not belong together. Fetch both "
+            "again."
+        )

@@ -25,7 +25,7 @@ from longgraft.yarn_drafters.training.distributed import SINGLE_PROCESS, World
 from longgraft.yarn_drafters.training.recipe import NotNegative, Recipe, Stage, Whole
 from longgraft.yarn_drafters.training.streams import TokenStream, grouped_documents, mixed_documents
 
-WRITING = 15.0      # seconds reserved for the last measurement and for writing the result
+WRITING = 15.0  # seconds reserved for the last measurement and for writing the result
 
 Figures = dict[str, float | list[float]]
 
@@ -49,7 +49,7 @@ class TrainingState(Checked):
 
     step: Whole = 0
     tokens: Whole = 0
-    elapsed: NotNegative = 0.0          # seconds of training, without pauses between resumed runs
+    elapsed: NotNegative = 0.0  # seconds of training, without pauses between resumed runs
     cursors: dict[str, int] = field(default_factory=lambda: {"mixed": 0, "grouped": 0})
 
     def __post_init__(self) -> None:
@@ -58,13 +58,14 @@ class TrainingState(Checked):
             checked(self.cursors.get(name), Whole, f"cursors.{name}")
 
 
-def muon_and_adam(matrices: Sequence[nn.Parameter], adam_groups: Sequence[dict[str, Any]],
-                  recipe: Recipe) -> list[torch.optim.Optimizer]:
+def muon_and_adam(
+    matrices: Sequence[nn.Parameter], adam_groups: Sequence[dict[str, Any]], recipe: Recipe
+) -> list[torch.optim.Optimizer]:
     """Returns Muon for the matrices (arXiv 2502.16982) and AdamW for the given groups of {params, lr}."""
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=recipe.muon_decay,
-                         adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(adam_groups, betas=(0.9, 0.95), weight_decay=0.0)]
+        torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=recipe.muon_decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(adam_groups, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
     for group in (g for optimizer in optimizers for g in optimizer.param_groups):
         group["peak"] = group["lr"]
     return optimizers
@@ -79,21 +80,29 @@ class Trainer(ABC):
 
     first_learnt = 1
 
-    def __init__(self, recipe: Recipe, module: nn.Module, optimizers: list[torch.optim.Optimizer],
-                 corpus: EncodedCorpus, out: Path, identity: dict[str, Any],
-                 world: World = SINGLE_PROCESS) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        module: nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        corpus: EncodedCorpus,
+        out: Path,
+        identity: dict[str, Any],
+        world: World = SINGLE_PROCESS,
+    ) -> None:
         if world.size > 1 and recipe.budget_minutes:
-            raise ValueError("budget_minutes cannot be used with several processes, whose clocks differ. Set "
-                             "total_tokens.")
+            raise ValueError(
+                "budget_minutes cannot be used with several processes, whose clocks differ. Set total_tokens."
+            )
         self.recipe = recipe
         self.module = module
         self.optimizers = optimizers
         self.world = world
-        self.changed: list[str] = []        # settings that differ from those of a resumed run's last steps
+        self.changed: list[str] = []  # settings that differ from those of a resumed run's last steps
         self.out = Path(out)
         self.state = TrainingState()
         self.device = world.device
-        self.identity = json.loads(json.dumps(identity))    # as a checkpoint returns it
+        self.identity = json.loads(json.dumps(identity))  # as a checkpoint returns it
         texts = f"{len(corpus.tokens):,} tokens ({zlib.crc32(np.ascontiguousarray(corpus.tokens).data):08x})"
         self.made_with = json.loads(json.dumps({**recipe.of_steps(), "training text": texts}))
         share = recipe.prose_share
@@ -101,13 +110,17 @@ class Trainer(ABC):
         mixed, grouped = (partial(order, prose_share=share) for order in (mixed_documents, grouped_documents))
         size = TokenStream(corpus, seed, mixed).size()
         if size <= recipe.longest:
-            raise ValueError(f"The training files hold {size:,} tokens, and a row takes "
-                             f"{recipe.longest + 1:,}. Give more text, or shorter stages in the recipe.")
+            raise ValueError(
+                f"The training files hold {size:,} tokens, and a row takes "
+                f"{recipe.longest + 1:,}. Give more text, or shorter stages in the recipe."
+            )
         repeated = None
         if recipe.repeat_rows:
             repeated = size // recipe.longest * recipe.longest
-        self.streams = {"mixed": TokenStream(corpus, seed, mixed, shuffled=True, repeated=repeated),
-                        "grouped": TokenStream(corpus, seed + 1, grouped, repeated=repeated)}
+        self.streams = {
+            "mixed": TokenStream(corpus, seed, mixed, shuffled=True, repeated=repeated),
+            "grouped": TokenStream(corpus, seed + 1, grouped, repeated=repeated),
+        }
 
     @abstractmethod
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
@@ -147,12 +160,13 @@ class Trainer(ABC):
         if until is None:
             return
         if self.world.size > 1:
-            raise ValueError("--minutes cannot be used with several processes, whose clocks differ. Set "
-                             "--tokens.")
+            raise ValueError("--minutes cannot be used with several processes, whose clocks differ. Set --tokens.")
         left = until - time.monotonic() - WRITING
         if left <= 0:
-            raise ValueError("Reading the texts and the target took all the time of --minutes, less "
-                             f"{WRITING:.0f} s for writing the result. Give more minutes.")
+            raise ValueError(
+                "Reading the texts and the target took all the time of --minutes, less "
+                f"{WRITING:.0f} s for writing the result. Give more minutes."
+            )
         self.recipe = replace(self.recipe, budget_minutes=(self.state.elapsed + left) / 60)
 
     def step(self) -> Figures:
@@ -161,8 +175,9 @@ class Trainer(ABC):
         state = self.state
         batches, taken = self._batches(recipe.stage_at(self.progress()))
         # Chats have different numbers of learnt tokens per row, so batches are weighted by them, over all processes.
-        learnt = torch.tensor([float((rows[:, self.first_learnt:] >= 0).sum()) for rows, _ in batches],
-                              device=self.device)
+        learnt = torch.tensor(
+            [float((rows[:, self.first_learnt :] >= 0).sum()) for rows, _ in batches], device=self.device
+        )
         total = learnt.sum()
         self.world.sum([total])
         figures = []
@@ -174,12 +189,14 @@ class Trainer(ABC):
         self.world.sum([p.grad for p in parameters if p.grad is not None])
         norm = nn.utils.clip_grad_norm_(parameters, recipe.grad_clip)
         if not torch.isfinite(norm):
-            raise ValueError(f"The gradient's norm is {norm.item()} at step {state.step}: the training "
-                             "diverged.\nLower the learning rates and run again: it resumes from the last "
-                             "checkpoint.")
+            raise ValueError(
+                f"The gradient's norm is {norm.item()} at step {state.step}: the training "
+                "diverged.\nLower the learning rates and run again: it resumes from the last "
+                "checkpoint."
+            )
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = group["peak"] * recipe.rate(self.progress(taken // 2))     # neither end is 0
+                group["lr"] = group["peak"] * recipe.rate(self.progress(taken // 2))  # neither end is 0
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         state.step += 1
@@ -195,24 +212,29 @@ class Trainer(ABC):
         name = "mixed"
         if stage.grouped:
             name = "grouped"
-        if state.cursors[name] % stage.length:          # the rows' length has changed
+        if state.cursors[name] % stage.length:  # the rows' length has changed
             state.cursors[name] = self.streams[name].aligned(state.cursors[name])
         rows = torch.from_numpy(self.streams[name].rows(state.cursors[name], count, stage.length))
         state.cursors[name] += count * stage.length
-        rng = np.random.default_rng([recipe.seed, 2, state.step])       # keyed by step: resumes
+        rng = np.random.default_rng([recipe.seed, 2, state.step])  # keyed by step: resumes
         positions = skipped_positions(count, stage.length, stage, recipe.max_positions, rng)
         mine = slice(self.world.rank * count // size, (self.world.rank + 1) * count // size)
         at_once = max(1, (recipe.micro_tokens or count * stage.length) // stage.length)
-        return list(zip(rows[mine].split(at_once), positions[mine].split(at_once),
-                        strict=True)), count * stage.length
+        return list(zip(rows[mine].split(at_once), positions[mine].split(at_once), strict=True)), count * stage.length
 
     def save(self) -> None:
         """Writes checkpoint.pt; a crash leaves no incomplete file."""
         part = self.out / "checkpoint.partial"
-        torch.save({"module": self.module.state_dict(), "state": asdict(self.state),
-                    "identity": self.identity,
-                    "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-                    "made_with": self.made_with}, part)
+        torch.save(
+            {
+                "module": self.module.state_dict(),
+                "state": asdict(self.state),
+                "identity": self.identity,
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "made_with": self.made_with,
+            },
+            part,
+        )
         part.replace(self.out / "checkpoint.pt")
 
     def resume(self) -> bool:
@@ -225,15 +247,16 @@ class Trainer(ABC):
             saved = torch.load(path, weights_only=True, map_location=self.device)
             identity = checked(saved["identity"], dict, "identity")
             state = TrainingState(**saved["state"])
-        except Exception as error:      # truncated and foreign files raise half a dozen types
+        except Exception as error:  # truncated and foreign files raise half a dozen types
             raise self._damaged(path, error) from error
         changed = list(differences(identity, self.identity))
         if changed:
-            raise ValueError(f"{self.out} holds a run of something else: {'; '.join(changed)}.\n"
-                             "Give --out another folder.")
+            raise ValueError(
+                f"{self.out} holds a run of something else: {'; '.join(changed)}.\nGive --out another folder."
+            )
         try:
             self._take(saved)
-        except Exception as error:      # likewise
+        except Exception as error:  # likewise
             raise self._damaged(path, error) from error
         self.state = state
         self._compare(self._made_before(saved))
@@ -254,9 +277,11 @@ class Trainer(ABC):
         minutes = before.get("budget_minutes")
         had_ended = self.state.tokens >= total or (minutes is not None and self.state.elapsed >= 60 * minutes)
         if self.changed and had_ended and self.progress() >= 1.0:
-            raise ValueError(f"{self.out} holds a finished training with other settings: "
-                             f"{'; '.join(self.changed)}.\nNo step is left for them. Give --out another "
-                             "folder, or a larger total_tokens (--tokens) to train on.")
+            raise ValueError(
+                f"{self.out} holds a finished training with other settings: "
+                f"{'; '.join(self.changed)}.\nNo step is left for them. Give --out another "
+                "folder, or a larger total_tokens (--tokens) to train on."
+            )
 
     def _take(self, saved: dict[str, Any]) -> None:
         """Loads weights and moments of a checkpoint, which must be finite; the peak rates stay the recipe's."""
@@ -266,15 +291,16 @@ class Trainer(ABC):
             optimizer.load_state_dict(moments)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["peak"] = peak
-        broken = [name for name, value in self.module.state_dict().items()
-                  if not bool(value.isfinite().all())]
+        broken = [name for name, value in self.module.state_dict().items() if not bool(value.isfinite().all())]
         if broken:
             raise ValueError(f"NaN or infinite weights in {', '.join(broken[:3])}")
 
     @staticmethod
     def _damaged(path: Path, error: Exception) -> ValueError:
-        return ValueError(f"The checkpoint {path} cannot be resumed ({reason(error)}).\n"
-                          "Delete it to start again, or give --out another folder.")
+        return ValueError(
+            f"The checkpoint {path} cannot be resumed ({reason(error)}).\n"
+            "Delete it to start again, or give --out another folder."
+        )
 
     def run(self, until: float | None = None, **about: Any) -> None:
         """Resumes or starts, and steps until the progress is 1.
@@ -290,10 +316,19 @@ class Trainer(ABC):
         if first:
             file = self.out / "recipe.json"
             changed = {"changed": "; ".join(self.changed)} if self.changed else {}
-            if self.progress() < 1.0 or not file.exists():      # else no step will be made with this recipe
+            if self.progress() < 1.0 or not file.exists():  # else no step will be made with this recipe
                 file.write_text(json.dumps(asdict(self.recipe), indent=1) + "\n", encoding="utf-8")
-            log(self.out, {"event": "resumed" if resumed else "started", "torch": torch.__version__,
-                           "device": str(self.device), "processes": self.world.size, **about, **changed})
+            log(
+                self.out,
+                {
+                    "event": "resumed" if resumed else "started",
+                    "torch": torch.__version__,
+                    "device": str(self.device),
+                    "processes": self.world.size,
+                    **about,
+                    **changed,
+                },
+            )
         self._steps()
         if first:
             self.save()
@@ -308,18 +343,31 @@ class Trainer(ABC):
         first = self.world.first
         saved = time.monotonic()
         mark = (time.monotonic(), state.tokens)
-        with tqdm(total=recipe.total_tokens, initial=state.tokens, unit="tok", unit_scale=True,
-                  disable=not (first and sys.stderr.isatty())) as bar:
+        with tqdm(
+            total=recipe.total_tokens,
+            initial=state.tokens,
+            unit="tok",
+            unit_scale=True,
+            disable=not (first and sys.stderr.isatty()),
+        ) as bar:
             while (progress := self.progress()) < 1.0:
                 began = time.monotonic()
                 before = state.tokens
                 figures.append(self.step())
                 bar.update(state.tokens - before)
                 if first and state.step % recipe.log_steps == 0:
-                    log(self.out, {
-                        "step": state.step, "tokens": state.tokens, "progress": progress, **mean(figures),
-                        "rate": recipe.rate(progress), "length": recipe.stage_at(progress).length,
-                        "tokens_per_second": round((state.tokens - mark[1]) / (time.monotonic() - mark[0]))})
+                    log(
+                        self.out,
+                        {
+                            "step": state.step,
+                            "tokens": state.tokens,
+                            "progress": progress,
+                            **mean(figures),
+                            "rate": recipe.rate(progress),
+                            "length": recipe.stage_at(progress).length,
+                            "tokens_per_second": round((state.tokens - mark[1]) / (time.monotonic() - mark[0])),
+                        },
+                    )
                     figures = []
                     mark = (time.monotonic(), state.tokens)
                 if first and state.step % recipe.valid_steps == 0:

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from longgraft.yarn_drafters.network import Eagle3Network
 
-LOGIT_SLOTS = 512       # slots whose [slots, D] logits exist at once on a CPU: they stay in its caches
+LOGIT_SLOTS = 512  # slots whose [slots, D] logits exist at once on a CPU: they stay in its caches
 GPU_LOGIT_SLOTS = 8192  # the same on a GPU, where launches for few slots take longer than their products
 QUERY_SLOTS = 1024  # slots whose attention weights exist at once
 aten = torch.ops.aten
-DECAY = 0.8         # weight of step k is 0.8^k (EAGLE-3's training code)
+DECAY = 0.8  # weight of step k is 0.8^k (EAGLE-3's training code)
 
 
 def logit_slots(device: torch.device) -> int:
@@ -74,10 +74,12 @@ def joint_attention(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tenso
     for start in range(0, q.shape[2], QUERY_SLOTS):
         rows = slice(start, start + QUERY_SLOTS)
         end = min(start + QUERY_SLOTS, q.shape[2])
-        block = (q[:, :, rows], k[:, :, :end], v[:, :, :end], own_k[:, :, :, rows], own_v[:, :, :, rows],
-                 scale)
-        blocks.append(_joint_block(*block) if end == q.shape[2] and start == 0 else
-                      checkpoint(_joint_block, *block, use_reentrant=False, preserve_rng_state=False))
+        block = (q[:, :, rows], k[:, :, :end], v[:, :, :end], own_k[:, :, :, rows], own_v[:, :, :, rows], scale)
+        blocks.append(
+            _joint_block(*block)
+            if end == q.shape[2] and start == 0
+            else checkpoint(_joint_block, *block, use_reentrant=False, preserve_rng_state=False)
+        )
     return torch.cat(blocks, dim=2)
 
 
@@ -87,7 +89,7 @@ def _joint_block(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, 
     columns = k.shape[2]
     hidden = torch.ones(n, columns, dtype=torch.bool, device=q.device).triu(1 + columns - n)
     far = (q @ k.mT * scale).masked_fill(hidden, float("-inf"))
-    own_scores = (q[None] * own_k).sum(-1).movedim(0, -1) * scale              # [B, H, n, m]
+    own_scores = (q[None] * own_k).sum(-1).movedim(0, -1) * scale  # [B, H, n, m]
     weights = torch.cat([far, own_scores], dim=-1).float().softmax(-1).to(q.dtype)
     near = weights[..., columns:].movedim(-1, 0)[..., None] * own_v
     return weights[..., :columns] @ v + near.sum(0)
@@ -101,10 +103,9 @@ class _JointFlash(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor,
-                scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, scale: float) -> Tensor:
         far, far_lse, ctx.state = _flash(q, k, v, scale)
-        own_scores = (q[None].float() * own_k.float()).sum(-1) * scale         # [m, B, H, S]
+        own_scores = (q[None].float() * own_k.float()).sum(-1) * scale  # [m, B, H, S]
         lse = torch.cat([far_lse[None].float(), own_scores]).logsumexp(0)
         out = far.float() * (far_lse - lse).exp()[..., None]
         out = (out + ((own_scores - lse).exp()[..., None] * own_v.float()).sum(0)).to(q.dtype)
@@ -118,20 +119,28 @@ class _JointFlash(torch.autograd.Function):
         grad = grads[0].contiguous()
         if q.device.type == "cpu":
             dq, dk, dv = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, q, k, v, out, lse, 0.0, True, scale=ctx.scale)
+                grad, q, k, v, out, lse, 0.0, True, scale=ctx.scale
+            )
         else:
             starts = ctx.state[:2]
             lengths = ctx.state[2:4]
             randomness = ctx.state[4:]
             dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
-                grad, q, k, v, out, lse, *starts, *lengths, 0.0, True, *randomness, scale=ctx.scale)
+                grad, q, k, v, out, lse, *starts, *lengths, 0.0, True, *randomness, scale=ctx.scale
+            )
         wide = grad.float()
-        weights = (own_scores - lse).exp()                                     # [m, B, H, S]
+        weights = (own_scores - lse).exp()  # [m, B, H, S]
         delta = (wide * out.float()).sum(-1)
         dscore = weights * ((wide[None] * own_v.float()).sum(-1) - delta) * ctx.scale
         dq = dq + (dscore[..., None] * own_k.float()).sum(0).to(q.dtype)
-        return (dq, dk, dv, (dscore[..., None] * q[None].float()).to(q.dtype),
-                (weights[..., None] * wide[None]).to(q.dtype), None)
+        return (
+            dq,
+            dk,
+            dv,
+            (dscore[..., None] * q[None].float()).to(q.dtype),
+            (weights[..., None] * wide[None]).to(q.dtype),
+            None,
+        )
 
 
 def _joint_flash(*args: Any) -> Tensor:
@@ -170,9 +179,16 @@ class TargetOutputs:
     choice: Tensor
 
 
-def training_time_test(network: Eagle3Network, seen: TargetOutputs, tokens: Tensor, positions: Tensor,
-                       target_logits: Callable[[Tensor, Tensor], Tensor], steps: int,
-                       learnt: Tensor | None = None, loss: str = "kl") -> tuple[Tensor, StepFigures]:
+def training_time_test(
+    network: Eagle3Network,
+    seen: TargetOutputs,
+    tokens: Tensor,
+    positions: Tensor,
+    target_logits: Callable[[Tensor, Tensor], Tensor],
+    steps: int,
+    learnt: Tensor | None = None,
+    loss: str = "kl",
+) -> tuple[Tensor, StepFigures]:
     """Returns (weighted loss, figures) of the training-time test.
 
     At step k slot t reads token t + 1 + k and its own last state, is at position t + k, and predicts token t
@@ -189,36 +205,39 @@ def training_time_test(network: Eagle3Network, seen: TargetOutputs, tokens: Tens
         learnt: [B, S] bool, True if the token after the slot is learnt (a chat's answers); None: all are.
         loss: "kl" or "lk", as in `distilled`.
     """
-    memory = _StepRows(network.config.head_dim ** -0.5)
+    memory = _StepRows(network.config.head_dim**-0.5)
     if learnt is None:
         learnt = torch.ones_like(tokens, dtype=torch.bool)
     # Last slots come first, so that the slots which a step predicts are a prefix and need no copy.
     slots, rows = (learnt & network.t2d[seen.choice]).T.nonzero().flip(0).unbind(1)
     draft_ids = network.t2d.nonzero().flatten()
     with torch.no_grad():
-        shares = torch.cat([target_logits(block, draft_ids).float().softmax(-1)
-                            for block in seen.hidden[rows, slots].split(logit_slots(tokens.device))])
+        shares = torch.cat(
+            [
+                target_logits(block, draft_ids).float().softmax(-1)
+                for block in seen.hidden[rows, slots].split(logit_slots(tokens.device))
+            ]
+        )
     choice = torch.searchsorted(draft_ids, seen.choice[rows, slots])
     state = network.fuse(seen.features.to(network.fc.weight.dtype))
     total = torch.zeros((), device=tokens.device)
     figures = []
     after = torch.arange(steps, device=slots.device)
-    counts = (slots[:, None] > after).sum(0).tolist()       # slots that each step predicts
+    counts = (slots[:, None] > after).sum(0).tolist()  # slots that each step predicts
     for k in range(steps):
-        shifted = F.pad(tokens[:, 1 + k:], (0, 1 + k))
+        shifted = F.pad(tokens[:, 1 + k :], (0, 1 + k))
         state = network(state, shifted, positions + k, memory.attend)
         count = counts[k]
         states = network.normed(state[rows[:count], slots[:count] - 1 - k])
         step_loss, hits = distilled(states, network.lm_head.weight, shares[:count], choice[:count], loss)
         step_loss = step_loss / max(1, count)
-        total = total + DECAY ** k * step_loss
-        figures.append(torch.stack([step_loss.detach(), hits / learnt[:, 1 + k:].sum().clamp(min=1)]))
-    losses, agreements = torch.stack(figures, dim=1).tolist()      # one read, for which the host waits
+        total = total + DECAY**k * step_loss
+        figures.append(torch.stack([step_loss.detach(), hits / learnt[:, 1 + k :].sum().clamp(min=1)]))
+    losses, agreements = torch.stack(figures, dim=1).tolist()  # one read, for which the host waits
     return total, StepFigures(losses, agreements)
 
 
-def distilled(states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str
-              ) -> tuple[Tensor, Tensor]:
+def distilled(states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str) -> tuple[Tensor, Tensor]:
     """Returns (summed loss of an output layer against the target's distributions, number of equal first choices).
 
     Args:
@@ -238,8 +257,9 @@ class _Distilled(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str
-                ) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, shares: Tensor, choice: Tensor, loss: str
+    ) -> tuple[Tensor, Tensor]:
         wanted = any(ctx.needs_input_grad)
         kind = states.device.type
         dtype = states.dtype

@@ -24,20 +24,22 @@ TYPES = {".py": "code-python", ".java": "code-java", ".cs": "code-csharp"}
 PERMISSIVE = re.compile(r"\b(MIT|BSD|Apache|ISC|PSF|Python Software Foundation|Zlib|Unlicense)\b", re.I)
 RESTRICTED = re.compile(r"GPL|MPL|Mozilla|EPL|Commercial|Proprietary", re.I)
 # Text by which a licence is recognised in archives without metadata.
-LICENCE_TEXTS = {"Apache-2.0": "Apache License", "MIT": "Permission is hereby granted, free of charge",
-                 "BSD": "Redistribution and use in source and binary forms"}
+LICENCE_TEXTS = {
+    "Apache-2.0": "Apache License",
+    "MIT": "Permission is hereby granted, free of charge",
+    "BSD": "Redistribution and use in source and binary forms",
+}
 VENDORED = re.compile(r"vendor|/_?extern|third_party|/debian/|/gen/")
 # Characters: shorter files are boilerplate, longer ones tables and generated code
 SHORTEST = 500
 LONGEST = 60_000
-SHINGLE = 20                        # consecutive words by which repeated text is recognised
+SHINGLE = 20  # consecutive words by which repeated text is recognised
 
 
 def licence_of(metadata: str) -> str | None:
     """Returns the permissive licence that a wheel's METADATA states, or None."""
     fields = message_from_string(metadata)
-    stated = [fields.get("License-Expression"),
-              *(c for c in fields.get_all("Classifier") or () if "License ::" in c)]
+    stated = [fields.get("License-Expression"), *(c for c in fields.get_all("Classifier") or () if "License ::" in c)]
     text = "; ".join(s for s in stated if s) or (fields.get("License") or "")[:80]
     if PERMISSIVE.search(text) and not RESTRICTED.search(text):
         return text
@@ -46,8 +48,7 @@ def licence_of(metadata: str) -> str | None:
 
 def is_handwritten(text: str) -> bool:
     """Returns True if this looks like handwritten source: not a data table, not generated, not minified."""
-    if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated",
-                                                         text[:2000]):
+    if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000]):
         return False
     digits = sum(c.isdigit() for c in text)
     return digits < 0.12 * len(text) and max(map(len, text.splitlines())) < 400
@@ -56,7 +57,7 @@ def is_handwritten(text: str) -> bool:
 def shingles(text: str, length: int = SHINGLE) -> set[int]:
     """Returns the hashes of all runs of `length` words; they are valid within one process."""
     words = text.split()
-    return {hash(" ".join(words[i:i + length])) for i in range(len(words) - length + 1)}
+    return {hash(" ".join(words[i : i + length])) for i in range(len(words) - length + 1)}
 
 
 def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
@@ -67,8 +68,11 @@ def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
             licence = None
             if metadata:
                 licence = licence_of(wheel.read(metadata[0]).decode("utf-8", "replace"))
-            return licence, {n: wheel.read(n).decode("utf-8", "replace") for n in wheel.namelist()
-                             if PurePosixPath(n).suffix in TYPES and not VENDORED.search(n)}
+            return licence, {
+                n: wheel.read(n).decode("utf-8", "replace")
+                for n in wheel.namelist()
+                if PurePosixPath(n).suffix in TYPES and not VENDORED.search(n)
+            }
     licence = None
     sources = {}
     with tarfile.open(path) as archive:
@@ -78,12 +82,13 @@ def read_archive(path: Path) -> tuple[str | None, dict[str, str]]:
             wanted = name.suffix in TYPES and not VENDORED.search(member.name)
             if not (member.isfile() and (at_top or wanted)):
                 continue
-            text = archive.extractfile(member).read().decode("utf-8", "replace")    # type: ignore[union-attr]
+            text = archive.extractfile(member).read().decode("utf-8", "replace")  # type: ignore[union-attr]
             if wanted:
                 sources[member.name] = text
             else:
-                licence = next((licence_name for licence_name, words in LICENCE_TEXTS.items()
-                                if words in text), licence)
+                licence = next(
+                    (licence_name for licence_name, words in LICENCE_TEXTS.items() if words in text), licence
+                )
     return licence, sources
 
 
@@ -100,8 +105,12 @@ def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str
         text = sources[name].replace("\r\n", "\n")
         if size < most and is_handwritten(text):
             size += len(text)
-            yield {"text": text, "type": TYPES[PurePosixPath(name).suffix],
-                   "source": f"{package}@{path.name}:{name}", "license": licence}
+            yield {
+                "text": text,
+                "type": TYPES[PurePosixPath(name).suffix],
+                "source": f"{package}@{path.name}:{name}",
+                "license": licence,
+            }
 
 
 def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> Iterator[dict[str, str]]:
@@ -120,8 +129,7 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
         try:
             rows = list(package_rows(archive, most))
         except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
-            raise ValueError(f"{archive} is neither a wheel nor a source archive ({error}). Leave it "
-                             "out.") from error
+            raise ValueError(f"{archive} is neither a wheel nor a source archive ({error}). Leave it out.") from error
         for row in rows:
             digest = hashlib.sha256(row["text"].encode()).hexdigest()
             shingles_of_file = shingles(row["text"])
@@ -132,13 +140,18 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs `python -m longgraft.yarn_drafters.training.packages ARCHIVES --evaluation F.jsonl ... --out F.jsonl.gz`."""
-    parser = argparse.ArgumentParser(description="Collect permissively licensed sources from packages, e.g. "
-                                                 "of pip download --no-deps --only-binary=:all: NAME ...")
+    parser = argparse.ArgumentParser(
+        description="Collect permissively licensed sources from packages, e.g. "
+        "of pip download --no-deps --only-binary=:all: NAME ..."
+    )
     parser.add_argument("archives", type=Path, nargs="+", help="*.whl, *.tar.gz, *.tar.xz")
-    parser.add_argument("--evaluation", type=Path, nargs="*", default=[],
-                        help="JSONL rows that must not be repeated")
-    parser.add_argument("--most", type=int, default=900_000,
-                        help="maximum of characters per package, so that the corpus has many authors")
+    parser.add_argument("--evaluation", type=Path, nargs="*", default=[], help="JSONL rows that must not be repeated")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=900_000,
+        help="maximum of characters per package, so that the corpus has many authors",
+    )
     parser.add_argument("--out", type=Path, required=True, help="JSONL.gz to write")
     options = parser.parse_args(argv)
     try:

@@ -18,20 +18,30 @@ from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
 from longgraft.yarn_drafters.training.streams import TokenStream
 
-SHIPPED = Path(__file__).parents[1] / "recipes"     # recipes that can be given by name
+SHIPPED = Path(__file__).parents[1] / "recipes"  # recipes that can be given by name
 # Features of processors on which torch's products in bfloat16 are 3 to 4 times as fast as those in float32.
 # On others they are slower: with AVX-512 alone they take 1.2 times as long, with AVX2 4 times.
 BF16_FEATURES = frozenset(("amx_bf16", "avx512_bf16", "bf16"))
-Tokens = Annotated[int, Option(low=1, high=10 ** 15)]
-Rate = Annotated[float, Option(low=0, high=10, above=True)]   # learning rate
+Tokens = Annotated[int, Option(low=1, high=10**15)]
+Rate = Annotated[float, Option(low=0, high=10, above=True)]  # learning rate
 NotNegative = Annotated[float, Option(low=0)]
-AtOnce = Annotated[int, Option(low=1, high=2 ** 24)]          # tokens in memory at once
-Size = Annotated[int, Option(low=1, high=2 ** 20)]            # dimension of a model
+AtOnce = Annotated[int, Option(low=1, high=2**24)]  # tokens in memory at once
+Size = Annotated[int, Option(low=1, high=2**20)]  # dimension of a model
 Schedule = Literal["wsd", "cosine"]
-Whole = Annotated[int, Option(low=0, high=10 ** 15)]
+Whole = Annotated[int, Option(low=0, high=10**15)]
 # Settings of the machine, the log and the measurements.
-OF_NO_STEP = ("micro_tokens", "threads", "device", "log_steps", "valid_steps", "valid_rows", "valid_length",
-              "checkpoint_minutes", "mat_prompts", "mat_tokens")
+OF_NO_STEP = (
+    "micro_tokens",
+    "threads",
+    "device",
+    "log_steps",
+    "valid_steps",
+    "valid_rows",
+    "valid_length",
+    "checkpoint_minutes",
+    "mat_prompts",
+    "mat_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ class Recipe(Checked):
     stages: tuple[Stage, ...] = (Stage(2048),)
     total_tokens: Tokens = 10_000_000
     tokens_per_step: AtOnce = 8192
-    micro_tokens: AtOnce | None = None   # tokens per forward on a device; None: all of a step's
+    micro_tokens: AtOnce | None = None  # tokens per forward on a device; None: all of a step's
     budget_minutes: Positive | None = None  # the run ends at total_tokens or after this time
     max_positions: Count = 65536
     # Largest share of meetings, books and reports in the tokens; None: no limit.
@@ -72,19 +82,19 @@ class Recipe(Checked):
     schedule: Schedule = "wsd"
     warmup: Share = 0.02
     decay: Share = 0.2
-    muon_lr: Rate = 2.5e-3              # AdamW-like scale: match_rms_adamw, arXiv 2502.16982
+    muon_lr: Rate = 2.5e-3  # AdamW-like scale: match_rms_adamw, arXiv 2502.16982
     muon_decay: Annotated[float, Option(low=0, high=10)] = 0.1
     grad_clip: Positive = 1.0
 
     # The two streams are seeded with seed and seed + 1.
-    seed: Annotated[int, Option(low=0, high=2 ** 63 - 2)] = 0
+    seed: Annotated[int, Option(low=0, high=2**63 - 2)] = 0
     threads: Annotated[int, Option(low=1, high=1024)] | None = None
     device: str | None = None
     bf16: bool | None = None
     log_steps: Count = 10
-    valid_steps: Count = 100            # steps between measurements on unseen text
+    valid_steps: Count = 100  # steps between measurements on unseen text
     # Validation rows of code; half as many are taken of prose and of other text.
-    valid_rows: Annotated[int, Option(low=0, high=2 ** 16)] = 12
+    valid_rows: Annotated[int, Option(low=0, high=2**16)] = 12
     valid_length: Annotated[int, Option(low=2, high=TokenStream.window)] = 2048
     checkpoint_minutes: NotNegative = 3.0
 
@@ -105,15 +115,21 @@ class Recipe(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.stages or any(TokenStream.window % stage.length for stage in self.stages):
-            raise ValueError(f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were "
-                             f"given; each length must divide {TokenStream.window:,}: use powers of two.")
+            raise ValueError(
+                f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were "
+                f"given; each length must divide {TokenStream.window:,}: use powers of two."
+            )
         if self.longest > self.max_positions:
-            raise ValueError(f"A stage has rows of {self.longest:,} tokens and max_positions is "
-                             f"{self.max_positions:,}. Raise the latter or shorten the stage.")
+            raise ValueError(
+                f"A stage has rows of {self.longest:,} tokens and max_positions is "
+                f"{self.max_positions:,}. Raise the latter or shorten the stage."
+            )
         if self.total_tokens < 2 * max(self.tokens_per_step, self.longest):
-            raise ValueError(f"total_tokens (--tokens) is {self.total_tokens:,}, a step takes "
-                             f"{max(self.tokens_per_step, self.longest):,}, and a run needs two steps. "
-                             "Raise the one or lower the other.")
+            raise ValueError(
+                f"total_tokens (--tokens) is {self.total_tokens:,}, a step takes "
+                f"{max(self.tokens_per_step, self.longest):,}, and a run needs two steps. "
+                "Raise the one or lower the other."
+            )
 
     def of_steps(self) -> dict[str, Any]:
         """Returns the settings that a step depends on."""
@@ -133,8 +149,10 @@ class Recipe(Checked):
         """Raises ValueError unless all rows have more tokens than a setting takes."""
         shortest = min(self.valid_length, *(stage.length for stage in self.stages))
         if shortest <= tokens:
-            raise ValueError(f"Rows of {shortest:,} tokens leave nothing to predict where {name} takes "
-                             f"{tokens}. Lower {name}, or lengthen the stages and valid_length.")
+            raise ValueError(
+                f"Rows of {shortest:,} tokens leave nothing to predict where {name} takes "
+                f"{tokens}. Lower {name}, or lengthen the stages and valid_length."
+            )
 
     def stage_at(self, progress: float) -> Stage:
         """Returns the curriculum's stage at this progress."""
@@ -168,7 +186,7 @@ class DistilledRecipe(Recipe):
     schedule: Schedule = "cosine"
     valid_steps: Count = 500
     adam_lr: Rate = 1e-3
-    mat_prompts: Whole = 4              # validation rows of each kind that are also decoded in replay
+    mat_prompts: Whole = 4  # validation rows of each kind that are also decoded in replay
     mat_tokens: Count = 64
 
 
@@ -183,8 +201,8 @@ class DrafterRecipe(DistilledRecipe):
             (both: EAGLE-3.1).
     """
 
-    start: str | None = None                        # folder of a head to continue from
-    feature_layers: Layers | None = None            # indices into transformers' hidden_states: layer inputs
+    start: str | None = None  # folder of a head to continue from
+    feature_layers: Layers | None = None  # indices into transformers' hidden_states: layer inputs
     intermediate: Size | None = None
     heads: Size | None = None
     kv_heads: Size | None = None
@@ -193,21 +211,21 @@ class DrafterRecipe(DistilledRecipe):
     vocabulary: str | None = None
     fc_norm: bool = False
     norm_output: bool = False
-    rope: Rope = Rope()                             # base 10000, which every reader of this layout uses
+    rope: Rope = Rope()  # base 10000, which every reader of this layout uses
     ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
     loss: Literal["kl", "lk"] = "kl"
     # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
     features: str | None = None
 
     max_positions: Count = 2048
-    warmup: Share = 0.015                           # SpecForge's
+    warmup: Share = 0.015  # SpecForge's
     # Factor by which a new head's fc passes the last feature on.
     feature_pass: Annotated[float, Option(low=-10, high=10)] = 0.06
     # The first layer starts as the target's at the last feature.
     warm_start: bool = True
-    muon_lr: Rate = 1e-3                            # speculators' ten times AdamW's
+    muon_lr: Rate = 1e-3  # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
-    grad_clip: Positive = 0.5                       # EAGLE's
+    grad_clip: Positive = 0.5  # EAGLE's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -224,8 +242,10 @@ def _shipped(path: Path) -> Path:
     """Returns the path, or the shipped recipe of this name if there is no such file."""
     ours = SHIPPED / f"{path}.toml"
     if not path.exists() and not ours.exists():
-        raise ValueError(f"The recipe {path} does not exist. Give a TOML or JSON file, or one of "
-                         f"{', '.join(sorted(file.stem for file in SHIPPED.glob('*.toml')))}.")
+        raise ValueError(
+            f"The recipe {path} does not exist. Give a TOML or JSON file, or one of "
+            f"{', '.join(sorted(file.stem for file in SHIPPED.glob('*.toml')))}."
+        )
     if path.exists():
         return path
     return ours

@@ -30,10 +30,10 @@ from longgraft.yarn_drafters.training.packages import shingles
 from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, PromptSources, requests_of
 from longgraft.yarn_drafters.training.turns import NextTurns, PromptTurn, SampledTurn
 
-MARK = "\u2063request\u2063"    # stands for a user's turn in the template
-LONGEST_REQUEST = 160           # tokens of an invented request: longer ones seldom end
-SHARED_WORDS = 8                # consecutive words that a request must not share with excluded rows
-INVENTED_TEMPERATURE = 0.8      # temperature of invented requests: at 1, those of small models make no sense
+MARK = "\u2063request\u2063"  # stands for a user's turn in the template
+LONGEST_REQUEST = 160  # tokens of an invented request: longer ones seldom end
+SHARED_WORDS = 8  # consecutive words that a request must not share with excluded rows
+INVENTED_TEMPERATURE = 0.8  # temperature of invented requests: at 1, those of small models make no sense
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,14 +54,19 @@ class Regenerator:
         self.tokenizer = session.tokenizer
         self.sampling = sampling
         # Settings that rows depend on, as JSON returns them.
-        self.made_with = {"model": session.target.name, "seed": sampling.seed,
-                          "temperatures": list(sampling.temperatures), "max_new_tokens": sampling.most,
-                          "follow_up": sampling.follow_up, "excerpt": sampling.longest}
+        self.made_with = {
+            "model": session.target.name,
+            "seed": sampling.seed,
+            "temperatures": list(sampling.temperatures),
+            "max_new_tokens": sampling.most,
+            "follow_up": sampling.follow_up,
+            "excerpt": sampling.longest,
+        }
         self.excluded = {run for text in excluded for run in shingles(_words(text), SHARED_WORDS)}
         self.seen: set[str] = set()
         self.counts: Counter[str] = Counter()
-        self.done: set[int] = set()         # indices of chats that were kept or dropped
-        self.begun: list[Chat] = []         # chats that wait for their next turn
+        self.done: set[int] = set()  # indices of chats that were kept or dropped
+        self.begun: list[Chat] = []  # chats that wait for their next turn
 
     def run(self, chats: Iterator[Chat], out: Path) -> Counter[str]:
         """Writes chats until there are enough answer tokens; returns the numbers of kept and dropped chats,
@@ -70,9 +75,16 @@ class Regenerator:
         if self._enough:
             return self.counts
         left = (chat for chat in chats if chat.index not in self.done)
-        with open(out, "ab") as file, tqdm(total=self.sampling.tokens, initial=self.counts["tokens"],
-                                           unit="tok", unit_scale=True,
-                                           disable=not sys.stderr.isatty()) as bar:
+        with (
+            open(out, "ab") as file,
+            tqdm(
+                total=self.sampling.tokens,
+                initial=self.counts["tokens"],
+                unit="tok",
+                unit_scale=True,
+                disable=not sys.stderr.isatty(),
+            ) as bar,
+        ):
             for turn, sampled in self._sampled(partial(self._more, left, file)):
                 if self._take(turn, sampled):
                     self.begun.append(turn.chat)
@@ -119,8 +131,11 @@ class Regenerator:
         self.done.add(chat.index)
         progress = _progress(Path(file.name))
         part = progress.with_suffix(".partial")
-        part.write_text(json.dumps({"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts,
-                                    "made_with": self.made_with}))
+        part.write_text(
+            json.dumps(
+                {"done": _ranges(self.done), "bytes": file.tell(), "counts": self.counts, "made_with": self.made_with}
+            )
+        )
         part.replace(progress)
 
     def _next(self, chat: Chat) -> ChatTurn:
@@ -172,10 +187,11 @@ class Regenerator:
         """
         tokens = [token for token in sampled.tokens if token not in self.session.eos]
         if turn.chat.begun is not None:
-            before, whole = (self.tokenizer.decode(ids, skip_special_tokens=True)
-                             for ids in (turn.prompt, [*turn.prompt, *tokens]))
+            before, whole = (
+                self.tokenizer.decode(ids, skip_special_tokens=True) for ids in (turn.prompt, [*turn.prompt, *tokens])
+            )
             if whole.startswith(before):
-                return whole[len(before):]
+                return whole[len(before) :]
         return self.tokenizer.decode(tokens, skip_special_tokens=not turn.answer)
 
     def _prompt(self, chat: Chat, answer: bool) -> list[int]:
@@ -184,8 +200,7 @@ class Regenerator:
         if chat.begun is not None:
             return list(self.tokenizer(chat.begun.text)["input_ids"])
         if answer:
-            text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False,
-                                                      add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
         else:
             messages = [*chat.messages, {"role": "user", "content": MARK}]
             text = self.tokenizer.apply_chat_template(messages, tokenize=False).split(MARK)[0]
@@ -200,7 +215,8 @@ class Regenerator:
             requests = [message["content"] for message in chat.messages if message["role"] == "user"]
             digest = _digest(requests[0])
             if chat.source != "documents" and any(
-                    self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests):
+                self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests
+            ):
                 chat.dropped = "excluded"
             elif digest in self.seen:
                 chat.dropped = "repeated"
@@ -220,11 +236,15 @@ class Regenerator:
             self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
             changed = list(differences(state.get("made_with", self.made_with), self.made_with))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{out} exists, and {_progress(out)} does not say how far it is. Give another "
-                             "--out, or delete the file to begin again.") from error
+            raise ValueError(
+                f"{out} exists, and {_progress(out)} does not say how far it is. Give another "
+                "--out, or delete the file to begin again."
+            ) from error
         if changed:
-            raise ValueError(f"{out} was sampled with other settings: {'; '.join(changed)}.\nGive another "
-                             "--out, or the old settings.")
+            raise ValueError(
+                f"{out} was sampled with other settings: {'; '.join(changed)}.\nGive another "
+                "--out, or the old settings."
+            )
         with open(out, "r+b") as file:
             file.truncate(size)
         for document in read_documents([out]):
@@ -232,9 +252,9 @@ class Regenerator:
                 self.seen.add(_digest(document.turns[0]["content"]))
 
 
-def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: PromptSources,
-               excluded: Sequence[Path] = ()
-               ) -> Counter[str]:
+def regenerate(
+    session: Session, out: Path, sampling: ChatSampling, sources: PromptSources, excluded: Sequence[Path] = ()
+) -> Counter[str]:
     """Samples a model's own answers and continuations into `out`, JSONL with messages or text.
 
     Args:
@@ -251,8 +271,10 @@ def regenerate(session: Session, out: Path, sampling: ChatSampling, sources: Pro
         ValueError: Requests are to be answered, and the model has no chat template.
     """
     if not session.tokenizer.chat_template and sources.kinds != ["continued"]:
-        raise ValueError("The model has no chat template, so it answers no requests. Let it continue texts "
-                         "(--continue), or give an instruct model.")
+        raise ValueError(
+            "The model has no chat template, so it answers no requests. Let it continue texts "
+            "(--continue), or give an instruct model."
+        )
     return Regenerator(session, sampling, texts_of(excluded)).run(requests_of(sources, sampling), out)
 
 

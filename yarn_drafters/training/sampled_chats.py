@@ -53,9 +53,15 @@ class PromptSources:
     magpie: bool = False
 
     @classmethod
-    def read(cls, prompts: Sequence[Path] = (), documents: Sequence[Path] = (),
-             continued: Sequence[Path] = (), magpie: bool = False) -> PromptSources:
+    def read(
+        cls,
+        prompts: Sequence[Path] = (),
+        documents: Sequence[Path] = (),
+        continued: Sequence[Path] = (),
+        magpie: bool = False,
+    ) -> PromptSources:
         """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
+
         def texts(paths: Sequence[Path]) -> list[Document]:
             return [document for document in read_documents(paths) if len(document.text) >= SHORTEST]
 
@@ -84,17 +90,22 @@ class Chat:
     source: str
     temperature: float = 0.0
     messages: list[dict[str, str]] = field(default_factory=list)
-    ended: bool = True          # True if the last answer ended with an end token
-    tokens: int = 0             # tokens of the answers
-    dropped: str = ""           # reason why the chat is dropped; "": it is not
+    ended: bool = True  # True if the last answer ended with an end token
+    tokens: int = 0  # tokens of the answers
+    dropped: str = ""  # reason why the chat is dropped; "": it is not
     begun: Document | None = None
 
     def row(self) -> dict[str, Any]:
         row: dict[str, Any] = {"messages": self.messages, "type": "chat"}
         if self.begun is not None:
             row = {"text": self.begun.text + self.messages[0]["content"], "type": self.begun.type}
-        return row | {"source": self.source, "index": self.index, "temperature": self.temperature,
-                      "ended": self.ended, "tokens": self.tokens}
+        return row | {
+            "source": self.source,
+            "index": self.index,
+            "temperature": self.temperature,
+            "ended": self.ended,
+            "tokens": self.tokens,
+        }
 
 
 def requests_of(sources: PromptSources, sampling: ChatSampling) -> Iterator[Chat]:
@@ -117,16 +128,21 @@ def requests_of(sources: PromptSources, sampling: ChatSampling) -> Iterator[Chat
                 continue
             document = documents[order[taken]]
             taken += 1
-            requests: list[str | None] = [t["content"] for t in document.turns
-                                       if t["role"] == "user"] or [document.text]
+            requests: list[str | None] = [t["content"] for t in document.turns if t["role"] == "user"] or [
+                document.text
+            ]
         elif kind == "continued":
             document = sources.continued[int(rng.integers(len(sources.continued)))]
-            yield Chat(index, [], kind, float(rng.choice(sampling.temperatures)),
-                       begun=replace(document, text=excerpt_of(document, rng, sampling.longest)))
+            yield Chat(
+                index,
+                [],
+                kind,
+                float(rng.choice(sampling.temperatures)),
+                begun=replace(document, text=excerpt_of(document, rng, sampling.longest)),
+            )
             continue
         else:
-            requests = [document_request(sources.documents, rng, sampling.longest) if kind == "documents"
-                     else None]
+            requests = [document_request(sources.documents, rng, sampling.longest) if kind == "documents" else None]
         if rng.random() < sampling.follow_up and kind != "given":
             requests.append(None)
         yield Chat(index, requests, kind, float(rng.choice(sampling.temperatures)))

@@ -24,7 +24,7 @@ def cosine(progress: float, warmup: float = 0.02, floor: float = 0.0) -> float:
     Source: arXiv 1608.03983.
     """
     progress = min(max(progress, 0.0), 1.0)
-    if 0 < warmup >= progress:      # >= : with a warmup of 1, the next line would divide by 0
+    if 0 < warmup >= progress:  # >= : with a warmup of 1, the next line would divide by 0
         return progress / warmup
     travelled = (progress - warmup) / (1.0 - warmup)
     return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * travelled))

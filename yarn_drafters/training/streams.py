@@ -14,12 +14,16 @@ from longgraft.yarn_drafters.training.documents import PROSE, Document
 def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[str, np.ndarray]:
     """Returns a fixed sample per kind, [r, length + 1] coded: `rows` of code, half as many of prose and of
     other text."""
-    kinds = {"code": lambda t: t.startswith("code"), "prose": lambda t: t in PROSE,
-             "text": lambda t: not t.startswith("code") and t not in PROSE}
+    kinds = {
+        "code": lambda t: t.startswith("code"),
+        "prose": lambda t: t in PROSE,
+        "text": lambda t: not t.startswith("code") and t not in PROSE,
+    }
     sample = {}
     for kind, documents in kinds.items():
         chosen = [d for d, t in enumerate(corpus.types) if documents(t)]
         if chosen and rows:
+
             def order(_: EncodedCorpus, rng: np.random.Generator, chosen: list[int] = chosen) -> np.ndarray:
                 return rng.permutation(chosen)
 
@@ -30,8 +34,7 @@ def held_out_rows(corpus: EncodedCorpus, rows: int, length: int = 2048) -> dict[
     return sample
 
 
-def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
-                    prose_share: float | None) -> np.ndarray:
+def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float | None) -> np.ndarray:
     """Returns shuffled indices of all documents, with prose up to `prose_share` of the tokens (None: no limit)."""
     order = rng.permutation(len(corpus.types))
     prose = np.array([corpus.types[d] in PROSE for d in order])
@@ -42,8 +45,9 @@ def mixed_documents(corpus: EncodedCorpus, rng: np.random.Generator,
     return order[~prose | (np.cumsum(np.where(prose, lengths, 0)) <= room)]
 
 
-def grouped_documents(corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float | None,
-                      run: int = 32768) -> np.ndarray:
+def grouped_documents(
+    corpus: EncodedCorpus, rng: np.random.Generator, prose_share: float | None, run: int = 32768
+) -> np.ndarray:
     """Returns the mixed documents in shuffled runs of about `run` tokens of one repository, ordered by path.
 
     The model learns to copy from distant text only if that text is related.
@@ -75,18 +79,23 @@ class TokenStream:
             order.
     """
 
-    window = 2 ** 20        # tokens within which rows are shuffled: some 250 files
+    window = 2**20  # tokens within which rows are shuffled: some 250 files
 
-    def __init__(self, corpus: EncodedCorpus, seed: int,
-                 order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
-                 shuffled: bool = False, repeated: int | None = None) -> None:
+    def __init__(
+        self,
+        corpus: EncodedCorpus,
+        seed: int,
+        order: Callable[[EncodedCorpus, np.random.Generator], np.ndarray],
+        shuffled: bool = False,
+        repeated: int | None = None,
+    ) -> None:
         self._corpus = corpus
         self._seed = seed
         self._order = order
         self._shuffled = shuffled
         self._repeated = repeated
         self.window = repeated or TokenStream.window
-        self._bounds = [0]                  # the stream position at which each epoch begins
+        self._bounds = [0]  # the stream position at which each epoch begins
         self._held: dict[int, np.ndarray] = {}
 
     def read(self, start: int, count: int) -> np.ndarray:
@@ -94,7 +103,7 @@ class TokenStream:
         parts = []
         while count > 0:
             epoch = self._epoch_at(start)
-            part = self._tokens(epoch)[start - self._bounds[epoch]:][:count]
+            part = self._tokens(epoch)[start - self._bounds[epoch] :][:count]
             parts.append(part)
             start += len(part)
             count -= len(part)
@@ -107,15 +116,20 @@ class TokenStream:
         `start` is a multiple of `length`.
         """
         if start % length or self.window % length:
-            raise ValueError(f"Rows of {length:,} tokens must divide {self.window:,}, begin at a "
-                             f"multiple; got {start:,}. Use `aligned` when the length changes.")
-        return np.stack([self.read(self._place(turn, length) * length, length + 1)
-                         for turn in range(start // length, start // length + rows)])
+            raise ValueError(
+                f"Rows of {length:,} tokens must divide {self.window:,}, begin at a "
+                f"multiple; got {start:,}. Use `aligned` when the length changes."
+            )
+        return np.stack(
+            [
+                self.read(self._place(turn, length) * length, length + 1)
+                for turn in range(start // length, start // length + rows)
+            ]
+        )
 
     def size(self) -> int:
         """Returns the number of tokens of the first epoch."""
-        return int(self._corpus.lengths()[self._order(self._corpus,
-                                                      np.random.default_rng([self._seed, 0]))].sum())
+        return int(self._corpus.lengths()[self._order(self._corpus, np.random.default_rng([self._seed, 0]))].sum())
 
     def aligned(self, start: int) -> int:
         """Returns the first position from `start` on at which rows of any length may begin."""
@@ -141,8 +155,7 @@ class TokenStream:
             # A window may span two epochs, so two are kept.
             nearby = {e: held for e, held in self._held.items() if abs(e - epoch) == 1}
             order = self._order(self._corpus, rng)
-            if not self._corpus.lengths()[order].sum():     # no number of epochs would fill a row
-                raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other "
-                                 "text.")
-            self._held = nearby | {epoch: self._corpus.gather(order)[:self._repeated]}
+            if not self._corpus.lengths()[order].sum():  # no number of epochs would fill a row
+                raise ValueError("The files hold no tokens to read, or prose_share leaves none. Give other text.")
+            self._held = nearby | {epoch: self._corpus.gather(order)[: self._repeated]}
         return self._held[epoch]

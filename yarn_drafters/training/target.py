@@ -44,18 +44,21 @@ if TYPE_CHECKING:
 class TargetRecipe(Recipe):
     """Settings of a target's training.  Defaults: the embedded target's shape, 7.3M parameters."""
 
-    vocab_size: Annotated[int, Option(low=257, high=2 ** 24)] = 4096  # 256 bytes and the end token at least
+    vocab_size: Annotated[int, Option(low=257, high=2**24)] = 4096  # 256 bytes and the end token at least
     layers: Annotated[int, Option(low=1, high=1000)] = 8
     hidden: Size = 256
     heads: Size = 4
     kv_heads: Size = 2
     head_dim: Size = 64
     intermediate: Size = 768
-    tied: bool = True                   # one matrix for input and output embedding
-    rope_theta: Annotated[float, Option(low=1, above=True)] = 1e6    # Qwen3's
+    tied: bool = True  # one matrix for input and output embedding
+    rope_theta: Annotated[float, Option(low=1, above=True)] = 1e6  # Qwen3's
 
-    stages: tuple[Stage, ...] = (Stage(512, 0.55), Stage(2048, 0.33, skip=0.5),
-                                 Stage(8192, 0.12, skip=0.5, grouped=True))
+    stages: tuple[Stage, ...] = (
+        Stage(512, 0.55),
+        Stage(2048, 0.33, skip=0.5),
+        Stage(8192, 0.12, skip=0.5, grouped=True),
+    )
     tokens_per_step: AtOnce = 4096
     muon_lr: Rate = 3.5e-3
     embedding_lr: Rate = 3e-3
@@ -64,12 +67,13 @@ class TargetRecipe(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.heads % self.kv_heads or self.head_dim % 2:
-            raise ValueError(f"heads is {self.heads}, kv_heads {self.kv_heads}, head_dim {self.head_dim}; "
-                             "the first must be a multiple of the second, and the last even.")
+            raise ValueError(
+                f"heads is {self.heads}, kv_heads {self.kv_heads}, head_dim {self.head_dim}; "
+                "the first must be a multiple of the second, and the last even."
+            )
 
 
-SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "tied",
-         "rope_theta")
+SHAPE = ("vocab_size", "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "tied", "rope_theta")
 
 
 def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
@@ -78,12 +82,21 @@ def build_model(recipe: TargetRecipe, end: int) -> Qwen3ForCausalLM:
 
     torch.manual_seed(recipe.seed)
     config = Qwen3Config(
-        vocab_size=recipe.vocab_size, hidden_size=recipe.hidden, num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads, num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_dim, intermediate_size=recipe.intermediate,
-        max_position_embeddings=recipe.max_positions, rms_norm_eps=1e-6, tie_word_embeddings=recipe.tied,
+        vocab_size=recipe.vocab_size,
+        hidden_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        head_dim=recipe.head_dim,
+        intermediate_size=recipe.intermediate,
+        max_position_embeddings=recipe.max_positions,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=recipe.tied,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta},
-        bos_token_id=None, eos_token_id=end, pad_token_id=end)
+        bos_token_id=None,
+        eos_token_id=end,
+        pad_token_id=end,
+    )
     return Qwen3ForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
 
 
@@ -96,8 +109,9 @@ def next_token_logits(model: Qwen3ForCausalLM, rows: Tensor, positions: Tensor) 
     """
     # Without a mask mapping transformers would take positions with a jump for two packed sequences and cut
     # attention between them.
-    hidden = model.model(rows[:, :-1], position_ids=positions, use_cache=False,
-                         attention_mask={"full_attention": None}).last_hidden_state
+    hidden = model.model(
+        rows[:, :-1], position_ids=positions, use_cache=False, attention_mask={"full_attention": None}
+    ).last_hidden_state
     return model.lm_head(hidden).float().flatten(0, 1)
 
 
@@ -118,8 +132,9 @@ def hidden_of(teacher: Target, tokens: Tensor, positions: Tensor) -> Tensor:
         tokens, positions: [rows, length].
     """
     # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
-    return teacher.model.get_decoder()(tokens, position_ids=positions, use_cache=False,
-                                       attention_mask=torch.ones_like(tokens)).last_hidden_state
+    return teacher.model.get_decoder()(
+        tokens, position_ids=positions, use_cache=False, attention_mask=torch.ones_like(tokens)
+    ).last_hidden_state
 
 
 @torch.no_grad()
@@ -131,7 +146,7 @@ def teacher_logits(teacher: Target, rows: Tensor, positions: Tensor) -> Tensor:
 @torch.no_grad()
 def begin_as(model: Qwen3ForCausalLM, teacher: Target) -> None:
     """Sets the embedding to the principal components of the teacher's, at its own initial standard deviation."""
-    embedding: Any = model.get_input_embeddings().weight      # transformers types modules too widely
+    embedding: Any = model.get_input_embeddings().weight  # transformers types modules too widely
     u, s, _ = torch.linalg.svd(teacher.model.get_input_embeddings().weight.float(), full_matrices=False)
     wide = min(embedding.shape[1], len(s))
     std = embedding.std()
@@ -147,23 +162,28 @@ class TargetTrainer(Trainer):
             arXiv 1503.02531; for drafting, DistillSpec, arXiv 2310.08461).
     """
 
-    def __init__(self, recipe: TargetRecipe, tokenizer: PreTrainedTokenizerFast, corpus: EncodedCorpus,
-                 out: Path, unseen: EncodedCorpus | None = None, world: World = SINGLE_PROCESS,
-                 teacher: Target | None = None) -> None:
-        model: Any = build_model(recipe, tokenizer.eos_token_id)     # transformers types `to` too narrowly
+    def __init__(
+        self,
+        recipe: TargetRecipe,
+        tokenizer: PreTrainedTokenizerFast,
+        corpus: EncodedCorpus,
+        out: Path,
+        unseen: EncodedCorpus | None = None,
+        world: World = SINGLE_PROCESS,
+        teacher: Target | None = None,
+    ) -> None:
+        model: Any = build_model(recipe, tokenizer.eos_token_id)  # transformers types `to` too narrowly
         self.model: Qwen3ForCausalLM = model.to(world.device)
         self.teacher = teacher
         if teacher is not None:
             begin_as(self.model, teacher)
         matrices = [p for p in self.model.model.layers.parameters() if p.ndim == 2]
         norms = [p for p in self.model.parameters() if p.ndim == 1]
-        embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name
-                      or "lm_head" in name]
+        embeddings = [p for name, p in self.model.named_parameters() if "embed_tokens" in name or "lm_head" in name]
         groups = [{"params": embeddings, "lr": recipe.embedding_lr}, {"params": norms, "lr": recipe.norm_lr}]
         identity = {name: getattr(recipe, name) for name in SHAPE}
         identity["teacher"] = teacher and teacher.name
-        super().__init__(recipe, self.model, muon_and_adam(matrices, groups, recipe), corpus, out, identity,
-                         world)
+        super().__init__(recipe, self.model, muon_and_adam(matrices, groups, recipe), corpus, out, identity, world)
         self.tokenizer = tokenizer
         if unseen is None:
             self.unseen = {}
@@ -197,8 +217,7 @@ class TargetTrainer(Trainer):
             rows = torch.from_numpy(split_coded(coded)[0])
             positions = torch.arange(rows.shape[1] - 1, device=self.device).expand(1, -1)
             with self.recipe.autocast(self.device):
-                nats = torch.cat([next_token_loss(self.model, row[None].to(self.device), positions)
-                                  for row in rows])
+                nats = torch.cat([next_token_loss(self.model, row[None].to(self.device), positions) for row in rows])
                 if self.teacher is not None:
                     agreement = self._agreement(rows, positions)
                     figures |= {f"{kind}_{name}": value for name, value in agreement.items()}
@@ -212,10 +231,9 @@ class TargetTrainer(Trainer):
         overlap = []
         for row in rows.to(self.device):
             logits = next_token_logits(self.model, row[None], positions)
-            logits_of_teacher = teacher_logits(self.teacher, row[None], positions)       # type: ignore[arg-type]
+            logits_of_teacher = teacher_logits(self.teacher, row[None], positions)  # type: ignore[arg-type]
             same.append((logits.argmax(-1) == logits_of_teacher.argmax(-1)).float().mean().item())
-            overlap.append(torch.minimum(logits.softmax(-1),
-                                         logits_of_teacher.softmax(-1)).sum(-1).mean().item())
+            overlap.append(torch.minimum(logits.softmax(-1), logits_of_teacher.softmax(-1)).sum(-1).mean().item())
         return {"agreement": sum(same) / len(same), "overlap": sum(overlap) / len(overlap)}
 
     def save(self) -> None:
@@ -225,7 +243,7 @@ class TargetTrainer(Trainer):
     def export(self) -> Path:
         """Writes the model in bfloat16 with its tokenizer, and atomically points the link `hf` to it."""
         folder = self.out / f"hf-step{self.state.step:06d}"
-        model: Any = copy.deepcopy(self.model)      # transformers types `to` too narrowly
+        model: Any = copy.deepcopy(self.model)  # transformers types `to` too narrowly
         model.to(torch.bfloat16)
         model.generation_config.eos_token_id = self.tokenizer.eos_token_id
         model.generation_config.pad_token_id = self.tokenizer.pad_token_id
@@ -241,8 +259,14 @@ class TargetTrainer(Trainer):
         return folder
 
 
-def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Path], out: Path,
-                 tokenizer: str | None = None, teacher: str | None = None) -> Path:
+def train_target(
+    recipe: TargetRecipe,
+    data: Sequence[Path],
+    valid: Sequence[Path],
+    out: Path,
+    tokenizer: str | None = None,
+    teacher: str | None = None,
+) -> Path:
     """Trains in folder `out`, or resumes there.
 
     Writes tokenizer/, .npz caches, recipe.json, log.jsonl, checkpoint.pt, and the model as hf.
@@ -269,15 +293,14 @@ def train_target(recipe: TargetRecipe, data: Sequence[Path], valid: Sequence[Pat
             unseen = None
             if valid:
                 unseen = encode_corpus(valid, words, out / "valid.npz")
-        trainer = TargetTrainer(recipe, words, corpus, out, unseen, world,
-                                None if teacher is None else _teacher(teacher, recipe, world))
-        trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters(),
-                    teacher=teacher)
+        trainer = TargetTrainer(
+            recipe, words, corpus, out, unseen, world, None if teacher is None else _teacher(teacher, recipe, world)
+        )
+        trainer.run(corpus_tokens=len(corpus.tokens), parameters=trainer.model.num_parameters(), teacher=teacher)
     return (out / "hf").resolve()
 
 
-def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path,
-               name: str | None) -> PreTrainedTokenizerFast:
+def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path, name: str | None) -> PreTrainedTokenizerFast:
     """Returns the folder's tokenizer; the first call copies the given one, or trains one on the training files."""
     from transformers import AutoTokenizer
 
@@ -294,8 +317,10 @@ def _tokenizer(recipe: TargetRecipe, data: Sequence[Path], out: Path,
         _same_tokenizer(loaded, folder, name)
     most = max(loaded.get_vocab().values()) + 1
     if most > recipe.vocab_size:
-        raise ValueError(f"The tokenizer has ids up to {most - 1:,}, and vocab_size is "
-                         f"{recipe.vocab_size:,}. Set vocab_size in the recipe to what its model has.")
+        raise ValueError(
+            f"The tokenizer has ids up to {most - 1:,}, and vocab_size is "
+            f"{recipe.vocab_size:,}. Set vocab_size in the recipe to what its model has."
+        )
     return loaded
 
 
@@ -310,7 +335,9 @@ def _teacher(name: str, recipe: TargetRecipe, world: World) -> Target:
     loaded: Any = read_model(path, name, read_config(path, name), torch.float32).requires_grad_(False)
     teacher = Target(loaded.to(world.device), name)
     if teacher.vocab_size != recipe.vocab_size:
-        raise ValueError(f"{name} has a vocabulary of {teacher.vocab_size:,}, and vocab_size is "
-                         f"{recipe.vocab_size:,}: its distributions cannot be learnt. Set vocab_size in the "
-                         "recipe to the teacher's.")
+        raise ValueError(
+            f"{name} has a vocabulary of {teacher.vocab_size:,}, and vocab_size is "
+            f"{recipe.vocab_size:,}: its distributions cannot be learnt. Set vocab_size in the "
+            "recipe to the teacher's."
+        )
     return teacher

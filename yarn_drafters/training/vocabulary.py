@@ -15,8 +15,7 @@ from longgraft.yarn_drafters.training.corpus import EncodedCorpus, encode
 from longgraft.yarn_drafters.training.documents import read_documents
 
 
-def draft_vocabulary(coded: np.ndarray, vocab: int, size: int, always: Sequence[int]
-                     ) -> tuple[Tensor, Tensor]:
+def draft_vocabulary(coded: np.ndarray, vocab: int, size: int, always: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Returns (d2t [D] int64 offsets, t2d [V] bool) for the most frequent learnt tokens and `always`, by
     ascending id."""
     counts = np.bincount(coded[coded >= 0], minlength=vocab).astype(np.int64)
@@ -49,9 +48,11 @@ def written_tokens(paths: Iterable[Path], tokenizer: Any) -> np.ndarray:
         parts.append(coded.tokens[first:end])
     tokens = np.concatenate(parts)
     if not len(tokens):
-        raise ValueError(f"{', '.join(map(str, paths)) or 'No file'}: no answer and no text to count the "
-                         "draft vocabulary over. "
-                         f"{chats.left_out or 'Give a file of `longgraft train regenerate`.'}")
+        raise ValueError(
+            f"{', '.join(map(str, paths)) or 'No file'}: no answer and no text to count the "
+            "draft vocabulary over. "
+            f"{chats.left_out or 'Give a file of `longgraft train regenerate`.'}"
+        )
     return tokens
 
 

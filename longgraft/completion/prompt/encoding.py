@@ -14,9 +14,9 @@ from typing import Any
 
 from longgraft.engine.encoder import continuation
 
-KEPT = 1024         # texts in the cache: the parts of a prompt of 64K tokens
-LONGEST = 16_384    # characters of the longest cached text; a part has about 64 lines
-BLOCK = 64          # lines of a part
+KEPT = 1024  # texts in the cache: the parts of a prompt of 64K tokens
+LONGEST = 16_384  # characters of the longest cached text; a part has about 64 lines
+BLOCK = 64  # lines of a part
 
 
 class PartEncoder:
@@ -33,13 +33,15 @@ class PartEncoder:
         self._tokenizer = tokenizer
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         # A character cannot be cut in two.
-        spellings = sorted((spelling for spelling in special.union(markers) if len(spelling) > 1), key=len,
-                           reverse=True)
+        spellings = sorted(
+            (spelling for spelling in special.union(markers) if len(spelling) > 1), key=len, reverse=True
+        )
         self._marker = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
         whole = tokenizer("a")["input_ids"]
         bare = self._plain("a")
-        self.begin: tuple[int, ...] = tuple(whole[:next(
-            (n for n in range(len(whole)) if whole[n:n + len(bare)] == bare), 0)])
+        self.begin: tuple[int, ...] = tuple(
+            whole[: next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)]
+        )
         self._kept = lru_cache(maxsize=KEPT)(self.encode)
 
     def ids(self, text: str) -> tuple[int, ...]:
@@ -88,7 +90,7 @@ def blocks(text: str, lines: int = BLOCK) -> list[str]:
 
     A part begins at an unindented line, where no tokenizer merges lines, if there is one within lines / 2.
     """
-    all_lines = list(StringIO(text))        # ends at \n only; `splitlines` also ends at form feeds and others
+    all_lines = list(StringIO(text))  # ends at \n only; `splitlines` also ends at form feeds and others
     parts = []
     start = 0
     for at in range(lines, len(all_lines), lines):

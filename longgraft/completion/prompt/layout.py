@@ -19,12 +19,12 @@ from longgraft.completion.snippets import Cursor, Snippet
 Form = Literal["fim", "left-to-right", "next-edit"]
 Ids = tuple[int, ...]
 LEFT_TO_RIGHT = FimFamily("left to right", "", "", order="before", among="snippets path before")
-SUFFIX = 512        # most tokens after the cursor: if they follow the prefix, each edit has them read again
-SUFFIX_SHARE = 16   # the suffix has at most 1 / 16 of the budget
+SUFFIX = 512  # most tokens after the cursor: if they follow the prefix, each edit has them read again
+SUFFIX_SHARE = 16  # the suffix has at most 1 / 16 of the budget
 # The same without snippets; llama.cpp's server gives the prefix 3 / 4 and the suffix 1 / 4.
 ALONE = 4
-ROOMS = 8           # the snippets' room is a multiple of 1 / 8 of the budget, at most a half
-PER_LINE = 128      # budget tokens per line of the steps in which the text before the cursor is cut
+ROOMS = 8  # the snippets' room is a multiple of 1 / 8 of the budget, at most a half
+PER_LINE = 128  # budget tokens per line of the steps in which the text before the cursor is cut
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,12 @@ class PromptLayout:
     def __init__(self, tokenizer: Any, vocab_size: int, form: str = "auto", habit: Habit = USUAL) -> None:
         fim = fim_of(tokenizer, vocab_size)
         if tokenizer is None:
-            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one "
-                             "with it.")
+            raise ValueError("The model came without a tokenizer, and a completion begins as text. Load one with it.")
         if form == "fim" and fim is None:
-            raise ValueError("The tokenizer has no fill-in-the-middle tokens of a known family. Leave the "
-                             "layout to auto, or load a model that was trained to fill in.")
+            raise ValueError(
+                "The tokenizer has no fill-in-the-middle tokens of a known family. Leave the "
+                "layout to auto, or load a model that was trained to fill in."
+            )
         if fim and form != "left-to-right":
             self.form: Form = "fim"
         else:
@@ -84,8 +85,14 @@ class PromptLayout:
             self.fim = Fim(LEFT_TO_RIGHT, {}, fim.ends if fim else ())
         self.coder = PartEncoder(tokenizer, fim.family.spellings if fim else ())
 
-    def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
-                before: Sequence[Snippet] = ()) -> CompletionPrompt:
+    def lay_out(
+        self,
+        cursor: Cursor,
+        snippets: Sequence[Snippet] = (),
+        tokens: int = 8192,
+        name: str = "",
+        before: Sequence[Snippet] = (),
+    ) -> CompletionPrompt:
         """Lays out a prompt.
 
         Args:
@@ -104,21 +111,27 @@ class PromptLayout:
         held = ""
         if cursor.path:
             held = _blanks(cursor.before)
-        text = cursor.before[:len(cursor.before) - len(held)]
+        text = cursor.before[: len(cursor.before) - len(held)]
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
         after: Ids = ()
         if self.form == "fim":
-            after = self.coder.encode(cursor.after[:16 * most])[:most]
+            after = self.coder.encode(cursor.after[: 16 * most])[:most]
         marks = len(self.coder.begin) + len(self.fim.ids)
         marks += len(self._headed(cursor.path)) + len(self._named(name))
         left = tokens - marks - len(after)
         if left < 1:
-            raise ValueError(f"{tokens:,} tokens leave no room for the file. Allow more, or take a model with more "
-                             "positions.")
+            raise ValueError(
+                f"{tokens:,} tokens leave no room for the file. Allow more, or take a model with more positions."
+            )
         shown, dropped = self._tail(text, left - self._room(snippets, tokens), tokens)
         used = arrange(snippets, self._cost, left - len(shown), before, self.habit)
-        texts = {"before": shown, "after": after, "path": self._headed(cursor.path),
-                 "name": self._named(name), "snippets": _concatenated(map(self._snippet, used))}
+        texts = {
+            "before": shown,
+            "after": after,
+            "path": self._headed(cursor.path),
+            "name": self._named(name),
+            "snippets": _concatenated(map(self._snippet, used)),
+        }
         # Repository tokens are left out without snippets: around nothing they mislead models that know them.
         order = family.order
         if used or not (text or after):
@@ -127,10 +140,19 @@ class PromptLayout:
         if not ids:
             raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
         unused = tuple(snippet for snippet in snippets if snippet not in used)
-        rest = self.coder.encode(cursor.after[:8 * tokens])[len(after):][:tokens // 2]
-        return CompletionPrompt(ids, self.form, tuple(used), tuple(map(self._cost, used)), unused, len(shown),
-                                len(after), self.fim.ends, held,
-                                self._prediction(unused, dropped, rest, tokens))
+        rest = self.coder.encode(cursor.after[: 8 * tokens])[len(after) :][: tokens // 2]
+        return CompletionPrompt(
+            ids,
+            self.form,
+            tuple(used),
+            tuple(map(self._cost, used)),
+            unused,
+            len(shown),
+            len(after),
+            self.fim.ends,
+            held,
+            self._prediction(unused, dropped, rest, tokens),
+        )
 
     def _cost(self, snippet: Snippet) -> int:
         return len(self._snippet(snippet))
@@ -145,7 +167,7 @@ class PromptLayout:
             first = self._since(parts, tokens)
             if first < len(parts) or not parts:
                 kept_ids = _concatenated(map(self.coder.ids, parts[first:]))
-                dropped = parts[self._since(parts[:first], tokens):first]
+                dropped = parts[self._since(parts[:first], tokens) : first]
                 return kept_ids, _concatenated(map(self.coder.ids, dropped))
         line = self.coder.ids(parts[-1])
         start = -(-(len(line) - tokens) // BLOCK) * BLOCK
@@ -175,8 +197,10 @@ class PromptLayout:
         ended = snippet.text
         if not snippet.text.endswith("\n"):
             ended = snippet.text + "\n"
-        return self._spelled(self.fim.family.snippet, {
-            "path": self._headed(snippet.path), "text": _concatenated(map(self.coder.ids, blocks(ended)))})
+        return self._spelled(
+            self.fim.family.snippet,
+            {"path": self._headed(snippet.path), "text": _concatenated(map(self.coder.ids, blocks(ended)))},
+        )
 
     def _spelled(self, order: str, texts: Mapping[str, Ids]) -> Ids:
         """Returns the ids of an order's tokens and texts."""
@@ -202,7 +226,7 @@ class PromptLayout:
     def _prediction(self, unused: Sequence[Snippet], dropped: Ids, rest: Ids, tokens: int) -> tuple[Ids, ...]:
         """Returns unused snippets, the best last, then the text cut off before the prompt, then that after
         the cursor."""
-        texts = [rest, dropped[-tokens // 4:]]
+        texts = [rest, dropped[-tokens // 4 :]]
         left = tokens - sum(map(len, texts))
         for snippet in unused:
             ids = self._snippet(snippet)
@@ -219,4 +243,4 @@ def _concatenated(parts: Iterable[Ids]) -> Ids:
 
 def _blanks(text: str) -> str:
     """Returns the spaces and tabs at a text's end."""
-    return text[len(text.rstrip(" \t")):]
+    return text[len(text.rstrip(" \t")) :]

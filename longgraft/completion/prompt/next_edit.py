@@ -39,11 +39,11 @@ from longgraft.completion.snippets import Change, Cursor, Snippet
 from longgraft.completion.window import Window
 
 SEPARATOR = "<|file_sep|>"
-CURSOR = "<|cursor|>"       # marks the cursor in the current window of Sweep's 7B
+CURSOR = "<|cursor|>"  # marks the cursor in the current window of Sweep's 7B
 CURRENT = "current/"
 UPDATED = "updated/"
-CHANGES = 3                 # most recent changes of a prompt
-CHANGE_LINES = 40           # most lines of each side of a change; the middle of more is left out
+CHANGES = 3  # most recent changes of a prompt
+CHANGE_LINES = 40  # most lines of each side of a change; the middle of more is left out
 
 
 class NextEditLayout:
@@ -57,17 +57,25 @@ class NextEditLayout:
         added = {} if tokenizer is None else tokenizer.get_added_vocab()
         separator = added.get(SEPARATOR, vocab_size)
         if separator >= vocab_size:
-            raise ValueError(f"The model has no {SEPARATOR}, which separates the parts of a next edit's "
-                             "prompt. Load one of Sweep's or Qwen2.5-Coder, such as --model "
-                             "sweep-next-edit-1.5b.")
+            raise ValueError(
+                f"The model has no {SEPARATOR}, which separates the parts of a next edit's "
+                "prompt. Load one of Sweep's or Qwen2.5-Coder, such as --model "
+                "sweep-next-edit-1.5b."
+            )
         fim = fim_of(tokenizer, vocab_size)
         self.habit = habit
         self.separator = separator
         self.ends: Ids = tuple(sorted({separator, *(fim.ends if fim else ())}))
         self.coder = PartEncoder(tokenizer, (SEPARATOR, *(fim.family.spellings if fim else ())))
 
-    def lay_out(self, cursor: Cursor, snippets: Sequence[Snippet] = (), tokens: int = 8192, name: str = "",
-                before: Sequence[Snippet] = ()) -> CompletionPrompt:
+    def lay_out(
+        self,
+        cursor: Cursor,
+        snippets: Sequence[Snippet] = (),
+        tokens: int = 8192,
+        name: str = "",
+        before: Sequence[Snippet] = (),
+    ) -> CompletionPrompt:
         """Lays out a prompt; the arguments are those of `PromptLayout.lay_out`, and the repository's name is not used.
 
         Raises:
@@ -75,25 +83,37 @@ class NextEditLayout:
         """
         window = Window.around(cursor)
         original = before_last_change(window.path, window.first_line, window.lines, cursor.changes)
-        windows = (*self._block(f"original/{window.path}", "\n".join(original)),
-                   *self._block(f"{CURRENT}{window.path}", "\n".join(window.lines)),
-                   *self._block(f"{UPDATED}{window.path}", ""))
+        windows = (
+            *self._block(f"original/{window.path}", "\n".join(original)),
+            *self._block(f"{CURRENT}{window.path}", "\n".join(window.lines)),
+            *self._block(f"{UPDATED}{window.path}", ""),
+        )
         left = tokens - len(self.coder.begin) - len(windows)
         if left < 0:
-            raise ValueError(f"The lines around the cursor take {len(windows):,} tokens, and the prompt may "
-                             f"have {tokens:,}. Allow more, or take a model with more positions.")
+            raise ValueError(
+                f"The lines around the cursor take {len(windows):,} tokens, and the prompt may "
+                f"have {tokens:,}. Allow more, or take a model with more positions."
+            )
         changes = self._changes(cursor.changes, left)
         used = arrange(snippets, self._cost, left - len(changes), before, self.habit)
         ids = (*self.coder.begin, *chain.from_iterable(map(self._snippet, used)), *changes, *windows)
         unused = tuple(snippet for snippet in snippets if snippet not in used)
-        return CompletionPrompt(ids, NEXT_EDIT, tuple(used), tuple(map(self._cost, used)), unused,
-                                len(changes) + len(windows), 0, self.ends,
-                                prediction=(self.coder.encode("\n".join(window.lines)),))
+        return CompletionPrompt(
+            ids,
+            NEXT_EDIT,
+            tuple(used),
+            tuple(map(self._cost, used)),
+            unused,
+            len(changes) + len(windows),
+            0,
+            self.ends,
+            prediction=(self.coder.encode("\n".join(window.lines)),),
+        )
 
     def _changes(self, changes: Sequence[Change], room: int) -> Ids:
         """Returns the ids of the last changes that fit."""
         blocks = list[Ids]()
-        for change in changes[:-CHANGES - 1:-1]:
+        for change in changes[: -CHANGES - 1 : -1]:
             body = f"original:\n{_shortened(change.before)}\nupdated:\n{_shortened(change.after)}"
             block = self._block(f"{change.path}.diff", body)
             room -= len(block)
@@ -138,5 +158,5 @@ def _shortened(lines: Sequence[str]) -> str:
     """Joins lines; of many only the first and the last ones."""
     if len(lines) > CHANGE_LINES:
         half = CHANGE_LINES // 2
-        lines = [*lines[:half], "...", *lines[half + 1 - CHANGE_LINES:]]
+        lines = [*lines[:half], "...", *lines[half + 1 - CHANGE_LINES :]]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from longgraft.completion.snippets import Snippet
 
-COVERED = 0.5       # share of a snippet's lines that other snippets must show to make it redundant
+COVERED = 0.5  # share of a snippet's lines that other snippets must show to make it redundant
 
 Cost = Callable[[Snippet], int]
 
@@ -27,13 +27,13 @@ class Habit:
 
 
 USUAL = Habit()
-ANEW = Habit(1.0)           # for sessions that reuse no prefix
-STEADY = Habit(0.8, 0.5)    # for sessions that do: docs/choices.md, "A prompt that stays"
+ANEW = Habit(1.0)  # for sessions that reuse no prefix
+STEADY = Habit(0.8, 0.5)  # for sessions that do: docs/choices.md, "A prompt that stays"
 
 
-def arrange(snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence[Snippet] = (),
-            habit: Habit = ANEW
-            ) -> list[Snippet]:
+def arrange(
+    snippets: Sequence[Snippet], cost: Cost, room: int, before: Sequence[Snippet] = (), habit: Habit = ANEW
+) -> list[Snippet]:
     """Returns the snippets of a prompt in order.
 
     Snippets of the last prompt stay, up to the first that is not in `snippets`.  If too many useful tokens

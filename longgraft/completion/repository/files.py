@@ -21,7 +21,7 @@ from longgraft.completion.repository.languages import family
 from longgraft.completion.repository.secret_files import secret_folder, secret_name, secret_text
 from longgraft.completion.repository.source import SECRET, Identity, Source, identity_of, read_source
 
-MOST = 20_000           # most files visited, those nearest to the cursor first
+MOST = 20_000  # most files visited, those nearest to the cursor first
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Repository:
         self._deleted = set[str]()
         self._above = files_above(root)
         self._specs: dict[Path, tuple[Identity | None, GitIgnoreSpec | None]] = {}
-        self._ignored: dict[str, bool] = {}     # by path; cleared when a pattern changes
+        self._ignored: dict[str, bool] = {}  # by path; cleared when a pattern changes
 
     def sources(self, near: str) -> tuple[dict[str, Source], LeftOut]:
         """Returns (path -> file for all files of the languages of `near`, ordered by path; what was left out)."""
@@ -129,7 +129,7 @@ class Repository:
                 path = folder + entry.name
                 if entry.is_symlink():
                     out["links"] += 1
-                elif not entry.name.isprintable():      # an undecodable byte, or a line break
+                elif not entry.name.isprintable():  # an undecodable byte, or a line break
                     out["names that cannot be printed"] += 1
                 elif _holds_secret(entry):
                     secrets.append(path)
@@ -145,7 +145,7 @@ class Repository:
                     out["ignored by git"] += 1
                 elif entry.is_file():
                     identity = identity_of(Path(entry.path))
-                    if identity is not None:        # else deleted
+                    if identity is not None:  # else deleted
                         yield path, identity
             pending += sorted(inner, key=lambda item: (near.startswith(item[0]), item[0]))
 

@@ -15,24 +15,81 @@ from typing import Any
 from pathspec import GitIgnoreSpec
 
 # Folders of third-party code and of the output of tools, at any depth.
-VENDORED = frozenset((
-    ".git", ".hg", ".svn", ".jj", "node_modules", "bower_components", "jspm_packages", "vendor", "vendored",
-    "_vendor", "third_party", "third-party", "thirdparty", "site-packages", "__pycache__", "__pypackages__",
-    ".venv", "venv", ".tox", ".nox", ".eggs", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis",
-    ".ipynb_checkpoints", ".cache", ".idea", ".vs", ".gradle", ".terraform", ".next", ".nuxt", ".svelte-kit",
-    ".parcel-cache", ".turbo", ".yarn", ".dart_tool", "htmlcov", "Pods", "Carthage", "DerivedData"))
+VENDORED = frozenset(
+    (
+        ".git",
+        ".hg",
+        ".svn",
+        ".jj",
+        "node_modules",
+        "bower_components",
+        "jspm_packages",
+        "vendor",
+        "vendored",
+        "_vendor",
+        "third_party",
+        "third-party",
+        "thirdparty",
+        "site-packages",
+        "__pycache__",
+        "__pypackages__",
+        ".venv",
+        "venv",
+        ".tox",
+        ".nox",
+        ".eggs",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".hypothesis",
+        ".ipynb_checkpoints",
+        ".cache",
+        ".idea",
+        ".vs",
+        ".gradle",
+        ".terraform",
+        ".next",
+        ".nuxt",
+        ".svelte-kit",
+        ".parcel-cache",
+        ".turbo",
+        ".yarn",
+        ".dart_tool",
+        "htmlcov",
+        "Pods",
+        "Carthage",
+        "DerivedData",
+    )
+)
 # Folders of build output, if a project's manifest lies beside the folder and the folder is no Python package.
 BUILT = frozenset(("build", "dist", "out", "target", "bin", "obj"))
-MANIFESTS = frozenset(("package.json", "pyproject.toml", "setup.py", "setup.cfg", "Cargo.toml", "pom.xml",
-                       "build.sbt", "build.gradle", "build.gradle.kts", "CMakeLists.txt", "Makefile"))
+MANIFESTS = frozenset(
+    (
+        "package.json",
+        "pyproject.toml",
+        "setup.py",
+        "setup.cfg",
+        "Cargo.toml",
+        "pom.xml",
+        "build.sbt",
+        "build.gradle",
+        "build.gradle.kts",
+        "CMakeLists.txt",
+        "Makefile",
+    )
+)
 # A folder that contains one of these is a virtual environment, a cache, or another repository.
 MARKS = frozenset(("pyvenv.cfg", "CACHEDIR.TAG", ".git"))
 
 
 def vendored(name: str, siblings: set[str], children: set[str]) -> bool:
     """True if a folder is left out because of its name, its siblings' names or its children's."""
-    return (name in VENDORED or name.endswith((".egg-info", ".dist-info")) or bool(children & MARKS)
-            or (name in BUILT and bool(siblings & MANIFESTS) and "__init__.py" not in children))
+    return (
+        name in VENDORED
+        or name.endswith((".egg-info", ".dist-info"))
+        or bool(children & MARKS)
+        or (name in BUILT and bool(siblings & MANIFESTS) and "__init__.py" not in children)
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +110,7 @@ class Rules:
     def ignore(self, path: str) -> bool:
         """True if git ignores the path, which is relative to the repository's root; a folder's path ends in a slash."""
         for folder, before, spec in reversed(self.specs):
-            ignored = spec.check_file(before + path[len(folder):]).include
+            ignored = spec.check_file(before + path[len(folder) :]).include
             if ignored is not None:
                 return ignored
         return False
@@ -73,7 +130,7 @@ def _patterns(lines: Iterable[str]) -> Iterator[Any]:
     for line in lines:
         try:
             yield from GitIgnoreSpec.from_lines([line]).patterns
-        except (ValueError, re.error):      # a lone ! or a backslash at the end; a range such as [z-a]
+        except (ValueError, re.error):  # a lone ! or a backslash at the end; a range such as [z-a]
             continue
 
 
@@ -85,8 +142,7 @@ def files_above(root: Path) -> list[tuple[Path, str]]:
     """
     inner = [root, *root.parents]
     top = next((folder for folder in inner if (folder / ".git").exists()), root)
-    above = inner[1:inner.index(top) + 1]
+    above = inner[1 : inner.index(top) + 1]
     excluded = (top / ".git" / "info" / "exclude", top)
     places = [excluded, *((folder / ".gitignore", folder) for folder in reversed(above))]
-    return [(file, f"{root.relative_to(folder)}/".removeprefix("./").replace("\\", "/"))
-            for file, folder in places]
+    return [(file, f"{root.relative_to(folder)}/".removeprefix("./").replace("\\", "/")) for file, folder in places]

@@ -11,10 +11,12 @@ from pathlib import Path
 from longgraft.completion.repository.source import Identity, Source
 from longgraft.config.cache import cache_folder
 
-FORMAT = 2      # raise it when files are read in another way, so that older indexes are not used
-WAIT = 0.5      # seconds to wait for another process that writes the index
-TABLE = ("CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, modified INTEGER, size INTEGER, left_out "
-         "TEXT, names TEXT, lines INTEGER)")
+FORMAT = 2  # raise it when files are read in another way, so that older indexes are not used
+WAIT = 0.5  # seconds to wait for another process that writes the index
+TABLE = (
+    "CREATE TABLE IF NOT EXISTS files (path TEXT PRIMARY KEY, modified INTEGER, size INTEGER, left_out "
+    "TEXT, names TEXT, lines INTEGER)"
+)
 Known = tuple[Identity, Source | str]
 
 
@@ -36,7 +38,7 @@ class Index:
         try:
             with self._opened() as database:
                 return dict(map(_known, database.execute("SELECT * FROM files")))
-        except sqlite3.OperationalError:    # another process writes it, or has not made the table yet
+        except sqlite3.OperationalError:  # another process writes it, or has not made the table yet
             return {}
         except (sqlite3.Error, ValueError, TypeError):
             with suppress(OSError):
@@ -46,16 +48,18 @@ class Index:
     def save(self, changed: Mapping[str, Known], deleted: Iterable[str]) -> None:
         """Writes the rows of changed files, and removes those of deleted ones."""
         try:
-            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)     # names may be private
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # names may be private
             with self._opened() as database:
-                database.execute("PRAGMA synchronous = OFF")        # a broken index is built again
+                database.execute("PRAGMA synchronous = OFF")  # a broken index is built again
                 database.execute(TABLE)
                 database.executemany("DELETE FROM files WHERE path = ?", ((path,) for path in deleted))
-                database.executemany("REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)",
-                                     (_row(path, *read) for path, read in changed.items()))
+                database.executemany(
+                    "REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?)",
+                    (_row(path, *read) for path, read in changed.items()),
+                )
                 database.commit()
         except (sqlite3.Error, OSError):
-            pass        # a full disk, or a folder that is read-only
+            pass  # a full disk, or a folder that is read-only
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:

@@ -11,36 +11,98 @@ from functools import lru_cache
 from posixpath import splitext
 
 # Patterns of file names, in lower case.
-NAMES = (".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.jks", "*.keystore", "*.ppk",
-         "*.gpg", "*.kdbx", "*.kdb", "*.ovpn", "*.tfvars", "*.tfvars.json", "*.tfstate*", "*_rsa", "*_dsa",
-         "*_ecdsa", "*_ed25519", "id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials*",
-         ".credentials*", "client_secret*", ".netrc", "_netrc", ".npmrc", ".yarnrc*", ".pypirc", ".htpasswd",
-         ".pgpass", ".my.cnf", ".git-credentials", ".dockercfg", ".dockerconfigjson", ".boto", ".s3cfg",
-         "*service-account*.json", "*service_account*.json", "*serviceaccount*.json", "local.settings.json",
-         "wp-config.php")
+NAMES = (
+    ".env*",
+    "*.env",
+    "*.pem",
+    "*.key",
+    "*.p12",
+    "*.pfx",
+    "*.p8",
+    "*.jks",
+    "*.keystore",
+    "*.ppk",
+    "*.gpg",
+    "*.kdbx",
+    "*.kdb",
+    "*.ovpn",
+    "*.tfvars",
+    "*.tfvars.json",
+    "*.tfstate*",
+    "*_rsa",
+    "*_dsa",
+    "*_ecdsa",
+    "*_ed25519",
+    "id_rsa*",
+    "id_dsa*",
+    "id_ecdsa*",
+    "id_ed25519*",
+    "credentials*",
+    ".credentials*",
+    "client_secret*",
+    ".netrc",
+    "_netrc",
+    ".npmrc",
+    ".yarnrc*",
+    ".pypirc",
+    ".htpasswd",
+    ".pgpass",
+    ".my.cnf",
+    ".git-credentials",
+    ".dockercfg",
+    ".dockerconfigjson",
+    ".boto",
+    ".s3cfg",
+    "*service-account*.json",
+    "*service_account*.json",
+    "*serviceaccount*.json",
+    "local.settings.json",
+    "wp-config.php",
+)
 FOLDERS = (".env*", ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".password-store")
 # Files with these stems hold secrets if they are settings (secrets.yaml), but not if they are code (secrets.py).
-SETTINGS = ("", ".json", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".conf", ".txt", ".xml", ".properties",
-            ".enc", ".csv")
-STEMS = ("secret", "secrets", ".secret", ".secrets", "password", "passwords", "token", "tokens", "apikey",
-         "api_key")
+SETTINGS = (
+    "",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".ini",
+    ".cfg",
+    ".conf",
+    ".txt",
+    ".xml",
+    ".properties",
+    ".enc",
+    ".csv",
+)
+STEMS = ("secret", "secrets", ".secret", ".secrets", "password", "passwords", "token", "tokens", "apikey", "api_key")
 
 _NAME, _FOLDER = (re.compile("|".join(map(translate, names))) for names in (NAMES, FOLDERS))
 # (text that every match contains, pattern): searching for the text first is many times faster.
-_CONTENTS = tuple((mark, re.compile(pattern)) for mark, pattern in (
-    # A key block, also with \n written in a string; a header alone, as in programs, does not match.
-    ("PRIVATE KEY", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,200}?[A-Za-z0-9+/=]{40}"),
-    ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"), ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
-    *((f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{36}}") for kind in "pousr"),
-    ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{50}"),
-    ("glpat-", r"\bglpat-[A-Za-z0-9_-]{20}"), ("xox", r"xox[abeoprs]-[A-Za-z0-9-]{20}"),
-    ("AIza", r"\bAIza[A-Za-z0-9_-]{35}"), ("sk-", r"\bsk-(?:proj-|ant-[a-z0-9]+-)?[A-Za-z0-9_]{32}"),
-    ("sk_live_", r"\bsk_live_[A-Za-z0-9]{20}"), ("rk_live_", r"\brk_live_[A-Za-z0-9]{20}"),
-    ("hf_", r"\bhf_[A-Za-z0-9]{34}"), ("npm_", r"\bnpm_[A-Za-z0-9]{36}"),
-    ("pypi-", r"\bpypi-AgE[A-Za-z0-9_-]{40}"), ("SG.", r"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
-    ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[0-9A-Z]{58}"),
-    ("eyJ", r"\beyJ[A-Za-z0-9_-]{16,2048}\.eyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16}"),
-))
+_CONTENTS = tuple(
+    (mark, re.compile(pattern))
+    for mark, pattern in (
+        # A key block, also with \n written in a string; a header alone, as in programs, does not match.
+        ("PRIVATE KEY", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]{0,200}?[A-Za-z0-9+/=]{40}"),
+        ("AKIA", r"\bAKIA[0-9A-Z]{16}\b"),
+        ("ASIA", r"\bASIA[0-9A-Z]{16}\b"),
+        *((f"gh{kind}_", rf"\bgh{kind}_[A-Za-z0-9]{{36}}") for kind in "pousr"),
+        ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{50}"),
+        ("glpat-", r"\bglpat-[A-Za-z0-9_-]{20}"),
+        ("xox", r"xox[abeoprs]-[A-Za-z0-9-]{20}"),
+        ("AIza", r"\bAIza[A-Za-z0-9_-]{35}"),
+        ("sk-", r"\bsk-(?:proj-|ant-[a-z0-9]+-)?[A-Za-z0-9_]{32}"),
+        ("sk_live_", r"\bsk_live_[A-Za-z0-9]{20}"),
+        ("rk_live_", r"\brk_live_[A-Za-z0-9]{20}"),
+        ("hf_", r"\bhf_[A-Za-z0-9]{34}"),
+        ("npm_", r"\bnpm_[A-Za-z0-9]{36}"),
+        ("pypi-", r"\bpypi-AgE[A-Za-z0-9_-]{40}"),
+        ("SG.", r"\bSG\.[A-Za-z0-9_-]{22}\.[A-Za-z0-9_-]{43}"),
+        ("AGE-SECRET-KEY-", r"AGE-SECRET-KEY-1[0-9A-Z]{58}"),
+        ("eyJ", r"\beyJ[A-Za-z0-9_-]{16,2048}\.eyJ[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16}"),
+    )
+)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -69,8 +131,12 @@ def secret_text(text: str) -> bool:
 def check_open(path: str, text: str) -> None:
     """Raises ValueError if the cursor's file is taken to hold secrets by its path, or its text holds one."""
     if secret_path(path):
-        raise ValueError(f"{path} is taken to hold secrets by its name, and these are never read into a "
-                         "prompt. Rename it if it holds none.")
+        raise ValueError(
+            f"{path} is taken to hold secrets by its name, and these are never read into a "
+            "prompt. Rename it if it holds none."
+        )
     if secret_text(text):
-        raise ValueError(f"{path} holds a private key or an access token, and these are never read into a "
-                         "prompt. Move it to a file outside the repository.")
+        raise ValueError(
+            f"{path} holds a private key or an access token, and these are never read into a "
+            "prompt. Move it to a file outside the repository."
+        )

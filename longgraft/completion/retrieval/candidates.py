@@ -17,8 +17,8 @@ from longgraft.completion.repository.source import Source
 from longgraft.completion.retrieval.similar_windows import alike
 from longgraft.completion.snippets import Cursor
 
-BEGINNING = 40          # lines of a related file that are shown together
-ALIKE = 60              # most similar windows
+BEGINNING = 40  # lines of a related file that are shown together
+ALIKE = 60  # most similar windows
 # Likeness below which windows are chance: less than 1 in 100 helps with held-out lines.
 LEAST_LIKE = 0.05
 LIKE = "like the lines before the cursor"
@@ -41,7 +41,7 @@ class CursorContext:
 
     cursor: Cursor
     repository: Repository
-    sources: Mapping[str, Source]       # without the cursor's own file
+    sources: Mapping[str, Source]  # without the cursor's own file
 
 
 def similar(place: CursorContext) -> Iterator[Candidate]:
@@ -77,8 +77,7 @@ def related(place: CursorContext) -> Iterator[Candidate]:
 def counterpart(path: str) -> str:
     """Returns the name of a file without test prefix or suffix, which is the same for a file and its tests."""
     stem = splitext(path.rsplit("/", 1)[-1])[0]
-    return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "",
-                  stem).strip("_")
+    return re.sub(r"^test_|_test$|_tests$|\.test$|\.spec$|_spec$|(?<=[a-z])Tests?$|^Test(?=[A-Z])", "", stem).strip("_")
 
 
 def is_test(path: str) -> bool:

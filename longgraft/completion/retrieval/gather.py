@@ -16,10 +16,10 @@ from longgraft.completion.repository.secret_files import check_open
 from longgraft.completion.retrieval.candidates import FINDERS, LIKE, Candidate, CursorContext, Finder
 from longgraft.completion.snippets import Cursor, Snippet
 
-CHARACTERS = 4          # characters of code per token: more than with most tokenizers
-MORE = 2                # gather this many times the tokens that fit
-REASONS = 3             # most reasons of a snippet
-LEAST = 2               # lines: a shorter rest of a candidate is dropped
+CHARACTERS = 4  # characters of code per token: more than with most tokenizers
+MORE = 2  # gather this many times the tokens that fit
+REASONS = 3  # most reasons of a snippet
+LEAST = 2  # lines: a shorter rest of a candidate is dropped
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,7 @@ def gather(root: str | os.PathLike[str], cursor: Cursor, tokens: int) -> Gathere
     """
     path = normpath(cursor.path)
     if path.startswith(("/", "../")) or path == "..":
-        raise ValueError(f"The cursor's file {cursor.path} is not in the repository. Give its path from the "
-                         "root.")
+        raise ValueError(f"The cursor's file {cursor.path} is not in the repository. Give its path from the root.")
     cursor = replace(cursor, path=path)
     check_open(cursor.path, cursor.before + cursor.after)
     files = repository(root)
@@ -59,13 +58,14 @@ def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> 
     """
     candidates = [candidate for finder in finders for candidate in finder(place)]
     texts: dict[str, list[str]] = {}
-    taken: dict[tuple[str, int], int] = {}      # (file, line) -> index of its snippet
+    taken: dict[tuple[str, int], int] = {}  # (file, line) -> index of its snippet
     chosen = list[Snippet]()
     reasons = list[list[str]]()
     for candidate in sorted(candidates, key=_best_first):
         path = candidate.path
-        holders = {taken[path, number] for number in range(candidate.first, candidate.last + 1)
-                   if (path, number) in taken}
+        holders = {
+            taken[path, number] for number in range(candidate.first, candidate.last + 1) if (path, number) in taken
+        }
         for holder in holders:
             mentioned = candidate.why in reasons[holder] or candidate.why.startswith(LIKE)
             if not mentioned and len(reasons[holder]) < REASONS:
@@ -84,7 +84,7 @@ def choose(place: CursorContext, finders: Iterable[Finder], characters: int) -> 
                 end -= 1
             if end - first + 1 < min(LEAST, last - candidate.first + 1):
                 continue
-            text = "\n".join(lines[first - 1:end]) + "\n"
+            text = "\n".join(lines[first - 1 : end]) + "\n"
             taken |= dict.fromkeys(((path, number) for number in range(first, end + 1)), len(chosen))
             characters -= len(text)
             chosen.append(Snippet(path, text, first, worth=round(candidate.worth, 4)))

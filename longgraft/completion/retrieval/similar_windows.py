@@ -17,21 +17,26 @@ from longgraft.completion.repository.files import Repository
 from longgraft.completion.repository.source import WORD, Source
 from longgraft.completion.snippets import Cursor
 
-WINDOW = 10             # lines of a window
-STRIDE = 10             # lines from one window to the next
-FOLLOWING = 10          # lines after a window that are shown with it
-ORDINARY = 15           # least number of names that a window is assumed to have and the query lacks
-COPY = 0.8              # Jaccard index of the names of two windows above which they count as copies
-FILES = 48              # files searched window by window: those that share most names with the query
+WINDOW = 10  # lines of a window
+STRIDE = 10  # lines from one window to the next
+FOLLOWING = 10  # lines after a window that are shown with it
+ORDINARY = 15  # least number of names that a window is assumed to have and the query lacks
+COPY = 0.8  # Jaccard index of the names of two windows above which they count as copies
+FILES = 48  # files searched window by window: those that share most names with the query
 # Keywords of languages, and names that are in most files; they do not count.
-COMMON = frozenset(re.findall(r"\w+", """
+COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        """
     self cls this super the and for not are with from import return def class function func const let var val new true
     false none null nil undefined True False None else elif then while try except catch finally raise throw throws yield
     await async pass break continue lambda global static public private protected final void int float double bool
     boolean char string str list dict set tuple object type interface struct enum impl trait pub use mod package export
     default extends implements case switch match where include define ifdef endif template typename namespace using auto
     print len range isinstance assert that will this has have any all was its which when can may one two int64 uint8 err
-    fmt std size_t unsigned Option Result Some Self String number extern typeof instanceof"""))
+    fmt std size_t unsigned Option Result Some Self String number extern typeof instanceof""",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -66,8 +71,7 @@ def rarity(names: Iterable[str], sources: Iterable[Source]) -> dict[str, float]:
     return {name: 1 - math.log1p(count) / math.log1p(files) for name, count in counts.items()}
 
 
-def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
-          most: int) -> list[SimilarWindow]:
+def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source], most: int) -> list[SimilarWindow]:
     """Returns at most `most` windows of other files, by falling likeness; of repeated windows only the best."""
     lines = [line for line in cursor.before.split("\n") if line.strip()]
     query = _names(lines[-WINDOW:])
@@ -91,13 +95,14 @@ def alike(cursor: Cursor, repository: Repository, sources: Mapping[str, Source],
     return best
 
 
-def _windows(repository: Repository, source: Source, query: frozenset[str],
-             weights: Mapping[str, float]) -> list[SimilarWindow]:
+def _windows(
+    repository: Repository, source: Source, query: frozenset[str], weights: Mapping[str, float]
+) -> list[SimilarWindow]:
     if not source.windows:
         lines = repository.text(source.path).split("\n")
         for start in range(0, max(1, len(lines) - STRIDE), STRIDE):
             last = min(start + WINDOW + FOLLOWING, len(lines))
-            source.windows.append((start + 1, last, _names(lines[start:start + WINDOW])))
+            source.windows.append((start + 1, last, _names(lines[start : start + WINDOW])))
     total = sum(weights.values())
     windows = []
     for first, last, names in source.windows:

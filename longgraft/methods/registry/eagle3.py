@@ -11,6 +11,12 @@ EAGLE3 = "EAGLE-3 (arXiv 2503.01840)"
 
 
 METHODS: tuple[Method, ...] = (
-    Method("eagle3", "a dense drafted tree, never pruned", EAGLE3, lambda p: p.drafter(Dense()), (HEAD,),
-           choices=Drafting()),
+    Method(
+        "eagle3",
+        "a dense drafted tree, never pruned",
+        EAGLE3,
+        lambda p: p.drafter(Dense()),
+        (HEAD,),
+        choices=Drafting(),
+    ),
 )

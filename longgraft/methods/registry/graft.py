@@ -27,8 +27,9 @@ class TailGraft:
         leaves, length: 4 chains of 5 tokens; a smaller tree has shorter chains.
     """
 
-    def __init__(self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5,
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self, drafter: Proposer, retriever: Retriever, leaves: int = 4, length: int = 5, clock: Clock | None = None
+    ) -> None:
         self.drafter = drafter
         self.retriever = retriever
         self.clock = clock or Clock()
@@ -41,7 +42,7 @@ class TailGraft:
         inner = set(tree.parents.tolist())
         ends = [node for node in range(len(tree)) if node not in inner]
         scores = tree.scores.tolist()
-        for leaf in sorted(ends, key=lambda node: (-scores[node], node))[:self.leaves]:
+        for leaf in sorted(ends, key=lambda node: (-scores[node], node))[: self.leaves]:
             slots = min(self.length, ask.budget - len(tree))
             if slots < 1:
                 break
@@ -60,23 +61,39 @@ class GraftBounds(Drafting, Retrieving):
 class GraftChoices(GraftBounds):
     """The bounds, and the ablations of the paper's Figures 2 and 5."""
 
-    pruning: str = option("gates", "Stop drafting where the gates are closed, or never: then a fixed share of "
-                          "the slots is retrieved", choices=("gates", "none"))
-    retrieval: str = option("root", "What fills freed slots: retrieved tokens at the root, or behind the four best "
-                            "leaves (tail); more drafted candidates; nothing (none)",
-                            choices=("root", "tail", "drafted", "none"))
-    retrieved: int | None = option(None, "Retrieved slots of 60, where drafting never stops",
-                                   unit="slots", low=1, high=58, none="what was calibrated",
-                                   source="Figure 2 has 20")
+    pruning: str = option(
+        "gates",
+        "Stop drafting where the gates are closed, or never: then a fixed share of the slots is retrieved",
+        choices=("gates", "none"),
+    )
+    retrieval: str = option(
+        "root",
+        "What fills freed slots: retrieved tokens at the root, or behind the four best "
+        "leaves (tail); more drafted candidates; nothing (none)",
+        choices=("root", "tail", "drafted", "none"),
+    )
+    retrieved: int | None = option(
+        None,
+        "Retrieved slots of 60, where drafting never stops",
+        unit="slots",
+        low=1,
+        high=58,
+        none="what was calibrated",
+        source="Figure 2 has 20",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pruning != "none" and self.retrieved is not None:
-            raise ValueError(f"graft+retrieved={self.retrieved} is a share of a tree that is never pruned. "
-                             "Add +pruning=none, or leave it out: gates decide how many slots are freed.")
+            raise ValueError(
+                f"graft+retrieved={self.retrieved} is a share of a tree that is never pruned. "
+                "Add +pruning=none, or leave it out: gates decide how many slots are freed."
+            )
         if self.pruning == "none" and self.retrieval in ("drafted", "none"):
-            raise ValueError("graft+pruning=none frees slots for retrieval, and retrieval is "
-                             f"{self.retrieval}. Choose one of the two; a dense drafted tree is eagle3.")
+            raise ValueError(
+                "graft+pruning=none frees slots for retrieval, and retrieval is "
+                f"{self.retrieval}. Choose one of the two; a dense drafted tree is eagle3."
+            )
 
 
 def graft(p: Parts) -> Proposer:
@@ -102,11 +119,32 @@ def high_batch(p: Parts) -> Proposer:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("retrieval", "graft's matrix alone, seeded by the prompt; graft without a head", GRAFT,
-           lambda p: p.retriever(), takes=LOOKS_UP, choices=Retrieving()),
-    Method("graft", "drafts, stops when unsure, fills the freed slots from the matrix", GRAFT, graft, (HEAD,),
-           takes=LOOKS_UP | {"thresholds"}, fallback="retrieval", choices=GraftChoices()),
-    Method("graft-hb", "for many requests at once: drafts all levels, prunes afterwards, and all requests share one "
-           "matrix", GRAFT, high_batch, (HEAD,), takes=LOOKS_UP | {"thresholds"}, fallback="retrieval",
-           choices=GraftBounds()),
+    Method(
+        "retrieval",
+        "graft's matrix alone, seeded by the prompt; graft without a head",
+        GRAFT,
+        lambda p: p.retriever(),
+        takes=LOOKS_UP,
+        choices=Retrieving(),
+    ),
+    Method(
+        "graft",
+        "drafts, stops when unsure, fills the freed slots from the matrix",
+        GRAFT,
+        graft,
+        (HEAD,),
+        takes=LOOKS_UP | {"thresholds"},
+        fallback="retrieval",
+        choices=GraftChoices(),
+    ),
+    Method(
+        "graft-hb",
+        "for many requests at once: drafts all levels, prunes afterwards, and all requests share one matrix",
+        GRAFT,
+        high_batch,
+        (HEAD,),
+        takes=LOOKS_UP | {"thresholds"},
+        fallback="retrieval",
+        choices=GraftBounds(),
+    ),
 )

@@ -19,9 +19,9 @@ from longgraft.methods.parts import Parts
 from longgraft.protocol.pruning import PruningPolicy
 
 PAPER = "docs/choices.md, one ranking"
-BEAMS = (10, 6, 3)      # beam widths that a controller's draft may have
-WIDER = 1.25            # most that a wider draft level may cost, as a multiple of the narrowest
-NEAR = 1024             # prefix in tokens at which costs are compared
+BEAMS = (10, 6, 3)  # beam widths that a controller's draft may have
+WIDER = 1.25  # most that a wider draft level may cost, as a multiple of the narrowest
+NEAR = 1024  # prefix in tokens at which costs are compared
 # The matrix is used if a pass of WIDE nodes costs at most WIDELY plain passes: narrow trees do not earn back
 # the top-k that the matrix needs of every row, including the prompt's.
 WIDE = 32
@@ -34,11 +34,15 @@ class GraftXChoices(Drafting):
 
     text: bool = option(True, "Rank what followed in the text")
     matrix: bool = option(True, "Rank the matrix's rows beside drafted nodes")
-    pruning: str = option("mass", "Stop drafting where the beam holds too little probability, or never (none: needs a "
-                          "--budget)", choices=("mass", "none"))
+    pruning: str = option(
+        "mass",
+        "Stop drafting where the beam holds too little probability, or never (none: needs a --budget)",
+        choices=("mass", "none"),
+    )
     probing: bool = option(True, "Probe a drafter that is expected to lose now and then")
-    source: str = option("", "Method whose nodes are ranked instead of the drafter's, if they have probabilities",
-                         none="the drafter")
+    source: str = option(
+        "", "Method whose nodes are ranked instead of the drafter's, if they have probabilities", none="the drafter"
+    )
 
 
 @dataclass(frozen=True)
@@ -73,33 +77,46 @@ def controlled(p: Parts) -> Controller:
     """Returns a ranking with as many nodes and draft levels as pay."""
     c: GraftXChoices = p.choices
     if c.pruning == "none":
-        raise ValueError("graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. "
-                         "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60.")
+        raise ValueError(
+            "graft-x+pruning=none never stops drafting, so it cannot choose what a step spends. "
+            "Give it a budget: --budget 60, in a sweep graft-x+pruning=none+budget=60."
+        )
     costs = _needed_costs(p)
     text = rows = None
     if c.text:
         text = p.text()
     if p.source is not None:
-        estimates = p.one(("estimates", "source", c.text, c.probing, *map(id, p.source.memories)),
-                          lambda: AcceptanceEstimates(costs))
-        return Controller(RankedProposer(text, p.source, None, p.clock, pool=1), estimates, probing=c.probing,
-                          clock=p.clock, together=_together(p))
+        estimates = p.one(
+            ("estimates", "source", c.text, c.probing, *map(id, p.source.memories)), lambda: AcceptanceEstimates(costs)
+        )
+        return Controller(
+            RankedProposer(text, p.source, None, p.clock, pool=1),
+            estimates,
+            probing=c.probing,
+            clock=p.clock,
+            together=_together(p),
+        )
     cache = p.drafter_cache(c.window)
     estimates = p.one(("estimates", c.text, c.probing, id(cache)), lambda: AcceptanceEstimates(costs))
     levels = Levels(cache, _beam(costs, c.top_k), c.levels)
     drafter = Eagle3Drafter(cache, Dense(), levels.most, levels.beam, p.clock)
     if c.matrix:
         rows = _rows(p, costs)
-    return Controller(RankedProposer(text, drafter, rows, p.clock),
-                      estimates, levels, probing=c.probing, clock=p.clock, together=_together(p))
+    return Controller(
+        RankedProposer(text, drafter, rows, p.clock),
+        estimates,
+        levels,
+        probing=c.probing,
+        clock=p.clock,
+        together=_together(p),
+    )
 
 
 def text_controlled(p: Parts) -> Controller:
     """Returns a ranking of the text alone with as many nodes as pay."""
     costs = _needed_costs(p)
     estimates = p.one(("estimates", "text", p.choices.probing), lambda: AcceptanceEstimates(costs))
-    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock,
-                      together=_together(p))
+    return Controller(text_ranked(p), estimates, probing=p.choices.probing, clock=p.clock, together=_together(p))
 
 
 def _together(p: Parts) -> Together:
@@ -125,9 +142,24 @@ def _beam(costs: LiveCosts, top_k: int) -> int:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("graft-x", "drafted and remembered nodes in one ranking by the probability of their paths", PAPER,
-           ranked, (HEAD,), takes=BUDGETED | {"warm"}, fallback="graft-x-text", adaptive=controlled,
-           choices=GraftXChoices(), over=lambda chosen: chosen.source),
-    Method("graft-x-text", "graft-x without a drafter: what followed in the text", PAPER, text_ranked,
-           adaptive=text_controlled, choices=TextChoices()),
+    Method(
+        "graft-x",
+        "drafted and remembered nodes in one ranking by the probability of their paths",
+        PAPER,
+        ranked,
+        (HEAD,),
+        takes=BUDGETED | {"warm"},
+        fallback="graft-x-text",
+        adaptive=controlled,
+        choices=GraftXChoices(),
+        over=lambda chosen: chosen.source,
+    ),
+    Method(
+        "graft-x-text",
+        "graft-x without a drafter: what followed in the text",
+        PAPER,
+        text_ranked,
+        adaptive=text_controlled,
+        choices=TextChoices(),
+    ),
 )

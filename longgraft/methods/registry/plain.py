@@ -6,6 +6,5 @@ from longgraft.methods.combinators import PlainDecoding
 from longgraft.methods.method import Method
 
 METHODS: tuple[Method, ...] = (
-    Method("ar", "plain decoding, one token a step", "-", lambda p: PlainDecoding(), budget=1,
-           takes=frozenset()),
+    Method("ar", "plain decoding, one token a step", "-", lambda p: PlainDecoding(), budget=1, takes=frozenset()),
 )

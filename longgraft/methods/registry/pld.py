@@ -25,8 +25,14 @@ class PromptLookup:
         latest: Take the last match instead of the first.
     """
 
-    def __init__(self, history: TokenHistory, max_ngram: int = 3, length: int = 10,
-                 clock: Clock | None = None, latest: bool = False) -> None:
+    def __init__(
+        self,
+        history: TokenHistory,
+        max_ngram: int = 3,
+        length: int = 10,
+        clock: Clock | None = None,
+        latest: bool = False,
+    ) -> None:
         self.memories = (history,)
         self.max_ngram = max_ngram
         self.length = length
@@ -60,12 +66,12 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
             continue
         same = np.ones(starts, dtype=bool)
         for offset in range(n):
-            same &= history[offset:offset + starts] == history[size - n + offset]
-        for gap in gaps:        # copies never cross the end of a text
-            same[max(0, gap - n - length + 1):gap + 1] = False
+            same &= history[offset : offset + starts] == history[size - n + offset]
+        for gap in gaps:  # copies never cross the end of a text
+            same[max(0, gap - n - length + 1) : gap + 1] = False
         place = starts - 1 - int(same[::-1].argmax()) if latest else int(same.argmax())
         if same[place]:
-            return history[place + n:place + n + length].copy()
+            return history[place + n : place + n + length].copy()
     return np.empty(0, dtype=np.int64)
 
 
@@ -73,12 +79,17 @@ def lookup(history: np.ndarray, max_ngram: int, length: int, latest: bool = Fals
 class PldChoices(Checked):
     """Choices of `pld`."""
 
-    latest: bool = option(False, "Copy what followed the latest match, not the earliest",
-                          source="the authors' code")
+    latest: bool = option(False, "Copy what followed the latest match, not the earliest", source="the authors' code")
 
 
 METHODS: tuple[Method, ...] = (
-    Method("pld", "copies what followed the same n-gram before", LOOKUP,
-           lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest), budget=11,
-           choices=PldChoices(), looks_up=True),
+    Method(
+        "pld",
+        "copies what followed the same n-gram before",
+        LOOKUP,
+        lambda p: PromptLookup(p.history(), clock=p.clock, latest=p.choices.latest),
+        budget=11,
+        choices=PldChoices(),
+        looks_up=True,
+    ),
 )

@@ -81,9 +81,8 @@ class SuffixDecoding:
     """A proposer of the text's draft with the most expected tokens, the first of ties; scores are log shares
     of counts."""
 
-    def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None,
-                 clock: Clock | None = None) -> None:
-        self.memories: tuple[Memory, ...] = texts       # type: ignore[assignment]
+    def __init__(self, texts: tuple[Text, ...], rule: Speculation | None = None, clock: Clock | None = None) -> None:
+        self.memories: tuple[Memory, ...] = texts  # type: ignore[assignment]
         self._texts = texts
         self.rule = rule or Speculation()
         self.clock = clock or Clock()
@@ -91,15 +90,19 @@ class SuffixDecoding:
     def propose(self, ask: Ask) -> ProposalTree:
         with self.clock.part("retrieve"):
             best = NOTHING
-            context = self._texts[0].whole(ask.root)[-self.rule.depth:]
+            context = self._texts[0].whole(ask.root)[-self.rule.depth :]
             context = unbroken(context[::-1])[::-1]
             for text in self._texts:
                 candidate = drafted(text.whole(ask.root), context, self.rule, ask.budget - 1)
                 best = max(best, candidate, key=lambda draft: draft.score)
             n = len(best.tokens)
-            return ProposalTree.build([ask.root, *best.tokens], [-1, *best.parents],
-                                      [0.0, *map(math.log, best.probabilities)], [ROOT] + [RETRIEVED] * n,
-                                      match=[0] + [best.match] * n)
+            return ProposalTree.build(
+                [ask.root, *best.tokens],
+                [-1, *best.parents],
+                [0.0, *map(math.log, best.probabilities)],
+                [ROOT] + [RETRIEVED] * n,
+                match=[0] + [best.match] * n,
+            )
 
 
 def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int) -> _Draft:
@@ -112,10 +115,9 @@ def drafted(text: np.ndarray, context: np.ndarray, rule: Speculation, most: int)
     # Match lengths in between have the same places as the next longer one, which may draft more.
     for match in np.unique(matches)[::-1].tolist():
         tokens = min(most, rule.tokens(match))
-        if best.score >= tokens:        # no shorter match can score more
+        if best.score >= tokens:  # no shorter match can score more
             break
-        best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least),
-                   key=lambda d: d.score)
+        best = max(best, _draft(text, places[matches >= match], match, tokens, rule.least), key=lambda d: d.score)
     return best
 
 
@@ -134,7 +136,7 @@ def occurrences(text: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.n
     alive = alive[-COMPARED:]
     if len(alive) and len(context) > SIFTED:
         at = places[alive, None] - 1 - np.arange(SIFTED, len(context))
-        same = (text[np.maximum(at, 0)] == context[-1 - SIFTED::-1]) & (at >= 0)
+        same = (text[np.maximum(at, 0)] == context[-1 - SIFTED :: -1]) & (at >= 0)
         matches[alive] += np.logical_and.accumulate(same, axis=1).sum(axis=1)
     return places, matches
 
@@ -171,13 +173,12 @@ def _children(text: np.ndarray, places: np.ndarray, least: float) -> list[tuple[
     following = text[inside]
     if not len(inside):
         return []
-    if (following == following[0]).all():       # the usual case; the shortcut takes a tenth of the time
+    if (following == following[0]).all():  # the usual case; the shortcut takes a tenth of the time
         shares = [(int(following[0]), len(inside) / len(places), inside + 1)]
     else:
         tokens, newest, counts = np.unique(following[::-1], return_index=True, return_counts=True)
-        order = np.lexsort((newest, -counts))[:np.count_nonzero(counts >= least * len(places))]
-        shares = [(int(tokens[n]), counts[n] / len(places), inside[following == tokens[n]] + 1)
-                  for n in order]
+        order = np.lexsort((newest, -counts))[: np.count_nonzero(counts >= least * len(places))]
+        shares = [(int(tokens[n]), counts[n] / len(places), inside[following == tokens[n]] + 1) for n in order]
     return [child for child in shares if child[0] >= 0 and child[1] >= least]
 
 
@@ -189,9 +190,9 @@ class SuffixChoices(Checked):
     factor: float = like(Speculation, "factor")
     offset: float = like(Speculation, "offset")
     least: float = like(Speculation, "least")
-    outputs: int = option(2 ** 18, "Tokens of earlier answers that are remembered; 0: none",
-                          unit="tokens", low=0,
-                          high=2 ** 26)
+    outputs: int = option(
+        2**18, "Tokens of earlier answers that are remembered; 0: none", unit="tokens", low=0, high=2**26
+    )
 
 
 def suffix(p: Parts) -> SuffixDecoding:
@@ -204,6 +205,13 @@ def suffix(p: Parts) -> SuffixDecoding:
 
 
 METHODS: tuple[Method, ...] = (
-    Method("suffix", "what most often followed the longest matches, here and in earlier answers", SUFFIX,
-           suffix, budget=17, choices=SuffixChoices(), looks_up=True),
+    Method(
+        "suffix",
+        "what most often followed the longest matches, here and in earlier answers",
+        SUFFIX,
+        suffix,
+        budget=17,
+        choices=SuffixChoices(),
+        looks_up=True,
+    ),
 )

@@ -13,8 +13,12 @@ from longgraft.serve.request_body import invalid
 
 # Fields of chats that only the answers of /v1/chat/completions have, with the values that change nothing.
 ONLY_CHATS: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,), "logprobs": (False,), "top_logprobs": (0,), "return_token_ids": (False,)}
-SAME = {"max_completion_tokens": "max_tokens"}      # two names of one field
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "return_token_ids": (False,),
+}
+SAME = {"max_completion_tokens": "max_tokens"}  # two names of one field
 
 
 def chat_of(fields: Mapping[str, Any], extra: Mapping[str, Any]) -> ChatRequest:

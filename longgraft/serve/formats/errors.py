@@ -19,8 +19,10 @@ from longgraft.serve.refusals import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-SENTENCES = {404: "There is nothing at {path}. Known: {known}.",
-             405: "{path} does not take {method}; it takes {allowed}."}
+SENTENCES = {
+    404: "There is nothing at {path}. Known: {known}.",
+    405: "{path} does not take {method}; it takes {allowed}.",
+}
 
 
 class ErrorDetail(BaseModel):
@@ -44,8 +46,14 @@ class ApiError(HTTPException):
         code: An error code that programs can read.
     """
 
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(status, message, dict(headers or {}))
         self.param = param
         self.code = code
@@ -78,7 +86,7 @@ class ApiError(HTTPException):
         if not old or new == old:
             return self
         message = re.sub(rf"\b{old}\b", new, self.detail, count=1)
-        return ApiError(self.status_code, message, new + (self.param or "")[len(old):], self.code, self.headers)
+        return ApiError(self.status_code, message, new + (self.param or "")[len(old) :], self.code, self.headers)
 
     @property
     def body(self) -> dict[str, Any]:
@@ -125,8 +133,12 @@ def _answer_exception(request: Request, error: Exception) -> JSONResponse:
 
 def _answer_http_exception(request: Request, error: Any) -> JSONResponse:
     """Answers the framework's own errors: an unknown path or method."""
-    facts = {"path": request.url.path, "method": request.method, "known": ", ".join(request.app.openapi()["paths"]),
-             "allowed": (error.headers or {}).get("Allow", "others")}
+    facts = {
+        "path": request.url.path,
+        "method": request.method,
+        "known": ", ".join(request.app.openapi()["paths"]),
+        "allowed": (error.headers or {}).get("Allow", "others"),
+    }
     detail = str(error.detail).rstrip(".")
     message = SENTENCES.get(error.status_code, "{detail}.").format(**facts, detail=detail)
     return _response(request, ApiError(error.status_code, message, headers=error.headers))

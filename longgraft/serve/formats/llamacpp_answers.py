@@ -13,7 +13,7 @@ from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit", "time": "limit", "cut": "limit", "cancelled": "none"}
-TAIL = 64       # tokens at the end of an answer among which its stop string is
+TAIL = 64  # tokens at the end of an answer among which its stop string is
 
 
 class InfillFields(Protocol):
@@ -62,8 +62,14 @@ class LlamaCppFormat:
         if self._only_reads:
             text = ""
             ids = []
-        yield {"index": 0, "content": text, "tokens": ids, "stop": False, "id_slot": 0,
-               "tokens_evaluated": len(self.laid.ids)}
+        yield {
+            "index": 0,
+            "content": text,
+            "tokens": ids,
+            "stop": False,
+            "id_slot": 0,
+            "tokens_evaluated": len(self.laid.ids),
+        }
 
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the statistics, without the text."""
@@ -89,18 +95,35 @@ class LlamaCppFormat:
             tail = self.state.text(ids[-TAIL:])
             word = next((stop for stop in self.served.requested.stop if stop in tail), "")
         return {
-            "index": 0, "content": content, "tokens": tokens, "id_slot": 0, "stop": True, "model": self.state.name,
-            "tokens_predicted": new_tokens, "tokens_evaluated": stats.prompt_tokens,
-            "generation_settings": self._settings(), "prompt": self.served.context.echo, "has_new_line": "\n" in text,
-            "truncated": bool(self.laid.unused), "stop_type": STOPS[end.reason], "stopping_word": word,
-            "tokens_cached": stats.reused_tokens, "layout": self.laid.form, "timings": timings(stats, new_tokens)}
+            "index": 0,
+            "content": content,
+            "tokens": tokens,
+            "id_slot": 0,
+            "stop": True,
+            "model": self.state.name,
+            "tokens_predicted": new_tokens,
+            "tokens_evaluated": stats.prompt_tokens,
+            "generation_settings": self._settings(),
+            "prompt": self.served.context.echo,
+            "has_new_line": "\n" in text,
+            "truncated": bool(self.laid.unused),
+            "stop_type": STOPS[end.reason],
+            "stopping_word": word,
+            "tokens_cached": stats.reused_tokens,
+            "layout": self.laid.form,
+            "timings": timings(stats, new_tokens),
+        }
 
     def _settings(self) -> dict[str, Any]:
         requested = self.served.requested
         return requested.sampling.described | {
             "n_predict": -1 if self.body.new_tokens is None else self.body.new_tokens,
-            "max_tokens": requested.max_new_tokens, "stop": list(requested.stop), "stream": bool(self.body.stream),
-            "n_indent": self.body.n_indent or 0, "t_max_predict_ms": self.body.t_max_predict_ms or 0}
+            "max_tokens": requested.max_new_tokens,
+            "stop": list(requested.stop),
+            "stream": bool(self.body.stream),
+            "n_indent": self.body.n_indent or 0,
+            "t_max_predict_ms": self.body.t_max_predict_ms or 0,
+        }
 
 
 def _at(value: Any, path: str) -> Any:

@@ -8,21 +8,26 @@ from pydantic import Field
 
 from longgraft.serve.formats.request_fields import AnswerRequest, TokenIds
 
-PIECES = 256                # most pieces of other text; llama.vim sends 16
+PIECES = 256  # most pieces of other text; llama.vim sends 16
 
 
 class LlamaCppRequest(AnswerRequest):
     """The limits of an answer, and the fields of its response."""
 
-    n_predict: Annotated[int, Field(ge=-1)] | None = Field(None, description="-1: as many as are allowed; 0: "
-                                                           "the prompt is only read, so that the next is "
-                                                           "read faster")
+    n_predict: Annotated[int, Field(ge=-1)] | None = Field(
+        None, description="-1: as many as are allowed; 0: the prompt is only read, so that the next is read faster"
+    )
     n_indent: Annotated[int, Field(ge=0, le=1000)] | None = Field(
-        None, description="Least indentation of each new line")
-    t_max_predict_ms: float | None = Field(None, allow_inf_nan=False, description="Time from the first token "
-                                           "after which the answer ends with its line; 0: no limit")
+        None, description="Least indentation of each new line"
+    )
+    t_max_predict_ms: float | None = Field(
+        None,
+        allow_inf_nan=False,
+        description="Time from the first token after which the answer ends with its line; 0: no limit",
+    )
     response_fields: Annotated[list[str], Field(max_length=PIECES, fail_fast=True)] | None = Field(
-        None, description="Paths such as timings/prompt_n; none: all")
+        None, description="Paths such as timings/prompt_n; none: all"
+    )
     return_tokens: bool | None = False
 
     @property

@@ -11,7 +11,7 @@ from longgraft.acceptance.json_schemas import followable
 from longgraft.config.settings import LogitSettings
 from longgraft.serve.formats.json_fields import JsonFields, described_by
 
-MOST = 4096         # most choices or biases; clients send far fewer
+MOST = 4096  # most choices or biases; clients send far fewer
 ANY_OBJECT = {"type": "object"}
 
 
@@ -74,7 +74,8 @@ class LogitFields(JsonFields):
     repetition_penalty: float | None = described_by(LogitSettings, "repetition_penalty")
     repeat_penalty: float | None = Field(None, description="llama.cpp's name of repetition_penalty")
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float] | None = Field(
-        None, max_length=MOST, description="Token ids, and the numbers that are added to their logits")
+        None, max_length=MOST, description="Token ids, and the numbers that are added to their logits"
+    )
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's")
     guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older names")
@@ -87,14 +88,27 @@ class LogitFields(JsonFields):
     @property
     def constrained(self) -> bool:
         """True if there may be a constraint to compile."""
-        return any(value is not None for value in (
-            self.response_format, self.structured_outputs, self.guided_json, self.guided_regex, self.guided_choice,
-            self.guided_grammar, self.json_schema, self.grammar))
+        return any(
+            value is not None
+            for value in (
+                self.response_format,
+                self.structured_outputs,
+                self.guided_json,
+                self.guided_regex,
+                self.guided_choice,
+                self.guided_grammar,
+                self.json_schema,
+                self.grammar,
+            )
+        )
 
     def logit_options(self) -> dict[str, Any]:
         """Returns fields of `LogitOptions`; raises ValueError if several constraints are given."""
-        penalties = {"presence_penalty": self.presence_penalty, "frequency_penalty": self.frequency_penalty,
-                     "repetition_penalty": self.repetition_penalty}
+        penalties = {
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+        }
         if self.repetition_penalty is None:
             penalties["repetition_penalty"] = self.repeat_penalty
         named: dict[str, Any] = {name: value for name, value in penalties.items() if value is not None}
@@ -102,8 +116,9 @@ class LogitFields(JsonFields):
             named["logit_bias"] = {int(token): bias for token, bias in self.logit_bias.items()}
         constraints = self.constraints()
         if len(constraints) > 1:
-            raise ValueError(f"{' and '.join(constraints)} were given; an answer follows one of them. Leave "
-                             "the others out.")
+            raise ValueError(
+                f"{' and '.join(constraints)} were given; an answer follows one of them. Leave the others out."
+            )
         return named | dict(constraints.values())
 
     def constraints(self) -> dict[str, tuple[str, Any]]:
@@ -117,16 +132,19 @@ class LogitFields(JsonFields):
         if form is not None and form.type != "text":
             constraints["response_format"] = "json_schema", form.followed
         for name, kind, value in (
-                ("json_schema", "json_schema", self.json_schema), ("grammar", "grammar", self.grammar or None),
-                ("guided_json", "json_schema", self.guided_json), ("guided_regex", "regex", self.guided_regex),
-                ("guided_grammar", "grammar", self.guided_grammar),
-                ("guided_choice", "grammar", _any_of(self.guided_choice)),
-                ("structured_outputs.json", "json_schema", vllm.json_schema),
-                ("structured_outputs.json_object", "json_schema", ANY_OBJECT if vllm.json_object else None),
-                ("structured_outputs.regex", "regex", vllm.regex),
-                ("structured_outputs.choice", "grammar", _any_of(vllm.choice)),
-                ("structured_outputs.grammar", "grammar", vllm.grammar)):
-            if value is not None:       # an empty schema counts: it allows every document
+            ("json_schema", "json_schema", self.json_schema),
+            ("grammar", "grammar", self.grammar or None),
+            ("guided_json", "json_schema", self.guided_json),
+            ("guided_regex", "regex", self.guided_regex),
+            ("guided_grammar", "grammar", self.guided_grammar),
+            ("guided_choice", "grammar", _any_of(self.guided_choice)),
+            ("structured_outputs.json", "json_schema", vllm.json_schema),
+            ("structured_outputs.json_object", "json_schema", ANY_OBJECT if vllm.json_object else None),
+            ("structured_outputs.regex", "regex", vllm.regex),
+            ("structured_outputs.choice", "grammar", _any_of(vllm.choice)),
+            ("structured_outputs.grammar", "grammar", vllm.grammar),
+        ):
+            if value is not None:  # an empty schema counts: it allows every document
                 constraints[name] = kind, value
         return constraints
 

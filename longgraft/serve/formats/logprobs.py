@@ -37,6 +37,7 @@ def completion_logprobs(tokens: Sequence[TokenLogprob], spelt: TokenBytes, offse
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], spelt: TokenBytes, offset: int = 0) -> dict[str, Any]:
     """Returns log-probabilities for /v1/chat/completions, one row per token."""
+
     def row(token: int, value: float) -> dict[str, Any]:
         return {"token": spelt.text(token), "logprob": value, "bytes": list(spelt(token))}
 
@@ -58,15 +59,16 @@ class LogprobSeries:
             spelt: Bytes of tokens.
             echo: The prompt, if the text begins with it.
         """
-        self.begun = False      # the first part was taken
+        self.begun = False  # the first part was taken
         self._fields = fields
         self._spelt = spelt or TokenBytes(None)
         self._echo = echo
-        self._taken = 0         # tokens of the answer that were taken
+        self._taken = 0  # tokens of the answer that were taken
         self._offset = 0
 
-    def part(self, prompt: Sequence[TokenLogprob], answer: Sequence[TokenLogprob], tokens: int
-             ) -> dict[str, Any] | None:
+    def part(
+        self, prompt: Sequence[TokenLogprob], answer: Sequence[TokenLogprob], tokens: int
+    ) -> dict[str, Any] | None:
         """Returns the field for the next tokens of the answer; None if they have no log-probabilities.
 
         Args:
@@ -74,7 +76,7 @@ class LogprobSeries:
             answer: Those of the answer's tokens so far.
             tokens: Number of tokens.
         """
-        entries = list(answer[self._taken:self._taken + tokens])
+        entries = list(answer[self._taken : self._taken + tokens])
         if not self.begun:
             # The echo lacks what the tokenizer puts before the text of a prompt.
             self._offset = len(self._echo) - self._characters(prompt)

@@ -13,9 +13,15 @@ from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
 
-REASONS = {"eos": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "time": "max_tokens",
-           "cut": "end_turn", "cancelled": "end_turn"}
-TAIL = 64       # tokens at the end of an answer among which its stop string is
+REASONS = {
+    "eos": "end_turn",
+    "stop": "stop_sequence",
+    "length": "max_tokens",
+    "time": "max_tokens",
+    "cut": "end_turn",
+    "cancelled": "end_turn",
+}
+TAIL = 64  # tokens at the end of an answer among which its stop string is
 
 
 class MessagesFormat:
@@ -34,14 +40,24 @@ class MessagesFormat:
         """Returns the whole response."""
         self.blocks.read(answer.text)
         content = list(map(_whole, self.blocks.blocks))
-        return (self._message(content) | self._stop(answer.ids, answer.end)
-                | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)})
+        return (
+            self._message(content)
+            | self._stop(answer.ids, answer.end)
+            | {"usage": usage(answer.end), "longgraft": self._cost(answer.end)}
+        )
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """Yields the event that begins a message; the tokens that were cached are known only at the end."""
-        begun = self._message([]) | {"stop_reason": None, "stop_sequence": None, "usage": {
-            "input_tokens": len(self.requested.ids), "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
-            "output_tokens": 0}}
+        begun = self._message([]) | {
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": {
+                "input_tokens": len(self.requested.ids),
+                "cache_creation_input_tokens": 0,
+                "cache_read_input_tokens": 0,
+                "output_tokens": 0,
+            },
+        }
         yield {"type": "message_start", "message": begun}
 
     def text_chunks(self, text: str, ids: list[int]) -> Iterator[dict[str, Any]]:
@@ -51,8 +67,12 @@ class MessagesFormat:
     def closing_chunks(self, ids: list[int], rest: list[int], end: End) -> Iterator[dict[str, Any]]:
         """Yields the last events of the content, the reason with the usage, and the end."""
         yield from map(_event, self.blocks.finish())
-        yield {"type": "message_delta", "delta": self._stop(ids, end), "usage": usage(end),
-               "longgraft": self._cost(end)}
+        yield {
+            "type": "message_delta",
+            "delta": self._stop(ids, end),
+            "usage": usage(end),
+            "longgraft": self._cost(end),
+        }
         yield {"type": "message_stop"}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -78,8 +98,12 @@ class MessagesFormat:
 def usage(end: End) -> dict[str, Any]:
     """Returns token counts; input_tokens are those that were read, without the reused ones."""
     stats = end.stats
-    return {"input_tokens": stats.prompt_tokens - stats.reused_tokens, "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": stats.reused_tokens, "output_tokens": stats.new_tokens}
+    return {
+        "input_tokens": stats.prompt_tokens - stats.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stats.reused_tokens,
+        "output_tokens": stats.new_tokens,
+    }
 
 
 def _whole(block: AnswerBlock) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
-DROPPED = ("thinking", "redacted_thinking")     # an earlier model's, which this one cannot read
+DROPPED = ("thinking", "redacted_thinking")  # an earlier model's, which this one cannot read
 HOSTED = ("mcp_servers", "container")
 HOSTED_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset")
 CHOICES = {"auto": "auto", "none": "none", "any": "required"}
@@ -62,9 +62,12 @@ class AnthropicTool(JsonFields):
             place: The field.
         """
         if self.type not in (None, "custom", "function"):
-            raise Unsupported(f"{place}.type", f"{place} is of type {self.type}, which only Anthropic's "
-                                               "models know. Give it with an input_schema instead of the "
-                                               "type.")
+            raise Unsupported(
+                f"{place}.type",
+                f"{place} is of type {self.type}, which only Anthropic's "
+                "models know. Give it with an input_schema instead of the "
+                "type.",
+            )
         if self.function is not None:
             return {"type": "function", "function": self.function.model_dump()}
         if self.name is None:
@@ -72,8 +75,15 @@ class AnthropicTool(JsonFields):
         schema = self.input_schema
         if schema is None:
             schema = self.parameters
-        return {"type": "function", "function": {"name": self.name, "description": self.description,
-                                                 "parameters": schema, "strict": self.strict}}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": schema,
+                "strict": self.strict,
+            },
+        }
 
 
 class ToolChoice(JsonFields):
@@ -121,15 +131,19 @@ class CountTokensRequest(JsonFields):
     @property
     def notes(self) -> list[str]:
         """Sentences on what is ignored."""
-        return [f"tools[{n}] is ignored: {tool.type} runs on Anthropic's servers."
-                for n, tool in enumerate(self.tools or ()) if tool.hosted]
+        return [
+            f"tools[{n}] is ignored: {tool.type} runs on Anthropic's servers."
+            for n, tool in enumerate(self.tools or ())
+            if tool.hosted
+        ]
 
     def check_supported(self) -> None:
         """Raises Unsupported for fields that need Anthropic's servers."""
         for name in HOSTED:
             if (self.model_extra or {}).get(name):
-                raise Unsupported(name, f"{name} is not supported here, because it runs on Anthropic's "
-                                        "servers. Leave it out.")
+                raise Unsupported(
+                    name, f"{name} is not supported here, because it runs on Anthropic's servers. Leave it out."
+                )
 
     def chat(self) -> ChatRequest:
         """Returns the chat; raises ValueError for content that the model cannot read."""
@@ -138,8 +152,10 @@ class CountTokensRequest(JsonFields):
     def chat_fields(self) -> dict[str, Any]:
         """Returns the fields of the chat that the tokens of the prompt depend on, and the choice of a tool."""
         if self.messages[-1].role == "assistant":
-            raise ValueError("The last message is the assistant's, and an answer is not continued here. End "
-                             "with a message of the user.")
+            raise ValueError(
+                "The last message is the assistant's, and an answer is not continued here. End "
+                "with a message of the user."
+            )
         messages = list[dict[str, Any]]()
         if self.system:
             messages.append({"role": "system", "content": text_of(self.system)})
@@ -150,8 +166,12 @@ class CountTokensRequest(JsonFields):
                 messages += _other(message)
         tools = [tool.for_chat(f"tools[{n}]") for n, tool in enumerate(self.tools or ()) if not tool.hosted]
         choice = self.tool_choice or ToolChoice(type="auto")
-        return {"messages": messages, "tools": tools or None, "tool_choice": choice.for_chat(),
-                "parallel_tool_calls": not choice.disable_parallel_tool_use}
+        return {
+            "messages": messages,
+            "tools": tools or None,
+            "tool_choice": choice.for_chat(),
+            "parallel_tool_calls": not choice.disable_parallel_tool_use,
+        }
 
 
 class MessagesRequest(CountTokensRequest):
@@ -195,8 +215,10 @@ class MessagesRequest(CountTokensRequest):
     def chat_fields(self) -> dict[str, Any]:
         """Returns all fields of the chat."""
         same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft")
-        form = self._format and {"type": "json_schema",
-                                 "json_schema": {"schema": self._format.json_schema, "strict": True}}
+        form = self._format and {
+            "type": "json_schema",
+            "json_schema": {"schema": self._format.json_schema, "strict": True},
+        }
         fields = super().chat_fields() | {"stop": self.stop_sequences, "response_format": form}
         for name in same:
             fields[name] = getattr(self, name)
@@ -209,8 +231,9 @@ def text_of(content: Content | None) -> str:
         return content or ""
     for block in content:
         if block.type != "text":
-            raise ValueError(f"A block is of type {block.type!r}, which this model cannot read in this "
-                             "place. Send text.")
+            raise ValueError(
+                f"A block is of type {block.type!r}, which this model cannot read in this place. Send text."
+            )
     return "\n".join(block.text or "" for block in content)
 
 
@@ -219,8 +242,11 @@ def _assistant(message: AnthropicMessage) -> Iterator[dict[str, Any]]:
     if isinstance(message.content, str):
         yield {"role": "assistant", "content": message.content}
         return
-    calls = [{"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}}
-             for block in message.content if block.type == "tool_use"]
+    calls = [
+        {"id": block.id, "function": {"name": block.name, "arguments": block.input or {}}}
+        for block in message.content
+        if block.type == "tool_use"
+    ]
     rest = [block for block in message.content if block.type not in ("tool_use", *DROPPED)]
     yield {"role": "assistant", "content": text_of(rest), "tool_calls": calls or None}
 

@@ -17,9 +17,8 @@ from longgraft.serve.tools.reader import Piece
 
 Spelt = Callable[[Sequence[int]], str]
 
-REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop",
-           "cancelled": "stop"}
-SHOWN = 16      # tokens of the prompt that are shown before and after its first difference from a kept one
+REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop", "cancelled": "stop"}
+SHOWN = 16  # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,26 @@ class Kind:
     logprobs: Fields
 
 
-COMPLETION = Kind("cmpl", "text_completion", "text_completion", lambda text: {"text": text},
-                  lambda text: {"text": text}, None, {"text": ""}, completion_logprobs)
-CHAT = Kind("chatcmpl", "chat.completion", "chat.completion.chunk",
-            lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
-            lambda text: {"delta": {"content": text}}, {"delta": {"role": "assistant", "content": ""}}, {"delta": {}},
-            chat_logprobs)
+COMPLETION = Kind(
+    "cmpl",
+    "text_completion",
+    "text_completion",
+    lambda text: {"text": text},
+    lambda text: {"text": text},
+    None,
+    {"text": ""},
+    completion_logprobs,
+)
+CHAT = Kind(
+    "chatcmpl",
+    "chat.completion",
+    "chat.completion.chunk",
+    lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
+    lambda text: {"delta": {"content": text}},
+    {"delta": {"role": "assistant", "content": ""}},
+    {"delta": {}},
+    chat_logprobs,
+)
 
 
 class Usage:
@@ -70,8 +83,11 @@ class Usage:
             first: The first of its prompt.
         """
         if not first:
-            counts = counts | {"prompt_tokens": 0, "prompt_tokens_details": {"cached_tokens": 0},
-                               "total_tokens": counts["completion_tokens"]}
+            counts = counts | {
+                "prompt_tokens": 0,
+                "prompt_tokens_details": {"cached_tokens": 0},
+                "total_tokens": counts["completion_tokens"],
+            }
         self.fields = _sum(self.fields, counts)
         self._left -= 1
         return not self._left
@@ -131,12 +147,13 @@ class OpenAIFormat:
             turn = form.served.context.calls.whole(answer.text)
             fields = form.kind.message(form.served.context.echo + turn.text)
             if turn.calls:
-                fields["message"] |= {"content": turn.text or None,
-                                      "tool_calls": [called(call.name, call.arguments) for call in turn.calls]}
+                fields["message"] |= {
+                    "content": turn.text or None,
+                    "tool_calls": [called(call.name, call.arguments) for call in turn.calls],
+                }
             choices.append(form._choice(fields, answer.ids, reason(answer.end, form.served.context.calls.called)))
             form._count(answer.end, answer.ids)
-        return self._object(self.kind.name, choices) | {"usage": self.usage.fields,
-                                                        **self._figures(answers[0].end)}
+        return self._object(self.kind.name, choices) | {"usage": self.usage.fields, **self._figures(answers[0].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """Yields the role, and then the echoed prompt with the log-probabilities of its tokens."""
@@ -176,8 +193,11 @@ class OpenAIFormat:
         figures = cost(end, requested.ids, self.spelt) | {"sampling": requested.sampling.described}
         if self.served.context.layout:
             figures["layout"] = self.served.context.layout
-        return {"longgraft": figures, "timings": timings(end.stats, end.stats.new_tokens),
-                "metrics": metrics(end.stats)}
+        return {
+            "longgraft": figures,
+            "timings": timings(end.stats, end.stats.new_tokens),
+            "metrics": metrics(end.stats),
+        }
 
     def _chunk(self, fields: dict[str, Any], ids: Sequence[int] = (), reason: str | None = None) -> dict[str, Any]:
         chunk = self._object(self.kind.chunk_name, [self._choice(fields, ids, reason)])
@@ -193,16 +213,24 @@ class OpenAIFormat:
         return choice
 
     def _object(self, name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": f"{self.kind.prefix}-{self.id}", "object": name, "created": self.created, "model": self.model,
-                "choices": choices}
+        return {
+            "id": f"{self.kind.prefix}-{self.id}",
+            "object": name,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
 
 
 def called(name: str, arguments: str) -> dict[str, Any]:
     """Returns a tool call, or a part of its arguments if it has no name."""
     if not name:
         return {"function": {"arguments": arguments}}
-    return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function",
-            "function": {"name": name, "arguments": arguments}}
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
 
 
 def reason(end: End, called: bool) -> str:
@@ -221,11 +249,13 @@ def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, A
     """Returns token counts, with the reused prompt tokens and the predicted tokens that the answer repeated."""
     stats = end.stats
     repeated, rejected = accepted(predicted, ids)
-    return {"prompt_tokens": stats.prompt_tokens, "completion_tokens": stats.new_tokens,
-            "total_tokens": stats.prompt_tokens + stats.new_tokens,
-            "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
-            "completion_tokens_details": {"accepted_prediction_tokens": repeated,
-                                          "rejected_prediction_tokens": rejected}}
+    return {
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.new_tokens,
+        "total_tokens": stats.prompt_tokens + stats.new_tokens,
+        "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
+        "completion_tokens_details": {"accepted_prediction_tokens": repeated, "rejected_prediction_tokens": rejected},
+    }
 
 
 def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
@@ -239,11 +269,19 @@ def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
     at = stats.first_difference
     difference = None
     if at is not None:
-        before = prompt[max(0, at - SHOWN):at]
-        difference = {"token": at, "before": spelt(before), "after": spelt(prompt[at:at + SHOWN])}
-    return {"finish_reason": end.reason, "queued_seconds": end.queued, "prefill_seconds": stats.prefill_seconds,
-            "decode_seconds": stats.decode_seconds, "decode_tokens_per_second": stats.decode_tokens_per_second,
-            "reused_tokens": stats.reused_tokens, "first_difference": difference, "steps": stats.steps,
-            "mat": stats.mat, "tokens_per_step": stats.tokens_per_step,
-            "accepted_by_origin": dict(stats.accepted_by_origin),
-            "kinds": dict(stats.kinds)}
+        before = prompt[max(0, at - SHOWN) : at]
+        difference = {"token": at, "before": spelt(before), "after": spelt(prompt[at : at + SHOWN])}
+    return {
+        "finish_reason": end.reason,
+        "queued_seconds": end.queued,
+        "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "decode_tokens_per_second": stats.decode_tokens_per_second,
+        "reused_tokens": stats.reused_tokens,
+        "first_difference": difference,
+        "steps": stats.steps,
+        "mat": stats.mat,
+        "tokens_per_step": stats.tokens_per_step,
+        "accepted_by_origin": dict(stats.accepted_by_origin),
+        "kinds": dict(stats.kinds),
+    }

@@ -22,22 +22,46 @@ from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.logit_fields import LogitFields
 from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
 
-CHOICES = 16        # most answers of a request
-STOPS = 64          # most stop strings: each is searched for in every piece of text
-PROMPTS = 256       # most prompts of a request
-MESSAGES = 4096     # most messages of a chat, and parts of a message; clients send far fewer
-DEFAULT_TOKENS = 16     # tokens of a completion without max_tokens: OpenAI's default
+CHOICES = 16  # most answers of a request
+STOPS = 64  # most stop strings: each is searched for in every piece of text
+PROMPTS = 256  # most prompts of a request
+MESSAGES = 4096  # most messages of a chat, and parts of a message; clients send far fewer
+DEFAULT_TOKENS = 16  # tokens of a completion without max_tokens: OpenAI's default
 # Values of unsupported fields that change nothing, besides null.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,), "logprobs": (False,), "top_logprobs": (0,), "n_probs": (0,), "prompt_logprobs": (0,),
-    "dry_multiplier": (0,), "xtc_probability": (0,), "typical_p": (1,), "mirostat": (0,),
-    "dynatemp_range": (0,), "min_tokens": (0,), "use_beam_search": (False,), "length_penalty": (1,),
-    "truncate_prompt_tokens": (), "tools": ([],),
-    "functions": ([],), "audio": (), "modalities": (["text"],), "continue_final_message": (False,),
-    "add_generation_prompt": (True,), "echo": (False,), "chat_template": (), "documents": ([],), "bad_words": ([],),
-    "allowed_token_ids": (), "include_stop_str_in_output": (False,), "skip_special_tokens": (True,),
-    "top_n_sigma": (0, -1), "adaptive_target": (0, -1), "stop_regex": ([], ""), "logits_processors": ([],),
-    "custom_logit_processor": ()}
+    "best_of": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "n_probs": (0,),
+    "prompt_logprobs": (0,),
+    "dry_multiplier": (0,),
+    "xtc_probability": (0,),
+    "typical_p": (1,),
+    "mirostat": (0,),
+    "dynatemp_range": (0,),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "length_penalty": (1,),
+    "truncate_prompt_tokens": (),
+    "tools": ([],),
+    "functions": ([],),
+    "audio": (),
+    "modalities": (["text"],),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "echo": (False,),
+    "chat_template": (),
+    "documents": ([],),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "top_n_sigma": (0, -1),
+    "adaptive_target": (0, -1),
+    "stop_regex": ([], ""),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+}
 # Without fail_fast every item of a list has its own error, and 1 MiB of items takes seconds and 1 GB.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 
@@ -74,7 +98,7 @@ class Message(JsonFields):
     def for_template(self) -> dict[str, Any]:
         """Returns the message for a chat template; raises ValueError for content other than text."""
         message: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
-        if self.role == "developer":        # OpenAI's newer name of the role system, which templates do not know
+        if self.role == "developer":  # OpenAI's newer name of the role system, which templates do not know
             message["role"] = "system"
         if self.tool_calls:
             message["tool_calls"] = [call.for_template() for call in self.tool_calls]
@@ -98,7 +122,8 @@ class Speculative(JsonFields):
     enabled: bool | None = True
     method: str | None = Field(None, description="The server's method, or ar: plain decoding")
     budget: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Most nodes per verification, root included; 1: nothing is proposed")
+        None, description="Most nodes per verification, root included; 1: nothing is proposed"
+    )
 
 
 class Own(JsonFields):
@@ -106,11 +131,15 @@ class Own(JsonFields):
 
     model_config = ConfigDict(extra="forbid")
 
-    corpus: str | None = Field(None, max_length=100,
-                               description="Name of a corpus on the server that the answer may repeat")
-    remember: bool | None = Field(None, description="The answer may repeat earlier ones of the same API key, "
-                                  "and later ones may repeat it; needs a server with --remember, where it is "
-                                  "the default")
+    corpus: str | None = Field(
+        None, max_length=100, description="Name of a corpus on the server that the answer may repeat"
+    )
+    remember: bool | None = Field(
+        None,
+        description="The answer may repeat earlier ones of the same API key, "
+        "and later ones may repeat it; needs a server with --remember, where it is "
+        "the default",
+    )
 
 
 class StreamOptions(JsonFields):
@@ -123,18 +152,22 @@ class AnswerRequest(LogitFields):
     model_config = ConfigDict(extra="allow", protected_namespaces=())
 
     model: str | None = Field(None, description="Any name, because there is one model")
-    temperature: float | None = described_by(SamplingSettings, "temperature", "A greedy answer ignores "
-                                             "top_p, top_k, min_p and seed. None: as generation_config.json "
-                                             "says, or greedy.")
+    temperature: float | None = described_by(
+        SamplingSettings,
+        "temperature",
+        "A greedy answer ignores top_p, top_k, min_p and seed. None: as generation_config.json says, or greedy.",
+    )
     top_p: float | None = described_by(SamplingSettings, "top_p")
     top_k: int | None = described_by(SamplingSettings, "top_k")
     min_p: float | None = described_by(SamplingSettings, "min_p")
     seed: int | None = described_by(SamplingSettings, "seed", "-1, or none: a new seed for each request.")
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=STOPS)] | None = Field(
-        None, description=f"Up to {STOPS} strings; the text ends before them")
+        None, description=f"Up to {STOPS} strings; the text ends before them"
+    )
     stop_token_ids: TokenIds | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES)] | None = Field(
-        1, description="Number of answers to each prompt, drawn with the seed and the ones after it")
+        1, description="Number of answers to each prompt, drawn with the seed and the ones after it"
+    )
     ignore_eos: bool | None = False
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -146,7 +179,8 @@ class AnswerRequest(LogitFields):
     priority: int | None = Field(None, description="Waiting requests with a lower number begin first; default 0")
     longgraft: Own | None = None
     special_tokens_in_content: Literal["allow", "escape", "refuse"] | None = Field(
-        None, description="What to do with special tokens that the texts spell")
+        None, description="What to do with special tokens that the texts spell"
+    )
 
     def check_supported(self) -> None:
         """Raises Unsupported if a known field asks for something that is not supported."""
@@ -174,8 +208,16 @@ class AnswerRequest(LogitFields):
         seed = self.seed
         if seed is None or seed == -1:
             seed = secrets.randbits(63)
-        return defaults.sampling({"temperature": temperature, "top_p": self.top_p, "top_k": self.top_k,
-                                  "min_p": self.min_p, "seed": seed, **options})
+        return defaults.sampling(
+            {
+                "temperature": temperature,
+                "top_p": self.top_p,
+                "top_k": self.top_k,
+                "min_p": self.min_p,
+                "seed": seed,
+                **options,
+            }
+        )
 
     def stops(self) -> tuple[str, ...]:
         """Returns the stop strings; raises ValueError for an empty one."""
@@ -215,8 +257,10 @@ class AnswerRequest(LogitFields):
         if limits is None:
             return None
         if limits.method not in (None, served, PLAIN):
-            raise ValueError(f"Method {limits.method!r} is not loaded here. Ask for {served} or {PLAIN} "
-                             "(plain), or start a server with --method.")
+            raise ValueError(
+                f"Method {limits.method!r} is not loaded here. Ask for {served} or {PLAIN} "
+                "(plain), or start a server with --method."
+            )
         if limits.enabled is False or limits.method == PLAIN:
             return 1
         return limits.budget
@@ -241,13 +285,17 @@ def several(prompt: Any) -> bool:
 class CompletionRequest(AnswerRequest):
     """A request to /v1/completions."""
 
-    prompt: Annotated[str | TokenIds | Annotated[list[str], Field(fail_fast=True)]
-                      | Annotated[list[TokenIds], Field(fail_fast=True)], AfterValidator(at_most)] = Field(
-        description=f"Text or token ids, or a list of up to {PROMPTS} of them")
+    prompt: Annotated[
+        str | TokenIds | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[TokenIds], Field(fail_fast=True)],
+        AfterValidator(at_most),
+    ] = Field(description=f"Text or token ids, or a list of up to {PROMPTS} of them")
     suffix: str | None = Field(None, description="Text after the completion")
     echo: bool | None = False
-    logprobs: int | None = Field(None, description="Log-probabilities of the tokens, with echo also of the "
-                                 "prompt's, and of so many most probable ones")
+    logprobs: int | None = Field(
+        None,
+        description="Log-probabilities of the tokens, with echo also of the "
+        "prompt's, and of so many most probable ones",
+    )
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(None, description="0: the prompt is only read")
 
     def logit_options(self) -> dict[str, Any]:
@@ -302,8 +350,10 @@ def text_of(content: str | list[MessagePart] | None) -> str:
         return content or ""
     for part in content:
         if part.type != "text" or part.text is None:
-            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
-                             'of {"type": "text", "text": ...}.')
+            raise ValueError(
+                f"A part of the content is of type {part.type!r}, and this model takes text. Send parts "
+                'of {"type": "text", "text": ...}.'
+            )
     return "\n".join(part.text for part in content if part.text is not None)
 
 

@@ -18,9 +18,12 @@ def timings(stats: Stats, new: int) -> dict[str, float]:
     read = stats.prompt_tokens - stats.reused_tokens
     figures: dict[str, float] = {"cache_n": stats.reused_tokens}
     for name, tokens, seconds in (("prompt", read, stats.prefill_seconds), ("predicted", new, stats.decode_seconds)):
-        figures |= {f"{name}_n": tokens, f"{name}_ms": MILLI * seconds,
-                    f"{name}_per_token_ms": _ratio(MILLI * seconds, tokens),
-                    f"{name}_per_second": _ratio(tokens, seconds)}
+        figures |= {
+            f"{name}_n": tokens,
+            f"{name}_ms": MILLI * seconds,
+            f"{name}_per_token_ms": _ratio(MILLI * seconds, tokens),
+            f"{name}_per_second": _ratio(tokens, seconds),
+        }
     return figures | {"draft_n": sum(stats.proposed_by_depth), "draft_n_accepted": sum(stats.accepted_per_step)}
 
 
@@ -38,12 +41,18 @@ def metrics(stats: Stats) -> dict[str, Any]:
     by_position = []
     for position in range(len(stats.proposed_by_depth)):
         by_position.append(sum(length > position for length in stats.accepted_per_step))
-    return {"speculative_decoding": {
-        "mean_acceptance_length": 1.0 + _ratio(accepted, steps),
-        "draft_acceptance_rate": _ratio(accepted, proposed),
-        "num_spec_steps": steps, "num_draft_tokens": proposed, "num_accepted_draft_tokens": accepted,
-        "acceptance_histogram": histogram, "num_draft_tokens_per_pos": list(stats.proposed_by_depth),
-        "num_accepted_tokens_per_pos": by_position}}
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": 1.0 + _ratio(accepted, steps),
+            "draft_acceptance_rate": _ratio(accepted, proposed),
+            "num_spec_steps": steps,
+            "num_draft_tokens": proposed,
+            "num_accepted_draft_tokens": accepted,
+            "acceptance_histogram": histogram,
+            "num_draft_tokens_per_pos": list(stats.proposed_by_depth),
+            "num_accepted_tokens_per_pos": by_position,
+        }
+    }
 
 
 def _ratio(count: float, total: float) -> float:

@@ -17,7 +17,7 @@ from longgraft.serve.streaming import Answer
 Fields = dict[str, Any]
 # The name of the events with a call's arguments; its last word is their field's.
 ARGUMENTS: Mapping[str, str] = {"function": "function_call_arguments", "custom": "custom_tool_call_input"}
-ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "metadata")     # fields of the request
+ECHOED = ("instructions", "max_output_tokens", "parallel_tool_calls", "metadata")  # fields of the request
 
 
 class ResponsesFormat:
@@ -95,7 +95,7 @@ class ResponsesFormat:
         place = {"output_index": block.index, "item_id": tool.id(block)}
         if kind == "more":
             before = tool.text(block.text.removesuffix(new))
-            delta = tool.text(block.text)[len(before):]
+            delta = tool.text(block.text)[len(before) :]
             if delta:
                 yield self._event(f"response.{name}.delta", place | {"delta": delta})
         else:
@@ -117,13 +117,26 @@ class ResponsesFormat:
         if body.text and body.text.format:
             form = body.text.format.model_dump(exclude_none=True)
         return {
-            "id": self.id, "object": "response", "created_at": self.created, "status": status, "error": None,
-            "incomplete_details": None, "model": self.model, "output": [], "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None}, "store": False, "temperature": sampling.temperature,
-            "top_p": sampling.top_p, "truncation": "disabled", "usage": None,
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": self.model,
+            "output": [],
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "usage": None,
             "tool_choice": choice,
-            "text": {"format": form}, **body.model_dump(include=set(ECHOED)),
-            "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()]}
+            "text": {"format": form},
+            **body.model_dump(include=set(ECHOED)),
+            "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+        }
 
     def _ended(self, end: End) -> Fields:
         cut = _cut(end)
@@ -134,9 +147,13 @@ class ResponsesFormat:
         figures = cost(end, self.requested.ids, self._spelt) | {"sampling": self.requested.sampling.described}
         if self.body.notes:
             figures["notes"] = self.body.notes
-        tokens = {"input_tokens": stats.prompt_tokens, "input_tokens_details": {"cached_tokens": stats.reused_tokens},
-                  "output_tokens": stats.new_tokens, "output_tokens_details": {"reasoning_tokens": 0},
-                  "total_tokens": stats.prompt_tokens + stats.new_tokens}
+        tokens = {
+            "input_tokens": stats.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.reused_tokens},
+            "output_tokens": stats.new_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": stats.prompt_tokens + stats.new_tokens,
+        }
         response = self._response("completed" if whole else "incomplete")
         if cut:
             response["incomplete_details"] = {"reason": "max_output_tokens"}

@@ -24,10 +24,10 @@ from longgraft.serve.formats.responses_tools import (
 from longgraft.serve.formats.tool_fields import MOST_TOOLS
 
 TEXTS = ("input_text", "output_text", "text", "refusal")
-LOGPROBS = "message.output_text.logprobs"       # in `include`
+LOGPROBS = "message.output_text.logprobs"  # in `include`
 CALLS = ("function_call", "custom_tool_call", "local_shell_call")
 OUTPUTS = tuple(f"{call}_output" for call in CALLS)
-STORED = ("previous_response_id", "conversation", "background", "prompt")   # need answers that a server stores
+STORED = ("previous_response_id", "conversation", "background", "prompt")  # need answers that a server stores
 
 
 class TextPart(JsonFields):
@@ -117,15 +117,23 @@ class ResponsesRequest(JsonFields):
     def check_supported(self) -> None:
         """Raises Unsupported for fields that would change the answer and are not supported."""
         if self.truncation == "auto":
-            raise Unsupported("truncation", "truncation is auto, and no message is left out here. Leave it "
-                                            "out, and shorten the conversation if it is too long.")
+            raise Unsupported(
+                "truncation",
+                "truncation is auto, and no message is left out here. Leave it "
+                "out, and shorten the conversation if it is too long.",
+            )
         if LOGPROBS in (self.include or ()):
-            raise Unsupported("include", f"include has {LOGPROBS}, which are not supported here. Leave it "
-                                         "out, or ask /v1/chat/completions with logprobs.")
+            raise Unsupported(
+                "include",
+                f"include has {LOGPROBS}, which are not supported here. Leave it "
+                "out, or ask /v1/chat/completions with logprobs.",
+            )
         for name in STORED:
             if (self.model_extra or {}).get(name):
-                raise Unsupported(name, f"{name} is not supported here, because nothing is stored. Send the "
-                                        "whole conversation as input.")
+                raise Unsupported(
+                    name,
+                    f"{name} is not supported here, because nothing is stored. Send the whole conversation as input.",
+                )
 
     @property
     def offered(self) -> dict[str, Offered]:
@@ -151,8 +159,13 @@ class ResponsesRequest(JsonFields):
             messages += _messages(self.input)
         tools = [{"type": "function", "function": tool.function} for tool in self.offered.values()]
         same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
-        fields = {"messages": messages, "tools": tools or None, "tool_choice": self._choice(),
-                  "max_tokens": self.max_output_tokens, "response_format": self._response_format()}
+        fields = {
+            "messages": messages,
+            "tools": tools or None,
+            "tool_choice": self._choice(),
+            "max_tokens": self.max_output_tokens,
+            "response_format": self._response_format(),
+        }
         for name in same:
             fields[name] = getattr(self, name)
         return chat_of(fields, self.model_extra or {})
@@ -184,8 +197,10 @@ def text_of(content: Content | None) -> str:
         return content or ""
     for part in content:
         if part.type not in TEXTS:
-            raise ValueError(f"A part of the content is of type {part.type!r}, and this model takes text. "
-                             "Send parts of type input_text.")
+            raise ValueError(
+                f"A part of the content is of type {part.type!r}, and this model takes text. "
+                "Send parts of type input_text."
+            )
     return "\n".join(part.text or part.refusal or "" for part in content)
 
 
@@ -200,11 +215,14 @@ def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(_call(item))
         elif item.type in OUTPUTS:
-            messages.append({"role": "tool", "tool_call_id": item.call_id or item.id or "",
-                             "content": text_of(item.output)})
-        elif item.type != "reasoning":      # an earlier model's, which this one cannot read
-            raise ValueError(f"An item of the input is of type {item.type!r}, which is not supported here. "
-                             f"Send messages, {', '.join(CALLS)}, and outputs of these.")
+            messages.append(
+                {"role": "tool", "tool_call_id": item.call_id or item.id or "", "content": text_of(item.output)}
+            )
+        elif item.type != "reasoning":  # an earlier model's, which this one cannot read
+            raise ValueError(
+                f"An item of the input is of type {item.type!r}, which is not supported here. "
+                f"Send messages, {', '.join(CALLS)}, and outputs of these."
+            )
     return messages
 
 

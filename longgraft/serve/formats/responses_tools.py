@@ -16,16 +16,27 @@ from longgraft.serve.formats.tool_fields import Function, Name
 
 Fields = dict[str, Any]
 Kind = Literal["function", "custom", "local_shell"]
-PREFIXES: Mapping[Kind, str] = {"function": "fc", "custom": "ctc", "local_shell": "lsh"}     # of items' ids
+PREFIXES: Mapping[Kind, str] = {"function": "fc", "custom": "ctc", "local_shell": "lsh"}  # of items' ids
 # These run on OpenAI's servers.  Clients offer them to every model, and manage without.
 HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "tool_search", "computer_use")
-INPUT = "input"     # the argument of a custom tool
-ONE_TEXT: Fields = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT],
-                    "additionalProperties": False}
+INPUT = "input"  # the argument of a custom tool
+ONE_TEXT: Fields = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
 SHELL: Literal["local_shell"] = "local_shell"
-COMMAND: Fields = {"type": "object", "properties": {
-    "command": {"type": "array", "items": {"type": "string"}}, "timeout_ms": {"type": "integer"},
-    "working_directory": {"type": "string"}}, "required": ["command"], "additionalProperties": False}
+COMMAND: Fields = {
+    "type": "object",
+    "properties": {
+        "command": {"type": "array", "items": {"type": "string"}},
+        "timeout_ms": {"type": "integer"},
+        "working_directory": {"type": "string"},
+    },
+    "required": ["command"],
+    "additionalProperties": False,
+}
 
 
 class CustomFormat(JsonFields):
@@ -152,8 +163,10 @@ def _offered(tools: Sequence[ResponsesTool], place: str, namespace: str | None) 
         elif tool.type in ("function", "custom"):
             yield _named(tool, field, namespace)
         elif not _hosted(tool):
-            raise Unsupported(f"{field}.type", f"{field} is of type {tool.type}, which is not known here. "
-                                              "Give a function or a custom tool.")
+            raise Unsupported(
+                f"{field}.type",
+                f"{field} is of type {tool.type}, which is not known here. Give a function or a custom tool.",
+            )
 
 
 def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
@@ -169,10 +182,16 @@ def _named(tool: ResponsesTool, place: str, namespace: str | None) -> Offered:
         kind = "custom"
         parameters = ONE_TEXT
         if tool.format is not None and tool.format.definition:
-            description = (f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} "
-                           f"grammar:\n{tool.format.definition}").strip()
-    function = {"name": function_name(name, namespace), "description": description, "parameters": parameters,
-                "strict": fields.get("strict")}
+            description = (
+                f"{description or ''}\n\nThe input follows this {tool.format.syntax or ''} "
+                f"grammar:\n{tool.format.definition}"
+            ).strip()
+    function = {
+        "name": function_name(name, namespace),
+        "description": description,
+        "parameters": parameters,
+        "strict": fields.get("strict"),
+    }
     return Offered(function, kind, name, namespace)
 
 

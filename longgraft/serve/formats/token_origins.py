@@ -28,7 +28,7 @@ class Spans:
         """prompt: token ids that the answer follows"""
         self._text = Detokenizer(tokenizer, prompt=prompt)
         self._tokens = 0
-        self._open: list[tuple[int, str, int]] = []      # (token's place, origin, characters not shown yet)
+        self._open: list[tuple[int, str, int]] = []  # (token's place, origin, characters not shown yet)
 
     def push(self, step: Step) -> list[dict[str, Any]]:
         """Returns the step's tokens as {at, origin, text}, after earlier tokens whose text has become certain.
@@ -49,7 +49,7 @@ class Spans:
                 spans.append({"at": place, "origin": origin, "text": shown})
             if len(shown) < length:
                 still_open.append((place, origin, length - len(shown)))
-        if rest:        # bytes that form no character, flushed at the end
+        if rest:  # bytes that form no character, flushed at the end
             spans[-1]["text"] += rest
         self._open = still_open
         return spans
@@ -73,13 +73,18 @@ class Pictures:
         tree = step.tree
         if tree is None:
             return None
-        path = step.path[:1 + len(step.tokens)]
+        path = step.path[: 1 + len(step.tokens)]
         bonus = None
         if len(path) == len(step.tokens):
             bonus = self.text(step.tokens[-1])
-        return {"tokens": list(map(self.text, tree.tokens.tolist())), "parents": tree.parents.tolist(),
-                "origins": list(map(proposed_by, tree.origin.tolist())),
-                "scores": list(map(_rounded, tree.scores.tolist())), "path": path, "bonus": bonus}
+        return {
+            "tokens": list(map(self.text, tree.tokens.tolist())),
+            "parents": tree.parents.tolist(),
+            "origins": list(map(proposed_by, tree.origin.tolist())),
+            "scores": list(map(_rounded, tree.scores.tolist())),
+            "path": path,
+            "bonus": bonus,
+        }
 
     def text(self, token: int) -> str:
         """Returns the text of one token."""
@@ -88,7 +93,7 @@ class Pictures:
             text = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
             if "\ufffd" in text or not text:
                 text = spelt
-            elif spelt.startswith("\u2581") and not text.startswith(" "):    # SentencePiece drops a space at the start
+            elif spelt.startswith("\u2581") and not text.startswith(" "):  # SentencePiece drops a space at the start
                 text = " " + text
             self._texts[token] = text
         return self._texts[token]

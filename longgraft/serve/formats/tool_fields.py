@@ -10,7 +10,7 @@ from longgraft.config.data_files import parse_sendable
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.tools.grammar import Tool
 
-MOST_TOOLS = 512    # clients send up to some dozens
+MOST_TOOLS = 512  # clients send up to some dozens
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 
 
@@ -75,8 +75,11 @@ class ToolCall(JsonFields):
             parsed = parse_sendable(arguments)
             if isinstance(parsed, dict):
                 arguments = parsed
-        return {"id": self.id or "", "type": "function",
-                "function": {"name": self.function.name, "arguments": arguments}}
+        return {
+            "id": self.id or "",
+            "type": "function",
+            "function": {"name": self.function.name, "arguments": arguments},
+        }
 
 
 class ToolFields(BaseModel):
@@ -84,7 +87,8 @@ class ToolFields(BaseModel):
 
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedFunction | None = Field(
-        None, description="auto (the default), none, required, or one function by its name")
+        None, description="auto (the default), none, required, or one function by its name"
+    )
     parallel_tool_calls: bool | None = Field(True, description="False: at most one call in an answer")
 
     def callable_tools(self) -> list[Tool]:

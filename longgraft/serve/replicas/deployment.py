@@ -14,8 +14,8 @@ from longgraft.ray_cluster import NodeShare, absolute, connected, nodes_of
 from longgraft.serve.http_server import GRACE_SECONDS
 from longgraft.serve.options import Replicas, Serving
 
-SPARE = 8       # requests that a replica accepts beyond its queue, which it refuses; those without decoding pass
-CHECKED = 5.0   # seconds between two checks of a replica
+SPARE = 8  # requests that a replica accepts beyond its queue, which it refuses; those without decoding pass
+CHECKED = 5.0  # seconds between two checks of a replica
 QUIET = {"log_level": "WARNING", "enable_access_log": False}
 
 
@@ -38,9 +38,14 @@ class Opened:
         settings = self.settings
         pair = replace(self.pair, model=absolute(self.pair.model), drafter=absolute(self.pair.drafter))
         paths = {name: absolute(path) for name, path in settings.given.items()}
-        settings = replace(settings, device=settings.device and settings.device.split(":")[0],
-                           calibration=absolute(settings.calibration), costs=absolute(settings.costs),
-                           prefix=tuple(map(absolute, settings.prefix)), given=paths)
+        settings = replace(
+            settings,
+            device=settings.device and settings.device.split(":")[0],
+            calibration=absolute(settings.calibration),
+            costs=absolute(settings.costs),
+            prefix=tuple(map(absolute, settings.prefix)),
+            given=paths,
+        )
         return replace(self, pair=pair, settings=settings)
 
 
@@ -61,8 +66,13 @@ def replicas(wanted: Replicas, opened: Opened, application: str) -> Iterator[tup
         share, count = NodeShare.fair(nodes_of(ray), wanted.most, opened.settings.device, "replicas")
         scale: dict[str, Any] = {"num_replicas": count}
         if wanted.autoscale is not None:
-            scale = {"autoscaling_config": {"min_replicas": wanted.fewest, "max_replicas": count,
-                                            "target_ongoing_requests": opened.options.max_running}}
+            scale = {
+                "autoscaling_config": {
+                    "min_replicas": wanted.fewest,
+                    "max_replicas": count,
+                    "target_ongoing_requests": opened.options.max_running,
+                }
+            }
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled", logging_config=QUIET)
         try:
@@ -80,8 +90,10 @@ def replicas(wanted: Replicas, opened: Opened, application: str) -> Iterator[tup
 def reason(message: str) -> str:
     """Returns the exception at the end of the traceback in Ray Serve's message."""
     end = re.split(r"\n(?=[\w.]+: )", message)[-1].strip()
-    return (f"A replica could not start: {end}\nModels and files given as paths must be there on every node "
-            "of the Ray cluster.")
+    return (
+        f"A replica could not start: {end}\nModels and files given as paths must be there on every node "
+        "of the Ray cluster."
+    )
 
 
 def bound(opened: Opened, share: NodeShare, scale: Mapping[str, Any]) -> Any:
@@ -99,8 +111,12 @@ def bound(opened: Opened, share: NodeShare, scale: Mapping[str, Any]) -> Any:
     deployment: Any = serve.deployment(Replica)
     return deployment.options(
         ray_actor_options={"num_cpus": share.cpus, "num_gpus": share.gpus},
-        max_ongoing_requests=options.max_running + options.queue + SPARE, max_queued_requests=options.queue + SPARE,
-        graceful_shutdown_timeout_s=options.drain_timeout + GRACE_SECONDS, health_check_period_s=CHECKED,
-        max_constructor_retry_count=1, logging_config=QUIET,
-        request_router_config={"request_router_class": "longgraft.serve.replicas.replica.PrefixRouter"}, **scale,
+        max_ongoing_requests=options.max_running + options.queue + SPARE,
+        max_queued_requests=options.queue + SPARE,
+        graceful_shutdown_timeout_s=options.drain_timeout + GRACE_SECONDS,
+        health_check_period_s=CHECKED,
+        max_constructor_retry_count=1,
+        logging_config=QUIET,
+        request_router_config={"request_router_class": "longgraft.serve.replicas.replica.PrefixRouter"},
+        **scale,
     ).bind(there.pair, there.settings, options, max(1, share.cpus))

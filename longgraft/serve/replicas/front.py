@@ -33,13 +33,15 @@ from longgraft.serve.replicas.prefix_routes import blocks_of
 from longgraft.serve.replicas.replica import ForwardedCall, Head, Unfit
 from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EVENTS, EventForm, cancelled_on_disconnect
 
-ATTEMPTS = 3        # replicas that may die of a request, or during it
-ASKED = 5.0         # seconds for replicas to send their health and metrics
+ATTEMPTS = 3  # replicas that may die of a request, or during it
+ASKED = 5.0  # seconds for replicas to send their health and metrics
 FORMS = {"/v1/responses": NAMED_EVENTS, "/v1/messages": NAMED_EVENTS, "/infill": ONLY_DATA, "/completion": ONLY_DATA}
-LOST = ApiError(500, "The replica that was answering has ended, so this answer is not complete. Ask again.",
-                code="replica_lost")
-NONE_READY = ApiError(503, "No replica is ready. Ray starts them again; the log of its controller says why.",
-                      headers={"Retry-After": "5"})
+LOST = ApiError(
+    500, "The replica that was answering has ended, so this answer is not complete. Ask again.", code="replica_lost"
+)
+NONE_READY = ApiError(
+    503, "No replica is ready. Ray starts them again; the log of its controller says why.", headers={"Retry-After": "5"}
+)
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Forward:
         self.draining = True
         self._closed = True
         for answer in tuple(self._answers):
-            with suppress(Exception):       # it has failed already, and its own request says so
+            with suppress(Exception):  # it has failed already, and its own request says so
                 answer.cancel()
 
     async def ask_all(self, method: str) -> list[Any]:
@@ -139,8 +141,9 @@ class Forward:
                 blocks = await asyncio.to_thread(blocks_of, body)
             else:
                 blocks = blocks_of(body)
-            call = ForwardedCall(scope["method"], scope["path"], scope["query_string"], tuple(scope["headers"]), body,
-                                 blocks)
+            call = ForwardedCall(
+                scope["method"], scope["path"], scope["query_string"], tuple(scope["headers"]), body, blocks
+            )
             await self._answer(call, receive, Reply(send, FORMS.get(scope["path"], OPENAI_EVENTS)))
         finally:
             self._running -= 1
@@ -154,7 +157,7 @@ class Forward:
                     async for part in answer:
                         await reply.take(part)
                 return await reply.end()
-            except RequestCancelledError:       # the client has disconnected, or this server closes
+            except RequestCancelledError:  # the client has disconnected, or this server closes
                 if self._closed:
                     await reply.fail(ApiError.of(Closing()))
                 return
@@ -165,7 +168,7 @@ class Forward:
             except Unfit as error:
                 call = replace(call, avoid=(*call.avoid, error.replica))
             except RayActorError:
-                pass        # Ray's router has removed the replica, and the next attempt goes to another
+                pass  # Ray's router has removed the replica, and the next attempt goes to another
             except Exception as error:
                 if not reply.started:
                     raise
@@ -176,11 +179,16 @@ class Forward:
                 self.counts.lost.inc()
                 return await reply.fail(LOST)
             self.counts.retried.inc()
-        if len(call.avoid) == ATTEMPTS:     # no replica can take requests now, and none has ended
+        if len(call.avoid) == ATTEMPTS:  # no replica can take requests now, and none has ended
             return await reply.fail(NONE_READY)
         self.counts.lost.inc()
-        await reply.fail(ApiError(500, f"{ATTEMPTS} replicas ended while they had this request. It is not "
-                                       "sent to another one.", code="replica_lost"))
+        await reply.fail(
+            ApiError(
+                500,
+                f"{ATTEMPTS} replicas ended while they had this request. It is not sent to another one.",
+                code="replica_lost",
+            )
+        )
 
 
 class Reply:
@@ -194,7 +202,7 @@ class Reply:
         self._send = send
         self._form = form
         self._head = Head(500, ())
-        self._sent: Head | None = None      # the head that the client got
+        self._sent: Head | None = None  # the head that the client got
         self.begun = False
         self._ended = False
 
@@ -207,10 +215,10 @@ class Reply:
         """Passes on what a replica has sent.  The head is held back until something follows."""
         if isinstance(part, Head):
             self._head = part
-        elif self._sent is not None and self._head.status != self._sent.status:     # the next replica refuses
+        elif self._sent is not None and self._head.status != self._sent.status:  # the next replica refuses
             if not self._ended:
                 message = part.decode(errors="replace")
-                with suppress(ValueError, KeyError, TypeError):     # otherwise it is not one of our errors
+                with suppress(ValueError, KeyError, TypeError):  # otherwise it is not one of our errors
                     message = json.loads(part)["error"]["message"]
                 await self.fail(ApiError(self._head.status, message))
         else:
@@ -235,14 +243,20 @@ class Reply:
         if not kind.startswith(EVENTS.encode()):
             raise error
         self._ended = True
-        await self._send({"type": "http.response.body", "more_body": False,
-                          "body": (self._form.error(error) + self._form.last).encode()})
+        await self._send(
+            {
+                "type": "http.response.body",
+                "more_body": False,
+                "body": (self._form.error(error) + self._form.last).encode(),
+            }
+        )
 
     async def _start(self) -> None:
         if self._sent is None:
             self._sent = self._head
-            await self._send({"type": "http.response.start", "status": self._head.status,
-                              "headers": list(self._head.headers)})
+            await self._send(
+                {"type": "http.response.start", "status": self._head.status, "headers": list(self._head.headers)}
+            )
 
 
 class FrontCounts:
@@ -250,10 +264,16 @@ class FrontCounts:
 
     def __init__(self, prefix: str) -> None:
         self._own = CollectorRegistry()
-        self.retried = Counter(prefix + "front_requests_retried", "Requests that another replica got, "
-                               "because one ended.", registry=self._own)
-        self.lost = Counter(prefix + "front_requests_lost", "Answers that ended with an error because a replica ended.",
-                            registry=self._own)
+        self.retried = Counter(
+            prefix + "front_requests_retried",
+            "Requests that another replica got, because one ended.",
+            registry=self._own,
+        )
+        self.lost = Counter(
+            prefix + "front_requests_lost",
+            "Answers that ended with an error because a replica ended.",
+            registry=self._own,
+        )
         self._replicas = Gauge(prefix + "front_replicas", "Replicas that sent their metrics.", registry=self._own)
 
     def registry(self, texts: Sequence[tuple[str, str]]) -> CollectorRegistry:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 Id = TypeVar("Id")
-BLOCK = 512     # characters of a block; a kept cell of a prompt has 128 tokens
+BLOCK = 512  # characters of a block; a kept cell of a prompt has 128 tokens
 # Fields that prompts are made of, in the order in which models' templates write them.
 FIELDS = ("tools", "system", "instructions", "messages", "prompt", "input_extra", "input_prefix", "input", "content")
 
@@ -27,7 +27,7 @@ def blocks_of(body: bytes) -> tuple[int, ...]:
     """
     try:
         value: Any = json.loads(body)
-    except (ValueError, RecursionError):        # the replica answers with the error
+    except (ValueError, RecursionError):  # the replica answers with the error
         return ()
     if not isinstance(value, dict):
         return ()
@@ -35,7 +35,7 @@ def blocks_of(body: bytes) -> tuple[int, ...]:
     blocks = list[int]()
     last = 0
     for end in range(BLOCK, len(text) + 1, BLOCK):
-        last = hash((last, text[end - BLOCK:end]))
+        last = hash((last, text[end - BLOCK : end]))
         blocks.append(last)
     return tuple(blocks)
 
@@ -60,7 +60,7 @@ class PrefixRoutes(Generic[Id]):
     _running: dict[Hashable, tuple[Id, float]] = field(default_factory=dict)
     _requests: Counter[Id] = field(default_factory=Counter)
     _work: dict[Id, float] = field(default_factory=dict)
-    _turns: dict[Id, int] = field(default_factory=dict)     # number of the last request that a replica got
+    _turns: dict[Id, int] = field(default_factory=dict)  # number of the last request that a replica got
     _count: int = 0
 
     def ranked(self, blocks: Sequence[int], replicas: Collection[Id]) -> list[Id]:
@@ -75,6 +75,7 @@ class PrefixRoutes(Generic[Id]):
             busy = self._requests[replica] > fewest + self.imbalance
             work = self._work.get(replica, 0.0) - recalled.get(replica, 0)
             return busy, work, self._turns.get(replica, 0)
+
         return sorted(replicas, key=order)
 
     def send(self, key: Hashable, blocks: Sequence[int], replica: Id, replicas: int) -> None:
@@ -93,7 +94,7 @@ class PrefixRoutes(Generic[Id]):
         self._work[replica] = self._work.get(replica, 0.0) + work
         self._count += 1
         self._turns[replica] = self._count
-        for block in reversed(blocks):      # the last blocks of a prompt are forgotten first
+        for block in reversed(blocks):  # the last blocks of a prompt are forgotten first
             self._sent.setdefault(block, set()).add(replica)
             self._sent.move_to_end(block)
         while len(self._sent) > self.blocks_each * replicas:
@@ -106,7 +107,7 @@ class PrefixRoutes(Generic[Id]):
         replica, work = self._running.pop(key)
         self._requests[replica] -= 1
         self._work[replica] -= work
-        if not self._requests[replica]:     # replicas come and go
+        if not self._requests[replica]:  # replicas come and go
             del self._requests[replica], self._work[replica]
 
     def _recalled(self, blocks: Sequence[int], replicas: set[Id]) -> dict[Id, int]:

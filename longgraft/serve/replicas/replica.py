@@ -102,13 +102,24 @@ class Replica:
         trouble = self._state.worker.trouble
         if trouble:
             raise Unfit(self._id, trouble)
-        scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http", "root_path": "",
-                 "method": call.method, "path": call.path, "raw_path": call.path.encode(), "query_string": call.query,
-                 "headers": list(call.headers), "client": None, "server": None}
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "root_path": "",
+            "method": call.method,
+            "path": call.path,
+            "raw_path": call.path.encode(),
+            "query_string": call.query,
+            "headers": list(call.headers),
+            "client": None,
+            "server": None,
+        }
         arrives: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         arrives.put_nowait({"type": "http.request", "body": call.body})
         events: asyncio.Queue[dict[str, Any] | asyncio.Task[None]] = asyncio.Queue()
-        task: asyncio.Task[None] = asyncio.create_task(self._app(scope, arrives.get, events.put))     # type: ignore
+        task: asyncio.Task[None] = asyncio.create_task(self._app(scope, arrives.get, events.put))  # type: ignore
         task.add_done_callback(events.put_nowait)
         try:
             event = await events.get()
@@ -135,27 +146,33 @@ class PrefixRouter(RequestRouter):
         """Begins without knowledge.  fields: those of `PrefixRoutes`"""
         self._routes = PrefixRoutes[ReplicaID](**fields)
 
-    async def choose_replicas(self, candidate_replicas: list[RunningReplica],
-                              pending_request: PendingRequest | None = None) -> list[list[RunningReplica]]:
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
         """Returns the replicas, the best first; Ray Serve takes the first that is not full."""
         candidates = {replica.replica_id: replica for replica in candidate_replicas}
         call = _call(pending_request)
         ranked = self._routes.ranked(call.blocks, candidates)
         ranked.sort(key=lambda replica_id: replica_id.unique_id in call.avoid)
-        if pending_request is not None:     # noted at once, for requests that come together
+        if pending_request is not None:  # noted at once, for requests that come together
             key = pending_request.metadata.internal_request_id
             self._routes.send(key, call.blocks, ranked[0], len(candidates))
 
             def end_if_cancelled(done: Any) -> None:
                 if done.cancelled():
                     self._routes.end(key)
+
             pending_request.future.add_done_callback(end_if_cancelled)
         return [[candidates[replica_id]] for replica_id in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """Takes note of a replica that has accepted a request, as the first one may have been full."""
-        self._routes.send(pending_request.metadata.internal_request_id, _call(pending_request).blocks, replica_id,
-                          len(self.curr_replicas))
+        self._routes.send(
+            pending_request.metadata.internal_request_id,
+            _call(pending_request).blocks,
+            replica_id,
+            len(self.curr_replicas),
+        )
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         """Takes note of a request that was answered, refused or lost."""

@@ -31,9 +31,9 @@ from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, ONLY_DATA, EventStream, whole_answer
 
-PROJECT = "myproject"       # llama.cpp's name of the repository, for layouts that name it
-NAME = "filename"           # llama.cpp's name of the file at the cursor
-CHARACTERS = 16             # most characters of a token: pieces beyond this many for each prompt token do not fit
+PROJECT = "myproject"  # llama.cpp's name of the repository, for layouts that name it
+NAME = "filename"  # llama.cpp's name of the file at the cursor
+CHARACTERS = 16  # most characters of a token: pieces beyond this many for each prompt token do not fit
 
 
 class Extra(JsonFields):
@@ -53,7 +53,8 @@ class InfillRequest(LlamaCppRequest):
     input_prefix: str
     input_suffix: str
     input_extra: Annotated[list[Extra], Field(max_length=PIECES, fail_fast=True)] | None = Field(
-        None, description=f"Other text, the most useful last; {PIECES} pieces at most")
+        None, description=f"Other text, the most useful last; {PIECES} pieces at most"
+    )
     prompt: str | None = None
 
     @property
@@ -64,8 +65,9 @@ class InfillRequest(LlamaCppRequest):
     def pieces(self) -> list[Snippet]:
         """The pieces of other text, the most useful first."""
         pieces = [piece for piece in self.input_extra or () if piece.text]
-        snippets = [Snippet(piece.filename or "tmp", piece.text, worth=float(place))
-                    for place, piece in enumerate(pieces)]
+        snippets = [
+            Snippet(piece.filename or "tmp", piece.text, worth=float(place)) for place, piece in enumerate(pieces)
+        ]
         return snippets[::-1]
 
 
@@ -83,8 +85,9 @@ def router(state: State) -> APIRouter:
     return routes
 
 
-async def answered(state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt,
-                   encoded: Encoded) -> Response:
+async def answered(
+    state: State, request: BodyRequest, body: LlamaCppRequest, laid: CompletionPrompt, encoded: Encoded
+) -> Response:
     """Answers a request in llama.cpp's fields."""
     stop = InfillStop(body.n_indent or 0, body.seconds, laid.held)
     served = state.submitted(*encoded, complete=stop.detector(), trim=stop.trimmed)
@@ -123,8 +126,12 @@ class Prompts:
         """Raises ApiError if there is no tokenizer, or if a text spells special tokens and may not."""
         self.state.need_tokenizer("input_prefix")
         if body.special_tokens_in_content == "allow":
-            raise ApiError(400, "The server places the special tokens of /infill, and encodes texts as text. "
-                           "Set special_tokens_in_content to escape or refuse.", "special_tokens_in_content")
+            raise ApiError(
+                400,
+                "The server places the special tokens of /infill, and encodes texts as text. "
+                "Set special_tokens_in_content to escape or refuse.",
+                "special_tokens_in_content",
+            )
         special = self.state.special_tokens(body.special_tokens_in_content or "escape")
         for name in ("input_prefix", "input_suffix", "prompt"):
             special.check(getattr(body, name) or "", name)

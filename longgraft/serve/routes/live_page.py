@@ -51,16 +51,26 @@ class WatchRequest(AnswerRequest):
 def router(state: State) -> APIRouter:
     routes = APIRouter(include_in_schema=False, route_class=BodyRoute)
     page = (files("longgraft.serve") / "page.html").read_text(encoding="utf-8")
-    headers = {"Content-Security-Policy": policy(page), "X-Content-Type-Options": "nosniff",
-               "Referrer-Policy": "no-referrer", "Cache-Control": "no-cache"}
+    headers = {
+        "Content-Security-Policy": policy(page),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-cache",
+    }
 
     def prepare(body: WatchRequest) -> Encoded:
         state.need_tokenizer("prompt")
         if body.chat:
             state.need_template("chat")
-            encoded = chat(state, ChatRequest.model_validate({
-                "messages": [{"role": "user", "content": body.prompt}],
-                "special_tokens_in_content": body.special_tokens_in_content}))
+            encoded = chat(
+                state,
+                ChatRequest.model_validate(
+                    {
+                        "messages": [{"role": "user", "content": body.prompt}],
+                        "special_tokens_in_content": body.special_tokens_in_content,
+                    }
+                ),
+            )
         else:
             requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
             encoded = requested, AnswerContext()
@@ -85,9 +95,12 @@ def router(state: State) -> APIRouter:
         encoded = await request.run(prepare, body, constrained=body.constrained)
         served = state.submitted(*encoded)
         # The background task runs even if the client disconnects before the first event.
-        return StreamingResponse(_lines(state, served, body.compare), media_type="text/event-stream",
-                                 headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-                                 background=BackgroundTask(served.cancel))
+        return StreamingResponse(
+            _lines(state, served, body.compare),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            background=BackgroundTask(served.cancel),
+        )
 
     return routes
 
@@ -130,8 +143,14 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
             yield "step", progress.decoding() | {"tokens": spans.push(step), "tree": pictures.of(step)}
     end = served.end
     assert end is not None
-    yield "done", {"finish_reason": end.reason, "stats": end.stats.as_dict(),
-                   "loops": await asyncio.to_thread(loops, progress.ids)}
+    yield (
+        "done",
+        {
+            "finish_reason": end.reason,
+            "stats": end.stats.as_dict(),
+            "loops": await asyncio.to_thread(loops, progress.ids),
+        },
+    )
     if not compare or end.reason in ("cancelled", "time"):
         return
     again = AnswerProgress(len(requested.ids))
@@ -145,13 +164,20 @@ async def _answer(state: State, served: ServedRequest, compare: bool) -> AsyncIt
         else:
             yield "plain", again.reading()
     assert plain.end is not None
-    alone.engine.regions.forget()       # recordings and what they run on refer to each other
+    alone.engine.regions.forget()  # recordings and what they run on refer to each other
     rate = end.stats.replayed_tokens_per_second
     plain_rate = plain.end.stats.replayed_tokens_per_second
     at = first_divergence(progress.ids, again.ids)
-    yield "compared", {"identical": at is None, "first_divergence": at, "plain_tokens_per_second": plain_rate,
-                       "speedup": rate / plain_rate if plain_rate else 0.0,
-                       "may_differ": may_differ(state.session.promise, requested.sampling.temperature > 0)}
+    yield (
+        "compared",
+        {
+            "identical": at is None,
+            "first_divergence": at,
+            "plain_tokens_per_second": plain_rate,
+            "speedup": rate / plain_rate if plain_rate else 0.0,
+            "may_differ": may_differ(state.session.promise, requested.sampling.temperature > 0),
+        },
+    )
 
 
 async def _steps(served: ServedRequest, beat: float) -> AsyncIterator[Step | None]:
@@ -194,17 +220,23 @@ class AnswerProgress:
 
     def decoding(self) -> dict[str, Any]:
         """Returns the counts.  seconds: time since the first token"""
-        return {"new_tokens": len(self.ids), "steps": self.passes, "seconds": self._now - self._began,
-                "mat": self._accepted / self.passes if self.passes else 0.0}
+        return {
+            "new_tokens": len(self.ids),
+            "steps": self.passes,
+            "seconds": self._now - self._began,
+            "mat": self._accepted / self.passes if self.passes else 0.0,
+        }
 
 
 def policy(page: str) -> str:
     """Returns the Content-Security-Policy: only the page's script and style, and requests to this server."""
-    return (f"default-src 'none'; script-src {_hash(page, 'script')}; style-src {_hash(page, 'style')}; "
-            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+    return (
+        f"default-src 'none'; script-src {_hash(page, 'script')}; style-src {_hash(page, 'style')}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
 
 
 def _hash(page: str, tag: str) -> str:
     """Returns the hash of the only element with this name."""
-    whole, = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    (whole,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(whole.encode()).digest()).decode()}'"

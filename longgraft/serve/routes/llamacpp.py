@@ -54,9 +54,14 @@ def router(state: State) -> APIRouter:
     @routes.get("/props")
     async def props() -> dict[str, Any]:
         """Describes the model and the server."""
-        fields = {"default_generation_settings": slot(state, 0) | {"params": params(state)},
-                  "total_slots": state.worker.max_running, "model_alias": state.name, "model_path": state.name,
-                  "modalities": {"vision": False, "audio": False}, "build_info": "longgraft"}
+        fields = {
+            "default_generation_settings": slot(state, 0) | {"params": params(state)},
+            "total_slots": state.worker.max_running,
+            "model_alias": state.name,
+            "model_path": state.name,
+            "modalities": {"vision": False, "audio": False},
+            "build_info": "longgraft",
+        }
         for name in ("chat_template", "bos_token", "eos_token"):
             fields[name] = getattr(state.tokenizer, name, None) or ""
         return fields
@@ -73,8 +78,12 @@ def router(state: State) -> APIRouter:
 
 def slot(state: State, number: int) -> dict[str, Any]:
     """Describes one place.  Requests have no places of their own; the first places are shown as taken."""
-    return {"id": number, "n_ctx": state.positions, "speculative": state.session.engine.budget > 1,
-            "is_processing": number < len(state.worker.running)}
+    return {
+        "id": number,
+        "n_ctx": state.positions,
+        "speculative": state.session.engine.budget > 1,
+        "is_processing": number < len(state.worker.running),
+    }
 
 
 def params(state: State) -> dict[str, Any]:

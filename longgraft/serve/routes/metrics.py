@@ -22,7 +22,7 @@ REASONS = {"eos": "stop", "stop": "stop", "cut": "stop", "length": "length", "ti
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
-PLACES = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0)        # limits of buckets in tokens
+PLACES = (16.0, 64.0, 256.0, 1024.0, 4096.0, 16_384.0, 65_536.0)  # limits of buckets in tokens
 
 
 def router(state: State) -> APIRouter:
@@ -51,33 +51,57 @@ class RequestMetrics:
         self.drafts = self._counter("spec_decode_num_drafts", "Verification steps with proposed tokens.")
         self.drafted = self._counter("spec_decode_num_draft_tokens", "Proposed tokens: drafted, retrieved or both.")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Proposed tokens that were accepted.")
-        self.at = Counter(self._prefix + "spec_decode_num_accepted_tokens_per_pos", "Accepted tokens by their depth.",
-                          ("model_name", "position"), registry=self.registry)
+        self.at = Counter(
+            self._prefix + "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted tokens by their depth.",
+            ("model_name", "position"),
+            registry=self.registry,
+        )
         self.prompt = self._counter("prompt_tokens", "Tokens of prompts, read or reused from an earlier one.")
         self.new = self._counter("generation_tokens", "Tokens of answers.")
-        self.queried = self._counter("prefix_cache_queries", "Tokens of prompts that were looked up among "
-                                     "earlier prompts.")
+        self.queried = self._counter(
+            "prefix_cache_queries", "Tokens of prompts that were looked up among earlier prompts."
+        )
         self.hits = self._counter("prefix_cache_hits", "Tokens of prompts that were found there and not read again.")
-        self.differs = self._histogram("prefix_cache_first_difference_tokens", "Place of the first token in "
-                                       "which a prompt differs from the kept prompt that it follows longest; "
-                                       "prompts that "
-                                       "continue a kept one are left out.", PLACES)
-        self.first = self._histogram("time_to_first_token_seconds", "Time from a request's arrival to its first token.",
-                                     LONG)
-        self.between = self._histogram("inter_token_latency_seconds", "Time from one token to the next; the "
-                                       "tokens of a step share its time.", SHORT)
+        self.differs = self._histogram(
+            "prefix_cache_first_difference_tokens",
+            "Place of the first token in "
+            "which a prompt differs from the kept prompt that it follows longest; "
+            "prompts that "
+            "continue a kept one are left out.",
+            PLACES,
+        )
+        self.first = self._histogram(
+            "time_to_first_token_seconds", "Time from a request's arrival to its first token.", LONG
+        )
+        self.between = self._histogram(
+            "inter_token_latency_seconds",
+            "Time from one token to the next; the tokens of a step share its time.",
+            SHORT,
+        )
         self.whole = self._histogram("e2e_request_latency_seconds", "Time from a request's arrival to its end.", LONG)
         self.queued = self._histogram("request_queue_time_seconds", "Time that a request waited in the queue.", LONG)
-        self.ended_by = Counter(self._prefix + "request_success", "Requests that ended, by reason.",
-                                ("model_name", "finished_reason"), registry=self.registry)
-        self.failed = self._counter("request_failures", "Requests that ended with an error of the server or "
-                                    "the session.")
+        self.ended_by = Counter(
+            self._prefix + "request_success",
+            "Requests that ended, by reason.",
+            ("model_name", "finished_reason"),
+            registry=self.registry,
+        )
+        self.failed = self._counter(
+            "request_failures", "Requests that ended with an error of the server or the session."
+        )
         self._gauge("num_requests_running", "Requests that are being decoded.", lambda: len(worker.running))
         self._gauge("num_requests_waiting", "Requests in the queue.", lambda: worker.waiting + state.pool.active)
-        self._gauge("num_requests_refused", "Requests refused so far because the queue was full.",
-                    lambda: worker.refused + state.pool.refused)
-        self._gauge("kv_cache_usage_perc", "Share of the memory for keys and values that requests reserve; 1: all.",
-                    lambda: worker.filled)
+        self._gauge(
+            "num_requests_refused",
+            "Requests refused so far because the queue was full.",
+            lambda: worker.refused + state.pool.refused,
+        )
+        self._gauge(
+            "kv_cache_usage_perc",
+            "Share of the memory for keys and values that requests reserve; 1: all.",
+            lambda: worker.filled,
+        )
         prefixes = self._prefixes
         if prefixes is not None:
             self._gauge("prefix_cache_bytes", "Memory of the prompts that are kept.", lambda: prefixes.bytes)

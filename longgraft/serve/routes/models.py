@@ -45,5 +45,10 @@ def router(state: State) -> APIRouter:
 
 
 def _card(state: State) -> dict[str, Any]:
-    return {"id": state.name, "object": "model", "created": state.created, "owned_by": "longgraft",
-            "max_model_len": state.positions}
+    return {
+        "id": state.name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "longgraft",
+        "max_model_len": state.positions,
+    }

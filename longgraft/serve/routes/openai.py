@@ -92,13 +92,20 @@ def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
     return requested, replace(context, constraint_field=body.names.get(field or "", field))
 
 
-async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
-                  encode: Callable[[State, Any], Sequence[Encoded]], limit: int | None) -> Response:
+async def _answer(
+    state: State,
+    request: BodyRequest,
+    body: Any,
+    kind: Kind,
+    encode: Callable[[State, Any], Sequence[Encoded]],
+    limit: int | None,
+) -> Response:
     """Answers a request, whole or as a stream.
 
     Args:
         encode: Makes the prompts from the request fields.
     """
+
     def prepare() -> list[Encoded]:
         least = None if limit is None else max(1, limit)
         return [prepared(state, body, encoded, least) for encoded in encode(state, body)]
@@ -106,9 +113,16 @@ async def _answer(state: State, request: BodyRequest, body: Any, kind: Kind,
     check_request(state, body)
     prompts = await request.run(prepare, constrained=body.constrained)
     answers = served_answers(state, prompts, body.n or 1, only_reads=limit == 0)
-    answers[0].submit()     # raises here if it is refused
-    shared = OpenAIFormat(kind, state.name, answers[0], with_ids=bool(body.return_token_ids),
-                          with_usage=body.with_usage_chunk, usage=Usage(len(answers)), spelt=state.text)
+    answers[0].submit()  # raises here if it is refused
+    shared = OpenAIFormat(
+        kind,
+        state.name,
+        answers[0],
+        with_ids=bool(body.return_token_ids),
+        with_usage=body.with_usage_chunk,
+        usage=Usage(len(answers)),
+        spelt=state.text,
+    )
     forms = []
     for index, served in enumerate(answers):
         logprobs = LogprobSeries(kind.logprobs, state.token_bytes, served.context.echo)

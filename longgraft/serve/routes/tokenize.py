@@ -17,9 +17,9 @@ from longgraft.serve.prompts import chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
-MOST_CHARACTERS = 2 ** 20   # most characters of a text; longer ones hold up all threads for more than 0.1 s
-PART = 8192     # tokens that are written at once, in about a millisecond
-JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}    # for the OpenAPI schema
+MOST_CHARACTERS = 2**20  # most characters of a text; longer ones hold up all threads for more than 0.1 s
+PART = 8192  # tokens that are written at once, in about a millisecond
+JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}  # for the OpenAPI schema
 
 
 class TokenizeRequest(JsonFields):
@@ -28,7 +28,8 @@ class TokenizeRequest(JsonFields):
     content: str | None = Field(None, description="llama.cpp's name of the text")
     prompt: str | None = Field(None, description="vLLM's name of the text")
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)] | None = Field(
-        None, description="vLLM's: a chat, written with the model's template")
+        None, description="vLLM's: a chat, written with the model's template"
+    )
     add_special: bool | None = Field(False, description="Add the tokens that the tokenizer puts around a prompt")
     add_special_tokens: bool | None = Field(True, description="vLLM's, for a prompt")
     parse_special: bool | None = Field(True, description="Find special tokens in the text; otherwise they are text")
@@ -36,7 +37,8 @@ class TokenizeRequest(JsonFields):
     return_token_strs: bool | None = Field(False, description="vLLM's: give the vocabulary's spelling of each token")
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
     special_tokens_in_content: Literal["allow", "escape", "refuse"] | None = Field(
-        None, description="What to do with special tokens that the messages spell")
+        None, description="What to do with special tokens that the messages spell"
+    )
 
     @property
     def field(self) -> str:
@@ -45,8 +47,9 @@ class TokenizeRequest(JsonFields):
         if len(named) == 1:
             return named[0]
         param = named[1] if named else "content"
-        raise ApiError(400, f"{' and '.join(named) or 'Nothing'} was given. Give one of content, prompt and messages.",
-                       param)
+        raise ApiError(
+            400, f"{' and '.join(named) or 'Nothing'} was given. Give one of content, prompt and messages.", param
+        )
 
 
 class DetokenizeRequest(JsonFields):
@@ -64,8 +67,11 @@ def router(state: State) -> APIRouter:
             return list(requested.ids)
         text: str = getattr(body, name)
         if len(text) > MOST_CHARACTERS:
-            raise ApiError(400, f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at "
-                                "once. Send it in parts.", name)
+            raise ApiError(
+                400,
+                f"{name} has {len(text):,} characters, and {MOST_CHARACTERS:,} are taken at once. Send it in parts.",
+                name,
+            )
         state.need_tokenizer(name)
         special = body.add_special if name == "content" else body.add_special_tokens
         bare = None
@@ -113,7 +119,8 @@ def router(state: State) -> APIRouter:
         tokenizer = state.need_tokenizer("tokenizer")
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
         return {"tokenizer_class": type(tokenizer).__name__, "model_max_length": state.positions} | {
-            name: getattr(tokenizer, name, None) for name in names}
+            name: getattr(tokenizer, name, None) for name in names
+        }
 
     return routes
 
@@ -139,5 +146,5 @@ def _json_parts(ids: Sequence[int], items: Mapping[int, str], more: str = "") ->
     """
     yield '{"tokens":['
     for start in range(0, len(ids), PART):
-        yield "," * (start > 0) + ",".join(map(items.__getitem__, ids[start:start + PART]))
+        yield "," * (start > 0) + ",".join(map(items.__getitem__, ids[start : start + PART]))
     yield f"]{more}}}"

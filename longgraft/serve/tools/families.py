@@ -45,10 +45,12 @@ class ToolFamily:
 
 
 HERMES = ToolFamily("hermes", ("<tool_call>",), begin="<tool_call>", end="</tool_call>", between="\n")
-LLAMA = ToolFamily("llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True,
-                   many=False)
-MISTRAL = ToolFamily("mistral", ("[TOOL_CALLS]", '[{"name"'), mark="[TOOL_CALLS]", before="[", between=", ", after="]",
-                 short_ids=True)
+LLAMA = ToolFamily(
+    "llama", (), mark="<|python_tag|>", mark_optional=True, arguments="parameters", bare=True, many=False
+)
+MISTRAL = ToolFamily(
+    "mistral", ("[TOOL_CALLS]", '[{"name"'), mark="[TOOL_CALLS]", before="[", between=", ", after="]", short_ids=True
+)
 # For templates that write no tools, or write calls in a form that is not known here.
 DESCRIBED = replace(HERMES, name="described", in_template=False)
 

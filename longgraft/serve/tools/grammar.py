@@ -15,7 +15,7 @@ from typing import Any
 from longgraft.acceptance.json_schemas import SPACING, followable, problems
 from longgraft.serve.tools.families import ToolFamily
 
-MOST_CALLS = 16     # in one answer; without a limit a small model may call until its tokens end
+MOST_CALLS = 16  # in one answer; without a limit a small model may call until its tokens end
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -44,13 +44,16 @@ class Tool:
         schema["type"] = "object"
         faults = problems(schema) if self.strict else []
         if faults:
-            raise ValueError(f"The parameters of function {self.name} cannot be followed: {faults[0]}. Leave "
-                             "that out, or leave strict and tool_choice out.")
+            raise ValueError(
+                f"The parameters of function {self.name} cannot be followed: {faults[0]}. Leave "
+                "that out, or leave strict and tool_choice out."
+            )
         return {"x-guidance": SPACING, **followable(schema)[0], "type": "object"}
 
 
-def grammar(family: ToolFamily, tools: Sequence[Tool], added: Mapping[str, int], text: bool = True, many: bool = True
-            ) -> str:
+def grammar(
+    family: ToolFamily, tools: Sequence[Tool], added: Mapping[str, int], text: bool = True, many: bool = True
+) -> str:
     """Returns the grammar of an answer.
 
     Args:
@@ -74,13 +77,16 @@ def grammar(family: ToolFamily, tools: Sequence[Tool], added: Mapping[str, int],
         rules.append(f"start: TEXT | {calls}")
     elif family.begin in added:
         rules.append(f"start: TEXT ({calls})?")
-    else:       # the text ends where the tag is complete
-        rules += [f"start: TEXT | until_tag {rest}", f"until_tag[lazy]: ANYTHING {_spelt(family.begin, added)}",
-                  f"ANYTHING: {anything}"]
+    else:  # the text ends where the tag is complete
+        rules += [
+            f"start: TEXT | until_tag {rest}",
+            f"until_tag[lazy]: ANYTHING {_spelt(family.begin, added)}",
+            f"ANYTHING: {anything}",
+        ]
     if text:
         rules.append(f"TEXT: {anything} & ~/{_tag(family, added)}/")
     if tools:
-        newline = "\n" if family.begin else ""      # between a call's tags and its object
+        newline = "\n" if family.begin else ""  # between a call's tags and its object
         head = _quoted(f'{newline}{{"name": "')
         tail = _quoted("}" + newline)
         names = " | ".join(f"tool_{n}" for n in range(len(tools)))
@@ -94,7 +100,7 @@ def grammar(family: ToolFamily, tools: Sequence[Tool], added: Mapping[str, int],
 def _calls(family: ToolFamily, added: Mapping[str, int], many: bool) -> tuple[str, str]:
     """Returns the pattern of all calls, and that of what follows the beginning of the first one."""
     mark = _spelt(family.mark, added)
-    if family.mark_optional:        # a string that no token stands for would be text like any other
+    if family.mark_optional:  # a string that no token stands for would be text like any other
         mark = f"{mark}?" if family.mark in added else ""
     begin = _spelt(family.begin, added)
     before = ""

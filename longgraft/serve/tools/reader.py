@@ -12,11 +12,11 @@ from longgraft.config.data_files import parse_sendable
 from longgraft.serve.tools.families import ToolFamily
 
 HEAD = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-BETWEEN = " \t\r\n,;[]"     # characters between calls
+BETWEEN = " \t\r\n,;[]"  # characters between calls
 FENCE = "```"
 # Beginnings of answers, without blanks, that are read as calls: some models leave the tags of their family out.
 BARE = ('{"name":', '```json{"name":', '```{"name":')
-MOST_BLANKS = 64        # characters at the beginning of an answer that are compared with these
+MOST_BLANKS = 64  # characters at the beginning of an answer that are compared with these
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class CallReader:
     def __init__(self, family: ToolFamily | None = None, names: Collection[str] = ()) -> None:
         self.family = family
         self.names = frozenset(names)
-        self._calls = 0         # calls that have begun
-        self._half: dict[int, str] = {}     # texts of the calls that are not whole, by their places
-        self._held = ""         # text that is not decided yet
-        self._in_calls = False      # behind a tag
-        self._called = False        # behind a call
-        self._begun = False         # behind other text
-        self._bare = False      # the answer begins with an object
-        self._before = ""       # text from the tag to the present object: shown if that is no call
+        self._calls = 0  # calls that have begun
+        self._half: dict[int, str] = {}  # texts of the calls that are not whole, by their places
+        self._held = ""  # text that is not decided yet
+        self._in_calls = False  # behind a tag
+        self._called = False  # behind a call
+        self._begun = False  # behind other text
+        self._bare = False  # the answer begins with an object
+        self._before = ""  # text from the tag to the present object: shown if that is no call
         self._object: _Object | None = None
 
     @property
@@ -181,14 +181,14 @@ class CallReader:
             place, tag = min(places)
             shown = len(text[:place].rstrip())
             after = place + len(tag)
-            if "{" in tag:      # a tag with the beginning of an object is part of the call
+            if "{" in tag:  # a tag with the beginning of an object is part of the call
                 after = text.index("{", place)
             self._enter_calls(text, shown, after)
             return text[:shown]
         held = max((_overlap(text, tag) for tag in family.tags), default=0)
-        before = text[:len(text) - held].rstrip()
+        before = text[: len(text) - held].rstrip()
         self._begun |= bool(before)
-        self._held = text[len(before):]
+        self._held = text[len(before) :]
         return before or None
 
     def _enter_calls(self, text: str, shown: int, after: int) -> None:
@@ -205,11 +205,11 @@ class CallReader:
     def _find_object(self, family: ToolFamily) -> str | None:
         """Moves to the next object, and returns text that is none; None if more text is needed."""
         text = self._held.lstrip(BETWEEN)
-        self._before += self._held[:len(self._held) - len(text)]
+        self._before += self._held[: len(self._held) - len(text)]
         self._held = text
         for mark in filter(None, (family.end, *family.tags, FENCE * self._bare)):
             if "{" not in mark and text.startswith(mark):
-                self._held = text[len(mark):]
+                self._held = text[len(mark) :]
                 self._before += mark
                 if mark == family.end and self._called:
                     self._before = ""
@@ -233,7 +233,7 @@ class CallReader:
     def _read_object(self, opened: _Object) -> Iterator[Piece]:
         """Reads the present object as far as it has arrived."""
         new = opened.take(self._held)
-        self._held = self._held[len(new):]
+        self._held = self._held[len(new) :]
         yield from self._call(opened)
         if not opened.complete:
             return
@@ -266,9 +266,9 @@ class CallReader:
         if end is None:
             end = len(opened.text)
         if end > opened.shown:
-            yield Piece(arguments=opened.text[opened.shown:end], call=opened.place)
+            yield Piece(arguments=opened.text[opened.shown : end], call=opened.place)
             opened.shown = end
-            opened.called = opened.inner_end is not None and parse_sendable(opened.text[opened.begin:end]) is not None
+            opened.called = opened.inner_end is not None and parse_sendable(opened.text[opened.begin : end]) is not None
 
     def _whole_object(self, opened: _Object) -> Iterator[Piece]:
         """Yields the call of a complete object with its keys in another order."""

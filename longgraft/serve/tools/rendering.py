@@ -8,16 +8,18 @@ from typing import Any
 
 from longgraft.serve.tools.families import ToolFamily
 
-ID_LENGTH = 9       # Mistral's templates refuse ids of another length, or with other characters than letters and digits
+ID_LENGTH = 9  # Mistral's templates refuse ids of another length, or with other characters than letters and digits
 INTRODUCTION = (
     "You can call tools. These are their signatures, one a line:\n<tools>\n{tools}\n</tools>\n\n"
     "To call a tool, answer with its name and its arguments as JSON between tags:\n"
     '<tool_call>\n{{"name": "the tool\'s name", "arguments": {{"an argument": "its value"}}}}\n</tool_call>\n'
-    "You will be shown its result between <tool_response> and </tool_response>.")
+    "You will be shown its result between <tool_response> and </tool_response>."
+)
 
 
-def rendered(family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-             ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def rendered(
+    family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Returns (messages, further arguments) for the chat template.
 
     Args:
@@ -33,8 +35,9 @@ def rendered(family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequ
     return list(messages), more
 
 
-def _plain(family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-           ) -> Iterator[dict[str, Any]]:
+def _plain(
+    family: ToolFamily, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Yields messages of the roles system, user and assistant, with calls and results as text.
 
     Some templates want user and assistant to alternate, so results join the user message behind them.

@@ -29,8 +29,14 @@ class DFlashCache(DraftCache):
 
     name = "block drafter"
 
-    def __init__(self, network: BlockNetwork, window: int | None = None, clock: Clock | None = None,
-                 kernels: CpuKernels | None = None, regions: Regions = EAGER) -> None:
+    def __init__(
+        self,
+        network: BlockNetwork,
+        window: int | None = None,
+        clock: Clock | None = None,
+        kernels: CpuKernels | None = None,
+        regions: Regions = EAGER,
+    ) -> None:
         c = network.config
         weight = network.fc.weight
         super().__init__(KVCache(c.layers, 0), max(c.block, SIZES[-1]), clock)
@@ -56,10 +62,10 @@ class DFlashCache(DraftCache):
 
     @property
     def networks(self) -> tuple[nn.Module, ...]:
-        return self.network,
+        return (self.network,)
 
     def _columns(self, seen: Observation) -> tuple[Tensor]:
-        return seen.features(self.network.config.feature_layers),
+        return (seen.features(self.network.config.feature_layers),)
 
     def _read(self, columns: list[Tensor]) -> None:
         features = columns.pop().to(self.device, self.network.fc.weight.dtype)
@@ -75,7 +81,7 @@ class DFlashCache(DraftCache):
         rows = size_of(len(features))
         key = self, "feed", self.cache.age, rows
         wide = self.regions.kept(key, lambda: features.new_zeros(rows, features.shape[1]))
-        wide[:len(features)] = features
+        wide[: len(features)] = features
         self._committed.fill_(self.cache.length)
         at = self._slots[:rows]
 
@@ -106,14 +112,14 @@ class DFlashCache(DraftCache):
             return self._block(self.cache.length + self._slots[:n], layout)
 
     def _fixed_block(self) -> Tensor:
-        depths = self._slots[:self.network.config.block]
+        depths = self._slots[: self.network.config.block]
         every = torch.ones(len(depths), len(depths), dtype=torch.bool, device=self.device)
         layout = DeviceLayout.of(self._committed, depths, depths, every)
         with self.cache.at(self._committed + depths):
             return self._block(self._committed + depths, layout)
 
     def _block(self, positions: Tensor, layout: Layout | DeviceLayout) -> Tensor:
-        scale = self.network.config.head_dim ** -0.5
+        scale = self.network.config.head_dim**-0.5
         if isinstance(layout, Layout):
             backend: Backend = self._backend
         else:

@@ -92,7 +92,7 @@ class DFlashDrafter:
         """Draws the block's tokens, at most as many as the budget has room for."""
         if ask.budget < 2:
             return Drawn(torch.zeros(0, dtype=torch.int64), torch.zeros(0), torch.zeros(0))
-        logits = self.memory.guesses(ask.root)[:ask.budget - 1]
+        logits = self.memory.guesses(ask.root)[: ask.budget - 1]
         with self.clock.part("draft"):
             positions = torch.arange(ask.position + 1, ask.position + 1 + len(logits), device=logits.device)
             rule: DrawThenWalk = ask.draws
@@ -101,8 +101,9 @@ class DFlashDrafter:
             tokens = rule.draw(logits, positions)
             log_probs = logits.float().log_softmax(-1)
             # One copy to the host: float64 holds ids and float32 numbers exactly.
-            record = torch.stack([tokens.double(), log_probs.gather(1, tokens[:, None])[:, 0].double(),
-                                  log_probs.amax(-1).double()]).cpu()
+            record = torch.stack(
+                [tokens.double(), log_probs.gather(1, tokens[:, None])[:, 0].double(), log_probs.amax(-1).double()]
+            ).cpu()
         return Drawn(record[0].long(), record[1].float(), record[2].float())
 
 
@@ -137,8 +138,7 @@ class GraftedDFlashDrafter:
         both: Keep the whole block, and make the retrieved chain a branch where the block would have been cut.
     """
 
-    def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float,
-                 both: bool = False) -> None:
+    def __init__(self, drafter: DFlashDrafter, retriever: Retriever, threshold: float, both: bool = False) -> None:
         self.drafter = drafter
         self.retriever = retriever
         self.threshold = threshold
@@ -158,7 +158,7 @@ class GraftedDFlashDrafter:
             if self.both:
                 return chain.merge(retrieved, at=sure_nodes, budget=ask.budget)
             cut = chain.select(list(range(1 + sure_nodes))).merge(retrieved, at=sure_nodes, budget=ask.budget)
-            return followed(cut, chain.tokens[len(cut):])
+            return followed(cut, chain.tokens[len(cut) :])
 
 
 def sure(surest: Tensor, threshold: float) -> int:
@@ -172,13 +172,17 @@ def sure(surest: Tensor, threshold: float) -> int:
 def drawn_chain(root: int, drawn: Drawn) -> ProposalTree:
     """Returns the drawn tokens as a chain; a path's score is the sum of its tokens' log-probabilities."""
     n = len(drawn.tokens)
-    return ProposalTree.build([root, *drawn.tokens.tolist()], list(range(-1, n)),
-                              [0.0, *drawn.logs.cumsum(0).tolist()], [ROOT] + [DRAFT] * n)
+    return ProposalTree.build(
+        [root, *drawn.tokens.tolist()], list(range(-1, n)), [0.0, *drawn.logs.cumsum(0).tolist()], [ROOT] + [DRAFT] * n
+    )
 
 
 def followed(chain: ProposalTree, tokens: Tensor) -> ProposalTree:
     """Appends drafted tokens to the chain, without a score (nan)."""
     n = len(chain)
     return ProposalTree.build(
-        [*chain.tokens.tolist(), *tokens.tolist()], list(range(-1, n + len(tokens) - 1)),
-        chain.scores.tolist() + [float("nan")] * len(tokens), chain.origin.tolist() + [DRAFT] * len(tokens))
+        [*chain.tokens.tolist(), *tokens.tolist()],
+        list(range(-1, n + len(tokens) - 1)),
+        chain.scores.tolist() + [float("nan")] * len(tokens),
+        chain.origin.tolist() + [DRAFT] * len(tokens),
+    )

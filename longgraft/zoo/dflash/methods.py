@@ -31,24 +31,26 @@ class DFlashTreeChoices(Checked):
 class DFlashChoices(DFlashTreeChoices):
     """Choices of `dflash`."""
 
-    coupled: bool = option(False, "draw drafted tokens with the noise of the request's own draws, not as the "
-                                  "most probable tokens")
+    coupled: bool = option(
+        False, "draw drafted tokens with the noise of the request's own draws, not as the most probable tokens"
+    )
 
 
 @dataclass(frozen=True)
 class GraftedDFlashChoices(DFlashChoices):
     """Choices of `graft-dflash`."""
 
-    threshold: float = option(0.35, "probability of a drafted token below which the block is cut",
-                              low=0.0, high=1.0)
-    both: bool = option(False, "keep the whole block, with the matrix's chain as a branch where it is "
-                               "unsure: use a budget of 24")
+    threshold: float = option(0.35, "probability of a drafted token below which the block is cut", low=0.0, high=1.0)
+    both: bool = option(
+        False, "keep the whole block, with the matrix's chain as a branch where it is unsure: use a budget of 24"
+    )
 
 
 def _load(sources: Sources) -> BlockNetwork:
     target = sources.target
-    network = load_blocks(sources.path("dflash", "dflash"), TargetShape.of(target.model.config), target.dtype,
-                          target.device)
+    network = load_blocks(
+        sources.path("dflash", "dflash"), TargetShape.of(target.model.config), target.dtype, target.device
+    )
     network.share(target.model.get_input_embeddings(), target.head)
     return network
 
@@ -59,8 +61,10 @@ DFLASH: Need[BlockNetwork] = Need("dflash", "a DFlash drafter", _load)
 def memory(p: Parts) -> DFlashCache:
     """The drafter's keys and values."""
     network = p.the(DFLASH)
-    return p.one(("blocks", id(network), p.choices.window), lambda: DFlashCache(
-        network, p.choices.window, p.clock, p.target.kernels, p.regions))
+    return p.one(
+        ("blocks", id(network), p.choices.window),
+        lambda: DFlashCache(network, p.choices.window, p.clock, p.target.kernels, p.regions),
+    )
 
 
 def drafter(p: Parts) -> DFlashDrafter:
@@ -71,13 +75,33 @@ def drafter(p: Parts) -> DFlashDrafter:
 def grafted(p: Parts) -> GraftedDFlashDrafter:
     """The chain, and the matrix's continuation of its sure part."""
     return GraftedDFlashDrafter(drafter(p), p.retriever(chain), p.choices.threshold, p.choices.both)
+
+
 CHAIN = Method(
-    "dflash", "a block of tokens guessed in one forward, as a chain", PAPER, drafter, (DFLASH,), budget=BLOCK,
-    choices=DFlashChoices())
+    "dflash",
+    "a block of tokens guessed in one forward, as a chain",
+    PAPER,
+    drafter,
+    (DFLASH,),
+    budget=BLOCK,
+    choices=DFlashChoices(),
+)
 TREE = Method(
-    "dflash-tree", "the block's most probable paths, as a tree", PAPER + "; DDTree (arXiv 2604.12989)",
-    lambda p: DFlashTreeDrafter(memory(p), p.clock), (DFLASH,), budget=BUDGET,
-    choices=DFlashTreeChoices())
+    "dflash-tree",
+    "the block's most probable paths, as a tree",
+    PAPER + "; DDTree (arXiv 2604.12989)",
+    lambda p: DFlashTreeDrafter(memory(p), p.clock),
+    (DFLASH,),
+    budget=BUDGET,
+    choices=DFlashTreeChoices(),
+)
 GRAFTED = Method(
-    "graft-dflash", "the block up to its first unsure token, then a chain from the matrix", GRAFT, grafted,
-    (DFLASH,), budget=BLOCK, takes=BUDGETED | {"warm"}, choices=GraftedDFlashChoices())
+    "graft-dflash",
+    "the block up to its first unsure token, then a chain from the matrix",
+    GRAFT,
+    grafted,
+    (DFLASH,),
+    budget=BLOCK,
+    takes=BUDGETED | {"warm"},
+    choices=GraftedDFlashChoices(),
+)

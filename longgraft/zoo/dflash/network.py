@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from longgraft.yarn_drafters.network import Attend, PlainLayer, Product, RMSNorm, through
 from longgraft.yarn_drafters.rope import Rope
 
-BLOCK = 16      # tokens of a block, the newest committed token included: DFlash's released setting
+BLOCK = 16  # tokens of a block, the newest committed token included: DFlash's released setting
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,7 @@ class BlockNetwork(nn.Module):
         """Target features [B, n, A * H] -> [B, n, H], from which every layer projects keys and values."""
         return self.hidden_norm(self.fc(features))
 
-    def injected(self, fused: Tensor, positions: Tensor,
-                 product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
+    def injected(self, fused: Tensor, positions: Tensor, product: Product = linear) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields each layer's keys and values [B, nkv, n, d] of fused features [B, n, H] at positions [B, n]."""
         cos_sin = self._angles(positions)
         layers = cast("Iterable[PlainLayer]", self.layers)
@@ -96,8 +95,7 @@ class BlockNetwork(nn.Module):
 
     def blocks(self, anchors: Tensor) -> Tensor:
         """Returns blocks: token ids [...] -> [..., block], each token followed by masks."""
-        masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token,
-                           device=anchors.device)
+        masks = torch.full((*anchors.shape, self.config.block - 1), self.config.mask_token, device=anchors.device)
         return torch.cat([anchors[..., None], masks], dim=-1)
 
     def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:

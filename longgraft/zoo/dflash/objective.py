@@ -14,11 +14,10 @@ from torch import Tensor
 from longgraft.target_model.model import Target
 from longgraft.zoo.dflash.network import BlockNetwork
 
-LOGIT_SLOTS = 1024      # slots whose [slots, V] logits exist at once
+LOGIT_SLOTS = 1024  # slots whose [slots, V] logits exist at once
 
 
-def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positions: Tensor,
-                 anchors: Tensor) -> Tensor:
+def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positions: Tensor, anchors: Tensor) -> Tensor:
     """Returns [B, M, K, H]: states of the block at each anchor, which sees the features before the anchor and itself.
 
     Args:
@@ -27,12 +26,12 @@ def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positi
         positions: [B, S].
         anchors: [B, M] int64, indices into the row.
     """
-    blocks = network.blocks(tokens.gather(1, anchors))                          # [B, M, K]
+    blocks = network.blocks(tokens.gather(1, anchors))  # [B, M, K]
     slots = torch.arange(blocks.shape[2], device=anchors.device)
     at = positions.gather(1, anchors)[..., None] + slots
-    before = torch.arange(features.shape[1], device=anchors.device) < anchors[..., None]    # [B, M, S]
+    before = torch.arange(features.shape[1], device=anchors.device) < anchors[..., None]  # [B, M, S]
     injected = list(network.injected(network.fuse(features.to(network.fc.weight.dtype)), positions))
-    scale = network.config.head_dim ** -0.5
+    scale = network.config.head_dim**-0.5
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         function = block_attention
@@ -45,8 +44,9 @@ def block_states(network: BlockNetwork, features: Tensor, tokens: Tensor, positi
     return network(blocks.flatten(1), at.flatten(1), attend).unflatten(1, blocks.shape[1:])
 
 
-def block_attention(q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
-                    scale: float) -> Tensor:
+def block_attention(
+    q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor, scale: float
+) -> Tensor:
     """One softmax over the tokens before a block's anchor and over the block itself, which is not causal.
 
     q [B, H, M * K, d], k and v [B, Hkv, M * K, d] of blocks; far_k, far_v [B, Hkv, S, d]; before [B, M, S]
@@ -76,15 +76,17 @@ class _BlockFlash(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor,
-                scale: float) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, far_k: Tensor, far_v: Tensor, before: Tensor, scale: float
+    ) -> Tensor:
         group = q.shape[1] // k.shape[1]
         anchors = before.shape[1]
         far_k, far_v = (x.repeat_interleave(group, 1) for x in (far_k, far_v))
         hidden = torch.zeros(before.shape, dtype=q.dtype).masked_fill_(~before, float("-inf"))
-        bias = hidden.repeat_interleave(q.shape[2] // anchors, 1)[:, None]              # [B, 1, M * K, S]
+        bias = hidden.repeat_interleave(q.shape[2] // anchors, 1)[:, None]  # [B, 1, M * K, S]
         far, far_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, far_k, far_v, 0.0, False, attn_mask=bias, scale=scale)
+            q, far_k, far_v, 0.0, False, attn_mask=bias, scale=scale
+        )
         blocks = (_blocks(q, 1, anchors), _blocks(k, group, anchors), _blocks(v, group, anchors))
         # [B, H, M, K, K].
         near_scores = (blocks[0] @ blocks[1].mT).float() * scale
@@ -105,7 +107,8 @@ class _BlockFlash(torch.autograd.Function):
         anchors = near.shape[2]
         grad = grads[0].contiguous()
         dq, dfar_k, dfar_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, far_k, far_v, out, lse, 0.0, False, attn_mask=bias, scale=ctx.scale)
+            grad, q, far_k, far_v, out, lse, 0.0, False, attn_mask=bias, scale=ctx.scale
+        )
         blocks = [_blocks(x, group, anchors) for x in (k, v)]
         rows = _blocks(grad, 1, anchors)
         delta = (rows.float() * _blocks(out, 1, anchors).float()).sum(-1, keepdim=True)
@@ -113,8 +116,7 @@ class _BlockFlash(torch.autograd.Function):
         dq = dq + (dscore @ blocks[0]).flatten(2, 3)
         dk = dscore.mT @ _blocks(q, 1, anchors)
         dv = near.to(q.dtype).mT @ rows
-        summed = [x.unflatten(1, (-1, group)).sum(2)
-                  for x in (dk.flatten(2, 3), dv.flatten(2, 3), dfar_k, dfar_v)]
+        summed = [x.unflatten(1, (-1, group)).sum(2) for x in (dk.flatten(2, 3), dv.flatten(2, 3), dfar_k, dfar_v)]
         return dq, *summed, None, None
 
 
@@ -143,8 +145,9 @@ class _Comparison(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, hidden: Tensor, network: BlockNetwork,
-                target: Target) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, states: Tensor, hidden: Tensor, network: BlockNetwork, target: Target
+    ) -> tuple[Tensor, Tensor]:
         shares = target.logits(hidden).float().softmax(-1)
         ours = network.logits(states.to(target.dtype)).float().log_softmax(-1)
         agreed = ours.argmax(-1) == shares.argmax(-1)
@@ -155,5 +158,5 @@ class _Comparison(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        gradient, = ctx.saved_tensors
+        (gradient,) = ctx.saved_tensors
         return grads[0][:, None] * gradient, None, None, None

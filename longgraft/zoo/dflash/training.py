@@ -32,7 +32,7 @@ from longgraft.zoo.dflash.files import dflash_config, load_blocks, save_blocks
 from longgraft.zoo.dflash.network import BLOCK, BlockConfig, BlockNetwork, usual_layers
 from longgraft.zoo.dflash.objective import block_states, compared
 
-LOGGED = (1, 2, 3, 5, 8, 15)    # slots whose agreement is logged
+LOGGED = (1, 2, 3, 5, 8, 15)  # slots whose agreement is logged
 
 
 @dataclass(frozen=True)
@@ -43,20 +43,20 @@ class BlockRecipe(DistilledRecipe):
     mask.
     """
 
-    layers: Annotated[int, Option(low=1, high=1000)] = 5          # DFlash's; so is the block
+    layers: Annotated[int, Option(low=1, high=1000)] = 5  # DFlash's; so is the block
     block: Annotated[int, Option(low=2, high=1024)] = BLOCK
     # Indices into transformers' hidden_states: layer inputs.
     feature_layers: Layers | None = None
     intermediate: Size | None = None
     mask_token: Whole | None = None
     rope: Rope = Rope(1e6)
-    stride: Count = 8                                   # tokens of a row per block
-    falloff: Positive = 7.0                             # slot k has weight exp(-(k - 1) / falloff)
+    stride: Count = 8  # tokens of a row per block
+    falloff: Positive = 7.0  # slot k has weight exp(-(k - 1) / falloff)
 
     max_positions: Count = 2048
-    warmup: Share = 0.04                                # SpecForge's
+    warmup: Share = 0.04  # SpecForge's
     muon_lr: Rate = 5e-3
-    adam_lr: Rate = 6e-4                                # SpecForge's
+    adam_lr: Rate = 6e-4  # SpecForge's
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,7 +68,7 @@ class BlockTrainer(DistillingTrainer):
 
     recipes = BlockRecipe
     folder = "dflash"
-    first_learnt = 2        # an anchor has a token before it
+    first_learnt = 2  # an anchor has a token before it
 
     def __init__(self, recipe: BlockRecipe, target: Target, network: BlockNetwork, *more: Any) -> None:
         network.share(target.model.get_input_embeddings(), target.head)
@@ -86,16 +86,27 @@ class BlockTrainer(DistillingTrainer):
         counts = np.bincount(corpus.tokens[corpus.tokens >= 0], minlength=target.vocab_size)
         mask = int(counts.argmin()) if recipe.mask_token is None else recipe.mask_token
         if mask >= target.vocab_size:
-            raise ValueError(f"mask_token is {mask:,} and {target.name} has {target.vocab_size:,} tokens. "
-                             "Set one of them.")
+            raise ValueError(
+                f"mask_token is {mask:,} and {target.name} has {target.vocab_size:,} tokens. Set one of them."
+            )
         heads = c.num_attention_heads
         torch.manual_seed(recipe.seed)
-        network = BlockNetwork(BlockConfig(
-            hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size,
-            heads=heads, kv_heads=getattr(c, "num_key_value_heads", None) or heads,
-            head_dim=getattr(c, "head_dim", None) or c.hidden_size // heads, layers=recipe.layers,
-            vocab_size=target.vocab_size, feature_layers=layers, mask_token=mask,
-            max_positions=recipe.max_positions, block=recipe.block, rope=recipe.rope))
+        network = BlockNetwork(
+            BlockConfig(
+                hidden_size=c.hidden_size,
+                intermediate_size=recipe.intermediate or c.intermediate_size,
+                heads=heads,
+                kv_heads=getattr(c, "num_key_value_heads", None) or heads,
+                head_dim=getattr(c, "head_dim", None) or c.hidden_size // heads,
+                layers=recipe.layers,
+                vocab_size=target.vocab_size,
+                feature_layers=layers,
+                mask_token=mask,
+                max_positions=recipe.max_positions,
+                block=recipe.block,
+                rope=recipe.rope,
+            )
+        )
         for parameter in network.parameters():
             if parameter.ndim == 2:
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -111,7 +122,7 @@ class BlockTrainer(DistillingTrainer):
         load_blocks(folder, shape)
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
-        rng = np.random.default_rng([self.recipe.seed, 3, self.state.step])     # keyed by step: resumes
+        rng = np.random.default_rng([self.recipe.seed, 3, self.state.step])  # keyed by step: resumes
         last = rows.shape[1] - self.recipe.block
         count = max(1, last // self.recipe.stride)
         anchors = [rng.choice(last, count, replace=False) + 1 for _ in rows]
@@ -121,8 +132,7 @@ class BlockTrainer(DistillingTrainer):
         """Returns the mean figures of blocks drafted as chains, at every anchor of the stride."""
         rows = torch.from_numpy(coded).to(self.device)
         positions = torch.arange(rows.shape[1] - 1, device=self.device)[None]
-        anchors = torch.arange(1, 1 + rows.shape[1] - self.recipe.block, self.recipe.stride,
-                               device=self.device)
+        anchors = torch.arange(1, 1 + rows.shape[1] - self.recipe.block, self.recipe.stride, device=self.device)
         return mean([self._loss(row[None], positions, anchors[None])[1] for row in rows])
 
     def _loss(self, rows: Tensor, positions: Tensor, anchors: Tensor) -> tuple[Tensor, Figures]:
@@ -130,10 +140,9 @@ class BlockTrainer(DistillingTrainer):
         tokens = torch.where(rows < 0, ~rows, rows)
         block = self.recipe.block
         with self.recipe.autocast(self.device):
-            features, hidden = observed(self.target, self.network.config.feature_layers, tokens[:, :-1],
-                                        positions)
-            states = block_states(self.network, features, tokens, positions, anchors)       # [B, M, K, H]
-            places = anchors[..., None] + torch.arange(1, block, device=self.device)        # [B, M, K - 1]
+            features, hidden = observed(self.target, self.network.config.feature_layers, tokens[:, :-1], positions)
+            states = block_states(self.network, features, tokens, positions, anchors)  # [B, M, K, H]
+            places = anchors[..., None] + torch.arange(1, block, device=self.device)  # [B, M, K - 1]
             row = torch.arange(len(rows), device=self.device)[:, None, None]
             # The target's distribution of a token comes from the hidden state of the token before it.
             nats, agreed = compared(states[:, :, 1:], hidden[row, places - 1], self.network, self.target)
@@ -144,5 +153,4 @@ class BlockTrainer(DistillingTrainer):
         shares = (right.sum((0, 1)) / count).tolist()
         chain = (right.cumprod(-1).sum() / (anchors.numel() or 1)).item()
         loss = (nats * weights).sum() / weights.sum().clamp(min=1e-9)
-        return loss, {"loss": loss.item(), "chain": chain,
-                      "agreements": [shares[k - 1] for k in LOGGED if k < block]}
+        return loss, {"loss": loss.item(), "chain": chain, "agreements": [shares[k - 1] for k in LOGGED if k < block]}

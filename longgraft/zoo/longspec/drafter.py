@@ -76,7 +76,7 @@ class LongSpecCache(Memory):
         self._rows = seen.cache.length
         self._waiting = torch.cat([self._waiting, seen.kept])
         more = len(self._waiting) - self.window
-        if more >= 0:     # no later token sees the rows before the window
+        if more >= 0:  # no later token sees the rows before the window
             self._waiting = self._waiting[more:]
             position = self.cache.position + more
             self.cache.clear()
@@ -121,8 +121,8 @@ class LongSpecCache(Memory):
         committed = self.cache.length
         assert target_cache is not None, "the drafter has observed nothing"
         layout = Layout(committed, torch.full((b,), depth), visible, self.device, depths)
-        scale = self.network.config.head_dim ** -0.5
-        last_keys, last_values = (rows[:, :, :self._rows] for rows in target_cache.last)
+        scale = self.network.config.head_dim**-0.5
+        last_keys, last_values = (rows[:, :, : self._rows] for rows in target_cache.last)
 
         def attend_self(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = cache.update(k, v, 0)
@@ -157,7 +157,7 @@ class LongSpecCache(Memory):
         self.cache.release()
 
 
-SHAPE = (4, 16, 16, 16, 16)     # nodes of each level, as in the official code
+SHAPE = (4, 16, 16, 16, 16)  # nodes of each level, as in the official code
 
 
 class LongSpecDrafter:
@@ -166,8 +166,7 @@ class LongSpecDrafter:
     A smaller budget keeps the best nodes of the full shape.
     """
 
-    def __init__(self, memory: LongSpecCache, shape: Sequence[int] = SHAPE,
-                 clock: Clock | None = None) -> None:
+    def __init__(self, memory: LongSpecCache, shape: Sequence[int] = SHAPE, clock: Clock | None = None) -> None:
         self.memories = (memory,)
         self.memory = memory
         self.shape = tuple(shape)
@@ -189,13 +188,13 @@ class LongSpecDrafter:
         scores = torch.zeros(1, device=device)
         visible = torch.ones(1, 1, dtype=torch.bool, device=device)
         levels = list[Tensor]()
-        starts = [0, *accumulate((1, *self.shape))]         # of each level's nodes; the root is level 0
+        starts = [0, *accumulate((1, *self.shape))]  # of each level's nodes; the root is level 0
         for depth, width in enumerate(self.shape):
             depths = torch.repeat_interleave(torch.arange(depth + 1), torch.tensor((1, *self.shape[:depth])))
             self.clock.ran("draft")
             states = self.memory.expand(tokens, depth, visible, depths)
             k = min(width, self.memory.target.vocab_size)
-            gains, ids = self.memory.target.logits(states).float().log_softmax(-1).topk(k)      # [b, k]
+            gains, ids = self.memory.target.logits(states).float().log_softmax(-1).topk(k)  # [b, k]
             scores, best = (scores[:, None] + gains).flatten().topk(width)
             above = best // k
             tokens = ids.flatten()[best]
@@ -203,7 +202,10 @@ class LongSpecDrafter:
             # float64 holds ids and float32 scores exactly, so one copy to the host brings all.
             levels.append(torch.stack([tokens.double(), (starts[depth] + above).double(), scores.double()]))
         ids, parents, scores = torch.cat(levels, dim=1).cpu()
-        return ProposalTree(torch.cat([torch.tensor([root]), ids.long()]),
-                            torch.cat([torch.tensor([-1]), parents.long()]),
-                            torch.cat([torch.zeros(1), scores.float()]),
-                            torch.tensor([ROOT] + [DRAFT] * len(ids), dtype=torch.int8), UNPRUNED)
+        return ProposalTree(
+            torch.cat([torch.tensor([root]), ids.long()]),
+            torch.cat([torch.tensor([-1]), parents.long()]),
+            torch.cat([torch.zeros(1), scores.float()]),
+            torch.tensor([ROOT] + [DRAFT] * len(ids), dtype=torch.int8),
+            UNPRUNED,
+        )

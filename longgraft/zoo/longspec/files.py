@@ -57,13 +57,23 @@ def save_longspec(network: LongSpecNetwork, folder: str | Path) -> None:
     folder = Path(folder)
     c = network.config
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_type": KIND, "hidden_size": c.hidden_size, "num_attention_heads": c.heads,
-              "num_key_value_heads": c.kv_heads, "head_dim": c.head_dim,
-              "intermediate_size": c.intermediate_size, "rms_norm_eps": c.rms_eps, "window": c.window,
-              "hidden_act": "silu"}
+    config = {
+        "model_type": KIND,
+        "hidden_size": c.hidden_size,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "head_dim": c.head_dim,
+        "intermediate_size": c.intermediate_size,
+        "rms_norm_eps": c.rms_eps,
+        "window": c.window,
+        "hidden_act": "silu",
+    }
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()},
-              folder / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in network.state_dict().items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
 
 
 def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -> LongSpecConfig:
@@ -71,8 +81,10 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -
     wanted = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "mlp.gate_proj.weight")
     missing = [name for name in wanted if name not in tensors or tensors[name].ndim != 2]
     if missing:
-        raise ValueError(f"{missing[0]} is missing, so this is not a LongSpec drafter. Give a folder made by "
-                         "`longgraft train longspec`, or an official one.")
+        raise ValueError(
+            f"{missing[0]} is missing, so this is not a LongSpec drafter. Give a folder made by "
+            "`longgraft train longspec`, or an official one."
+        )
     queries, hidden = tensors[wanted[0]].shape
     keys = len(tensors[wanted[1]])
     inner = len(tensors[wanted[2]])
@@ -82,20 +94,34 @@ def _shape(config: dict[str, Any], tensors: dict[str, Tensor], target: Target) -
     size = head_dim(target)
     heads = queries // size
     target_heads = kv_heads(target)
-    if hidden != target.config.hidden_size or queries % size or keys % size or not keys or heads % target_heads \
-            or heads % (keys // size):
-        raise ValueError(f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} "
-                         f"dimensions; the target's is {target.config.hidden_size}, with {target_heads} "
-                         f"key-value heads of {size}. It belongs to another target.")
+    if (
+        hidden != target.config.hidden_size
+        or queries % size
+        or keys % size
+        or not keys
+        or heads % target_heads
+        or heads % (keys // size)
+    ):
+        raise ValueError(
+            f"its hidden size is {hidden}, with queries of {queries} and keys of {keys} "
+            f"dimensions; the target's is {target.config.hidden_size}, with {target_heads} "
+            f"key-value heads of {size}. It belongs to another target."
+        )
     sizes = {"hidden_size": hidden, "head_dim": size}
     if config.get("model_type") == KIND:
-        sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys // size,
-                  "intermediate_size": inner}
+        sizes |= {"num_attention_heads": heads, "num_key_value_heads": keys // size, "intermediate_size": inner}
     elif config.get("head_dim") is None:
         sizes |= {"num_attention_heads": target.config.num_attention_heads}
     refuse_other_sizes(config, sizes)
     return LongSpecConfig(
-        hidden, inner, heads, keys // size, size,
+        hidden,
+        inner,
+        heads,
+        keys // size,
+        size,
         checked(config.get("rms_norm_eps"), Positive | None, "rms_norm_eps") or 1e-6,
-        checked(config.get("window"), Count | None, "window") or 512, "self_attn.q_proj.bias" in tensors,
-        "self_attn.q_norm.weight" in tensors, "norm.weight" in tensors)
+        checked(config.get("window"), Count | None, "window") or 512,
+        "self_attn.q_proj.bias" in tensors,
+        "self_attn.q_norm.weight" in tensors,
+        "norm.weight" in tensors,
+    )

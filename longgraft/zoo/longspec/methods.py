@@ -43,5 +43,11 @@ def _longspec(p: Parts) -> LongSpecDrafter:
 
 
 METHOD = Method(
-    "longspec", "a beam drafted from 512 tokens and the target's last keys and values", LONG, _longspec,
-    (LONGSPEC,), budget=1 + sum(SHAPE), choices=LongSpecChoices())
+    "longspec",
+    "a beam drafted from 512 tokens and the target's last keys and values",
+    LONG,
+    _longspec,
+    (LONGSPEC,),
+    budget=1 + sum(SHAPE),
+    choices=LongSpecChoices(),
+)

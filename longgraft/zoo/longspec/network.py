@@ -88,13 +88,18 @@ class LongSpecNetwork(nn.Module):
         self.mlp = MLP(config)
         self.norm = RMSNorm(h, eps) if config.final_norm else nn.Identity()
 
-    def forward(self, embedded: Tensor, angles: Angles, attend_self: SelfAttend, attend_target: CrossAttend,
-                product: Product = linear) -> Tensor:
+    def forward(
+        self,
+        embedded: Tensor,
+        angles: Angles,
+        attend_self: SelfAttend,
+        attend_target: CrossAttend,
+        product: Product = linear,
+    ) -> Tensor:
         """embedded [B, n, H] -> [B, n, H], the input of the target's output layer."""
         x = self.input_layernorm(embedded)
         hidden = embedded + self.self_attn(x, angles, 0, lambda _, q, k, v: attend_self(q, k, v), product)
-        hidden = hidden + self.cross_attn(self.post_self_attention_layernorm(hidden), angles, attend_target,
-                                          product)
+        hidden = hidden + self.cross_attn(self.post_self_attention_layernorm(hidden), angles, attend_target, product)
         return self.norm(hidden + self.mlp(self.post_cross_attention_layernorm(hidden), product))
 
     def rows(self, embedded: Tensor, angles: Angles) -> tuple[Tensor, Tensor]:
@@ -105,8 +110,10 @@ class LongSpecNetwork(nn.Module):
         x = self.input_layernorm(embedded)
         layer = self.self_attn
         shape = (*x.shape[:2], -1, self.config.head_dim)
-        return (rotate(layer.k_norm(layer.k_proj(x).view(shape)).transpose(1, 2), *angles),
-                layer.v_proj(x).view(shape).transpose(1, 2))
+        return (
+            rotate(layer.k_norm(layer.k_proj(x).view(shape)).transpose(1, 2), *angles),
+            layer.v_proj(x).view(shape).transpose(1, 2),
+        )
 
 
 @dataclass(frozen=True)
@@ -127,13 +134,17 @@ class SharedParts:
         """positions [B, n] int64 -> cos, sin [B, 1, n, d] float32."""
         rotary = getattr(self.target.model.get_decoder(), "rotary_emb", None)
         try:
-            cos, sin = rotary(torch.empty(0, device=positions.device), positions)       # type: ignore[misc]
+            cos, sin = rotary(torch.empty(0, device=positions.device), positions)  # type: ignore[misc]
         except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"{self.target.name} has no rotary embedding that all of its layers share, "
-                             "which a LongSpec drafter needs. Use another method.") from error
+            raise ValueError(
+                f"{self.target.name} has no rotary embedding that all of its layers share, "
+                "which a LongSpec drafter needs. Use another method."
+            ) from error
         if cos.shape[-1] != size:
-            raise ValueError(f"{self.target.name} rotates {cos.shape[-1]} of its heads' {size} dimensions; a "
-                             "LongSpec drafter needs all rotated. Use another method.")
+            raise ValueError(
+                f"{self.target.name} rotates {cos.shape[-1]} of its heads' {size} dimensions; a "
+                "LongSpec drafter needs all rotated. Use another method."
+            )
         return cos[:, None].float(), sin[:, None].float()
 
 

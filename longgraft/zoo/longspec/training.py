@@ -31,8 +31,8 @@ from longgraft.zoo.longspec.drafter import LongSpecCache, LongSpecDrafter
 from longgraft.zoo.longspec.files import load_longspec, save_longspec
 from longgraft.zoo.longspec.network import LongSpecConfig, LongSpecNetwork, SharedParts, head_dim, kv_heads
 
-LOGIT_TOKENS = 1024     # tokens whose [tokens, V] logits exist at once
-DEPTH = 5               # largest trained gap: the number of levels of the official tree
+LOGIT_TOKENS = 1024  # tokens whose [tokens, V] logits exist at once
+DEPTH = 5  # largest trained gap: the number of levels of the official tree
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ class LongSpecTrainer(DistillingTrainer):
 
     def __init__(self, recipe: LongSpecRecipe, target: Target, network: LongSpecNetwork, *more: Any) -> None:
         self.shared = SharedParts(target)
-        super().__init__(replace(recipe, max_positions=min(recipe.max_positions, target.max_positions)),
-                         target, network, *more)
+        super().__init__(
+            replace(recipe, max_positions=min(recipe.max_positions, target.max_positions)), target, network, *more
+        )
 
     @staticmethod
     def fresh(recipe: LongSpecRecipe, target: Target, corpus: EncodedCorpus) -> LongSpecNetwork:
@@ -89,8 +90,7 @@ class LongSpecTrainer(DistillingTrainer):
         loss, agreement = self._losses(rows, positions, [gaps])[0]
         return loss, {"loss": loss.item(), "agreement": agreement}
 
-    def _losses(self, rows: Tensor, positions: Tensor,
-                gaps: Sequence[Sequence[int]]) -> list[tuple[Tensor, float]]:
+    def _losses(self, rows: Tensor, positions: Tensor, gaps: Sequence[Sequence[int]]) -> list[tuple[Tensor, float]]:
         """Returns for each assignment of gaps to rows (loss, agreement).
 
         loss: mean cross-entropy against the target's distributions; agreement: share of equal first choices
@@ -109,9 +109,12 @@ class LongSpecTrainer(DistillingTrainer):
             embedded = self.shared.embed(tokens, like)
             angles = self.shared.angles(positions, config.head_dim)
             for chosen in gaps:
-                states = self.network(embedded, angles, lambda q, k,
-                                      v: attend_in_window(q, k, v, config.window), lambda q,
-                                      chosen=chosen: attend_with_gaps(q, keys, values, chosen))
+                states = self.network(
+                    embedded,
+                    angles,
+                    lambda q, k, v: attend_in_window(q, k, v, config.window),
+                    lambda q, chosen=chosen: attend_with_gaps(q, keys, values, chosen),
+                )
                 losses.append(self._nats(states[learnt], wanted[learnt]))
         return losses
 
@@ -120,9 +123,13 @@ class LongSpecTrainer(DistillingTrainer):
         """Returns keys and values [B, nkv, S, d] of the target's last layer, and final hidden states [B, S, H]."""
         # Without a mask transformers reads jumps of positions as packed sequences; a mask of ones is ignored.
         cache = DynamicCache()
-        hidden = self.target.model.get_decoder()(tokens, position_ids=positions, use_cache=True,
-                                                 attention_mask=torch.ones_like(tokens),
-                                                 **{self.target.cache_name: cache}).last_hidden_state
+        hidden = self.target.model.get_decoder()(
+            tokens,
+            position_ids=positions,
+            use_cache=True,
+            attention_mask=torch.ones_like(tokens),
+            **{self.target.cache_name: cache},
+        ).last_hidden_state
         last: Any = cache.layers[-1]
         return last.keys, last.values, hidden
 
@@ -137,7 +144,7 @@ class LongSpecTrainer(DistillingTrainer):
         slopes = []
         for block, targets in zip(states.split(LOGIT_TOKENS), wanted.split(LOGIT_TOKENS), strict=True):
             with torch.no_grad():
-                shares = self.target.logits(targets).float().softmax(-1)                     # [block, V]
+                shares = self.target.logits(targets).float().softmax(-1)  # [block, V]
             with torch.enable_grad():
                 block = block.detach().requires_grad_()
                 logits = self.target.logits(block.to(self.target.dtype))
@@ -157,9 +164,8 @@ class LongSpecTrainer(DistillingTrainer):
         gaps = [[gap] for gap in range(1, self.recipe.levels + 1)]
         by_row = []
         for row in rows:
-            by_row.append([(loss.item(), agreed) for loss,
-                           agreed in self._losses(row[None], positions, gaps)])
-        figures = np.array(by_row).mean(0)      # [levels, 2]
+            by_row.append([(loss.item(), agreed) for loss, agreed in self._losses(row[None], positions, gaps)])
+        figures = np.array(by_row).mean(0)  # [levels, 2]
         return dict(zip(("losses", "agreements"), figures.T.tolist(), strict=True))
 
 
@@ -199,8 +205,9 @@ def attend_with_gaps(q: Tensor, keys: Tensor, values: Tensor, gaps: Sequence[int
     rows = []
     for ask, key, value, gap in zip(q, keys, values, gaps, strict=True):
         key, value = (x[:, :-gap].repeat_interleave(group, 0)[None] for x in (key, value))
-        out = F.scaled_dot_product_attention(ask[None, :, gap:].to(value.dtype), key.to(value.dtype), value,
-                                             is_causal=True)
+        out = F.scaled_dot_product_attention(
+            ask[None, :, gap:].to(value.dtype), key.to(value.dtype), value, is_causal=True
+        )
         rows.append(F.pad(out, (0, 0, gap, 0)))
     return torch.cat(rows)
 
@@ -210,12 +217,20 @@ def longspec_shape(recipe: LongSpecRecipe, target: Target) -> LongSpecConfig:
     the target."""
     c = target.config
     config = LongSpecConfig(
-        hidden_size=c.hidden_size, intermediate_size=recipe.intermediate or c.intermediate_size,
-        heads=recipe.heads or c.num_attention_heads, kv_heads=recipe.kv_heads or kv_heads(target),
-        head_dim=head_dim(target), rms_eps=getattr(c, "rms_norm_eps", 1e-6), window=recipe.window,
-        qk_norm=hasattr(target.layers[-1].self_attn, "q_norm"), final_norm=True)
+        hidden_size=c.hidden_size,
+        intermediate_size=recipe.intermediate or c.intermediate_size,
+        heads=recipe.heads or c.num_attention_heads,
+        kv_heads=recipe.kv_heads or kv_heads(target),
+        head_dim=head_dim(target),
+        rms_eps=getattr(c, "rms_norm_eps", 1e-6),
+        window=recipe.window,
+        qk_norm=hasattr(target.layers[-1].self_attn, "q_norm"),
+        final_norm=True,
+    )
     if config.heads % config.kv_heads or config.heads % kv_heads(target):
-        raise ValueError(f"The drafter's heads is {config.heads} and kv_heads {config.kv_heads}; "
-                         f"{target.name} has {kv_heads(target)} key-value heads. Set heads to a multiple of "
-                         "both.")
+        raise ValueError(
+            f"The drafter's heads is {config.heads} and kv_heads {config.kv_heads}; "
+            f"{target.name} has {kv_heads(target)} key-value heads. Set heads to a multiple of "
+            "both."
+        )
     return config

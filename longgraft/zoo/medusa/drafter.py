@@ -24,25 +24,27 @@ class LastHidden(Memory):
     wants = Wants(final=True)
 
     def __init__(self) -> None:
-        self.newest: Tensor | None = None       # [1, H]
+        self.newest: Tensor | None = None  # [1, H]
 
     def reset(self, capacity: int) -> None:
         self.newest = None
 
     def observe(self, seen: Observation) -> None:
         assert seen.final is not None, "final hidden states were wanted"
-        self.newest = seen.final[-1:].clone()       # copied, because a view would keep a whole chunk's states
+        self.newest = seen.final[-1:].clone()  # copied, because a view would keep a whole chunk's states
 
     def mark(self) -> Tensor | None:
-        return self.newest      # never written to
+        return self.newest  # never written to
 
     def rewind(self, mark: Tensor | None) -> None:
         self.newest = mark
 
+
 # The authors' tree of 63 nodes, ranks as digits, in their order: by acceptance on their calibration text.
 OFFICIAL = (
     "0 00 1 01 2 000 10 02 3 03 4 04 20 05 001 5 06 6 07 010 11 7 08 002 30 09 8 9 100 020 12 003 40 21 004 "
-    "005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070")
+    "005 0000 011 006 030 50 13 007 008 009 60 040 14 70 012 200 31 22 80 050 15 101 021 90 060 0001 16 070"
+)
 
 
 @cache
@@ -59,8 +61,9 @@ class Medusa:
         read_out: The target's output layer, from states [.., H] to logits [.., V].
     """
 
-    def __init__(self, hidden: LastHidden, heads: MedusaHeads, read_out: Callable[[Tensor], Tensor],
-                 clock: Clock | None = None) -> None:
+    def __init__(
+        self, hidden: LastHidden, heads: MedusaHeads, read_out: Callable[[Tensor], Tensor], clock: Clock | None = None
+    ) -> None:
         self.memories = (hidden,)
         self.hidden = hidden
         self.heads = heads

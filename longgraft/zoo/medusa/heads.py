@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from longgraft.config.options import Checked, Count
 from longgraft.yarn_drafters.files import folder_of, read_config, read_tensors
 
-FOLDER = "medusa"               # subfolder that trained heads are written to
+FOLDER = "medusa"  # subfolder that trained heads are written to
 WEIGHTS = "medusa_lm_head.pt"
-PREFIX = "medusa_head."         # prefix of the heads' tensors in files that also hold the target's
-TIED = "tie_output"             # field of config.json: the heads share the target's output embedding
+PREFIX = "medusa_head."  # prefix of the heads' tensors in files that also hold the target's
+TIED = "tie_output"  # field of config.json: the heads share the target's output embedding
 NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
@@ -69,9 +69,9 @@ class MedusaHeads(nn.Module):
             return [nn.Linear(size, config.vocab_size, bias=False)]
 
         # Typed Any: a head is sliced for its blocks, and its last module is the output layer.
-        self.heads: Any = nn.ModuleList(nn.Sequential(*(ResidualBlock(size) for _ in range(config.blocks)),
-                                                      *last())
-                                        for _ in range(config.heads))
+        self.heads: Any = nn.ModuleList(
+            nn.Sequential(*(ResidualBlock(size) for _ in range(config.blocks)), *last()) for _ in range(config.heads)
+        )
 
     def states(self, hidden: Tensor) -> list[Tensor]:
         """Returns for each head the input [.., H] of its output layer.
@@ -79,7 +79,7 @@ class MedusaHeads(nn.Module):
         Args:
             hidden: [.., H], the target's after its final norm.
         """
-        return [head[:self.config.blocks](hidden) for head in self.heads]
+        return [head[: self.config.blocks](hidden) for head in self.heads]
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """hidden [n, H] -> [n, K, V].
@@ -93,8 +93,9 @@ class MedusaHeads(nn.Module):
         return torch.stack([head[-1](state) for head, state in zip(self.heads, states, strict=True)], 1)
 
 
-def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = torch.float32,
-                device: torch.device | str = "cpu") -> MedusaHeads:
+def load_medusa(
+    path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> MedusaHeads:
     """Loads the heads of a folder or hub id for a target of these sizes.
 
     Raises:
@@ -104,8 +105,7 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
     config = read_config(folder)
     loaded = read_tensors(folder, WEIGHTS)
     try:
-        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()
-                   if name.startswith(PREFIX)}
+        tensors = {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items() if name.startswith(PREFIX)}
         tensors = tensors or loaded
         shape = _shape(tensors, config.get(TIED, False), hidden, vocab)
         with torch.device("meta"):
@@ -116,8 +116,10 @@ def load_medusa(path: str | Path, hidden: int, vocab: int, dtype: torch.dtype = 
     cast_tensors = {f"heads.{name}": tensor.to(dtype) for name, tensor in tensors.items()}
     broken = [name for name, tensor in cast_tensors.items() if not bool(tensor.isfinite().all())]
     if broken:
-        raise ValueError(f"Medusa heads {path}: NaN or infinite weights in {', '.join(broken[:3])}, read as "
-                         f"{str(dtype)[6:]}. The file is damaged, or too large for that: use another.")
+        raise ValueError(
+            f"Medusa heads {path}: NaN or infinite weights in {', '.join(broken[:3])}, read as "
+            f"{str(dtype)[6:]}. The file is damaged, or too large for that: use another."
+        )
     heads.load_state_dict(cast_tensors, strict=True, assign=True)
     return heads.to(device).eval().requires_grad_(False)
 
@@ -129,12 +131,22 @@ def save_medusa(heads: MedusaHeads, folder: str | Path, target: str) -> None:
     config = heads.config
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({
-        "medusa_num_heads": config.heads, "medusa_num_layers": config.blocks,
-        "base_model_name_or_path": target, "hidden_size": config.hidden_size, "vocab_size": config.vocab_size,
-        TIED: config.tied}, indent=1) + "\n", encoding="utf-8")
-    tensors = {name.removeprefix("heads."): tensor.contiguous() for name,
-               tensor in heads.state_dict().items()}
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "medusa_num_heads": config.heads,
+                "medusa_num_layers": config.blocks,
+                "base_model_name_or_path": target,
+                "hidden_size": config.hidden_size,
+                "vocab_size": config.vocab_size,
+                TIED: config.tied,
+            },
+            indent=1,
+        )
+        + "\n",
+        encoding="utf-8",
+    )
+    tensors = {name.removeprefix("heads."): tensor.contiguous() for name, tensor in heads.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
@@ -143,8 +155,10 @@ def _shape(tensors: Mapping[str, Tensor], tied: object, hidden: int, vocab: int)
     matches = map(NAME.fullmatch, tensors)
     parts = [match.groups() for match in matches if match]
     if not parts:
-        raise ValueError(f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder "
-                         f"with {WEIGHTS}, or with safetensors of its names.")
+        raise ValueError(
+            f"no tensor is a head's ({', '.join(sorted(tensors)[:3])}, ...). Give the folder "
+            f"with {WEIGHTS}, or with safetensors of its names."
+        )
     if tied is None:
         tied = False
     if not isinstance(tied, bool):
@@ -159,11 +173,15 @@ def _check_tensors(heads: MedusaHeads, tensors: Mapping[str, Tensor]) -> None:
     missing = sorted(set(wanted) - set(tensors))
     unknown = sorted(set(tensors) - set(wanted))
     if missing or unknown:
-        raise ValueError(f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing "
-                         f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. "
-                         f"Without an output layer of their own, heads need {TIED}: true in config.json; "
-                         "else the file is cut, or of another kind: download it again.")
+        raise ValueError(
+            f"{heads.config.heads} heads of {heads.config.blocks} blocks: missing "
+            f"{', '.join(missing) or 'nothing'}; unknown {', '.join(unknown) or 'nothing'}. "
+            f"Without an output layer of their own, heads need {TIED}: true in config.json; "
+            "else the file is cut, or of another kind: download it again."
+        )
     for name, shape in wanted.items():
         if tensors[name].shape != shape or not tensors[name].is_floating_point():
-            raise ValueError(f"{name} is {str(tensors[name].dtype)[6:]} {tuple(tensors[name].shape)}; "
-                             f"numbers of shape {tuple(shape)} are needed. These heads are another target's.")
+            raise ValueError(
+                f"{name} is {str(tensors[name].dtype)[6:]} {tuple(tensors[name].shape)}; "
+                f"numbers of shape {tuple(shape)} are needed. These heads are another target's."
+            )

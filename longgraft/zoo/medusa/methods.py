@@ -22,18 +22,22 @@ HEADS = "Medusa (arXiv 2401.10774)"
 class TypicalChoices(Checked):
     """Choices of typical acceptance."""
 
-    epsilon: float = option(0.09, "Probability above which a token is always accepted",
-                            low=0, high=1, source="Medusa")
-    alpha: float = option(0.3, "Probability above which a token is accepted, as a multiple of exp(-entropy)",
-                          low=0,
-                          high=1, source="Medusa")
+    epsilon: float = option(0.09, "Probability above which a token is always accepted", low=0, high=1, source="Medusa")
+    alpha: float = option(
+        0.3,
+        "Probability above which a token is accepted, as a multiple of exp(-entropy)",
+        low=0,
+        high=1,
+        source="Medusa",
+    )
 
 
 def _medusa(sources: Sources) -> MedusaHeads:
     """Loads heads in the target's precision, on its device."""
     target = sources.target
-    return load_medusa(sources.path("medusa-heads", FOLDER), target.config.hidden_size, target.vocab_size,
-                       target.dtype, target.device)
+    return load_medusa(
+        sources.path("medusa-heads", FOLDER), target.config.hidden_size, target.vocab_size, target.dtype, target.device
+    )
 
 
 MEDUSA: Need[MedusaHeads] = Need("medusa-heads", "Medusa heads", _medusa)
@@ -47,9 +51,24 @@ def medusa(p: Parts) -> Proposer:
 def typical_verifier(p: Parts) -> Callable[[Verifier], Verifier]:
     """Typical acceptance for requests that sample."""
     return lambda verifier: replace(verifier, rule=typical(verifier.rule, p.choices.epsilon, p.choices.alpha))
+
+
 EXACT = Method(
-    "medusa", "heads that guess several tokens ahead, combined in the authors' tree", HEADS, medusa,
-    (MEDUSA,), budget=64)
+    "medusa",
+    "heads that guess several tokens ahead, combined in the authors' tree",
+    HEADS,
+    medusa,
+    (MEDUSA,),
+    budget=64,
+)
 TYPICAL = Method(
-    "medusa-typical", "the same with typical acceptance where a request samples: lossy", HEADS, medusa,
-    (MEDUSA,), "lossy", budget=64, choices=TypicalChoices(), verifies=typical_verifier)
+    "medusa-typical",
+    "the same with typical acceptance where a request samples: lossy",
+    HEADS,
+    medusa,
+    (MEDUSA,),
+    "lossy",
+    budget=64,
+    choices=TypicalChoices(),
+    verifies=typical_verifier,
+)

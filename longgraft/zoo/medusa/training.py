@@ -23,8 +23,8 @@ from longgraft.yarn_drafters.training.target import hidden_of
 from longgraft.zoo.medusa.drafter import LastHidden, Medusa
 from longgraft.zoo.medusa.heads import FOLDER, MedusaConfig, MedusaHeads, load_medusa, save_medusa
 
-DECAY = 0.8             # head i has weight 0.8^i (Medusa, section 2.2.1)
-LOGIT_TOKENS = 1024     # tokens whose [tokens, V] logits exist at once
+DECAY = 0.8  # head i has weight 0.8^i (Medusa, section 2.2.1)
+LOGIT_TOKENS = 1024  # tokens whose [tokens, V] logits exist at once
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ class MedusaTrainer(DistillingTrainer):
     @staticmethod
     def fresh(recipe: MedusaRecipe, target: Target, corpus: EncodedCorpus) -> MedusaHeads:
         """Returns heads that each start as the target's own prediction of the next token."""
-        heads = MedusaHeads(MedusaConfig(target.config.hidden_size, target.vocab_size, recipe.heads,
-                                         recipe.blocks, recipe.tied))
+        heads = MedusaHeads(
+            MedusaConfig(target.config.hidden_size, target.vocab_size, recipe.heads, recipe.blocks, recipe.tied)
+        )
         if not recipe.tied:
             with torch.no_grad():
                 for head in heads.heads:
@@ -72,7 +73,7 @@ class MedusaTrainer(DistillingTrainer):
         load_medusa(folder, self.target.config.hidden_size, self.target.vocab_size)
 
     def by_muon(self, name: str, parameter: nn.Parameter) -> bool:
-        return "linear.weight" in name      # the matrices of the residual blocks
+        return "linear.weight" in name  # the matrices of the residual blocks
 
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         tokens = torch.where(rows < 0, ~rows, rows)
@@ -88,10 +89,11 @@ class MedusaTrainer(DistillingTrainer):
             losses = []
             agreements = []
             for i, state in enumerate(states):
-                shift = i + 1       # hidden state t predicts token t + 1, and head i token t + 2 + i
-                loss, agreement = self._loss(i, state[:, :-shift].flatten(0, 1),
-                                             wanted[:, shift:].flatten(0, 1), learnt[:, shift:].flatten())
-                total = total + DECAY ** i * loss
+                shift = i + 1  # hidden state t predicts token t + 1, and head i token t + 2 + i
+                loss, agreement = self._loss(
+                    i, state[:, :-shift].flatten(0, 1), wanted[:, shift:].flatten(0, 1), learnt[:, shift:].flatten()
+                )
+                total = total + DECAY**i * loss
                 losses.append(loss.item())
                 agreements.append(agreement)
         return total, {"losses": losses, "agreements": agreements}
@@ -103,8 +105,7 @@ class MedusaTrainer(DistillingTrainer):
         blocks = (part.split(LOGIT_TOKENS) for part in (states, wanted, learnt))
         for block, targets, counts in zip(*blocks, strict=True):
             # The block's logits are computed again in the backward pass.
-            nats, guess = checkpoint(self._nats, head, block, targets, use_reentrant=False,
-                                     preserve_rng_state=False)
+            nats, guess = checkpoint(self._nats, head, block, targets, use_reentrant=False, preserve_rng_state=False)
             total = total + nats[counts].sum()
             hits += int(((guess == targets.argmax(-1)) & counts).sum())
         count = max(1, int(learnt.sum()))

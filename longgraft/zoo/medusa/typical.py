@@ -40,7 +40,7 @@ class Typical:
         path = [node]
         while path[-1]:
             path.append(int(tree.parents[path[-1]]))
-        token = self.sampled.draw(logits[node:node + 1], sent(positions[node:node + 1], device))
+        token = self.sampled.draw(logits[node : node + 1], sent(positions[node : node + 1], device))
         return torch.tensor(path[::-1]), int(token)
 
     @staticmethod
@@ -51,7 +51,7 @@ class Typical:
             passed, logs: For each node but the root, if its token's probability is above the threshold, and
                 its log-probability.
         """
-        reached = {0: (0, 0.0)}         # depth and log-probability of the accepted nodes
+        reached = {0: (0, 0.0)}  # depth and log-probability of the accepted nodes
         for node, parent in enumerate(tree.parents.tolist()[1:], 1):
             if passed[node - 1] and parent in reached:
                 depth, log_probability = reached[parent]
