@@ -23,7 +23,7 @@ from longgraft.budget.cost_model import Costs, LiveCosts
 from longgraft.budget.prices import Prices
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.request import Request
-from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, Scheduled, Scheduler, advance, shares
+from longgraft.engine.scheduler import OLDEST_TOKENS, PASS_TOKENS, SHORT_PROMPT, Scheduled, Scheduler, advance, shares
 from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all, steps_of
 from longgraft.prefill.prefixes import Prefixes
@@ -288,6 +288,27 @@ def test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest():
     long = beside(session, toy_prompt(400), 4)
     assert [step.read for step in advance([*streams, long], low_latency=True)] == [0, 0, OLDEST_TOKENS]
     assert advance([*streams, long])[2].read == PASS_TOKENS
+
+
+def test_a_pass_of_a_gpu_reads_more_and_calls_the_same_prompts_short():
+    many = 16 * PASS_TOKENS
+    assert shares([6000, 0], [1.0, 1.0], many, many) == [many, 0]
+    assert shares([9000, 6000], [1.0, 1.0], many, many) == [many // 8, many - many // 8]
+    assert shares([6000, 200, SHORT_PROMPT], [1.0, 1.0, 1.0], many // 8, many) == [many // 8, 0, SHORT_PROMPT]
+
+
+def test_prompts_share_passes_of_the_device_s_size(monkeypatch):
+    session = repeatable("ar", chunk=1000)
+    session.target.costly_context = math.inf
+    reading = [session.open(toy_prompt(400), 4), beside(session, toy_prompt(300), 4)]
+    assert sum(step.read for step in advance(reading)) == PASS_TOKENS
+    monkeypatch.setattr("longgraft.engine.scheduler.PASS_TOKENS_ON_GPU", 2 * PASS_TOKENS)
+    monkeypatch.setattr(type(session.target), "device", torch.device("cuda"))
+    loads = []
+    for request in reading:
+        monkeypatch.setattr(request, "step", loads.append)
+    advance(reading)
+    assert sum(load.chunk for load in loads) == 2 * PASS_TOKENS
 
 
 def test_tokens_far_into_a_prompt_are_weighted_by_their_cost():

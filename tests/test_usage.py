@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from toys.models import toy_target
 from toys.sessions import toy_prompt, toy_session
 
 from longgraft.memories.eagle3_cache import Eagle3Cache
-from longgraft.prefill.chunked import LARGEST, ON_CPU, chunk_bytes, chunk_size, largest_chunk
+from longgraft.prefill.chunked import LARGEST, ON_CPU, ON_CUDA, chunk_bytes, chunk_size, largest_chunk
 from longgraft.protocol.observation import Wants
 from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resident
 from longgraft.runtime.kv_cache import KVCache
@@ -62,6 +63,12 @@ def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
         assert largest_chunk(target.config, torch.float32, CPU, wants) == rows
     monkeypatch.setattr("longgraft.prefill.chunked.free_bytes", lambda device: 0)
     assert chunk_size(target, wants) == 16
+    monkeypatch.setattr("longgraft.prefill.chunked.free_bytes", lambda device: 80 << 30)
+    config, cuda = target.config, torch.device("cuda")
+    assert largest_chunk(config, torch.bfloat16, cuda, wants) == ON_CUDA
+    for masked in ({"sliding_window": 64}, {"attn_logit_softcapping": 50.0}):
+        windowed = SimpleNamespace(**config.to_dict() | masked)
+        assert largest_chunk(windowed, torch.bfloat16, cuda, wants) == LARGEST
     # A large vocabulary's product is taken by block, however many rows a chunk has.
     assert (
         chunk_bytes(target.config, torch.bfloat16, 4096, wants)

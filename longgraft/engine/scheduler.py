@@ -27,8 +27,13 @@ from longgraft.runtime.device_memory import free_bytes
 from longgraft.target_model.together import together
 
 LOG = logging.getLogger(__name__)
-PASS_TOKENS = 128  # prefill tokens per shared pass; larger chunks are barely faster
-OLDEST_TOKENS = 16  # how many of those are reserved for the oldest prefill
+SHORT_PROMPT = 128  # prompts with at most so many tokens left are read before longer ones
+PASS_TOKENS = 128  # prefill tokens per shared pass on a CPU, where larger chunks are barely faster
+# Prefill tokens per shared pass on a GPU. There a chunk of 128 takes as long as one of 1,024: an H100 needs 45 ms to
+# launch either.
+PASS_TOKENS_ON_GPU = 2048
+OLDEST_SHARE = 1 / 8  # share of a pass's prefill tokens that is reserved for the oldest prefill
+OLDEST_TOKENS = int(OLDEST_SHARE * PASS_TOKENS)  # of a pass on a CPU
 MEMORY_SHARE = 0.8  # share of the free memory that caches may fill
 RETRY_SECONDS = 10.0  # time after which a lane that could not be made is tried again
 SLOW = 0.025  # seconds of a step; a request whose constraint takes longer rests while others are decoded
@@ -288,11 +293,14 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
     """
     # The rows of each request's last pass stand for those of the pass to come.
     decoding = sum(request.rows for request in requests if not request.unread)
-    long_tokens = PASS_TOKENS
+    pass_tokens = PASS_TOKENS
+    if any(request.verifier.target.device.type == "cuda" for request in requests):
+        pass_tokens = PASS_TOKENS_ON_GPU
+    long_tokens = pass_tokens
     if low_latency and decoding:
         long_tokens = max(OLDEST_TOKENS, decoding)
     unread = [request.unread for request in requests]
-    chunks = shares(unread, [request.weight for request in requests], long_tokens)
+    chunks = shares(unread, [request.weight for request in requests], long_tokens, pass_tokens)
     if len(requests) == 1:
         try:
             alone = BatchLoad(chunk=chunks[0]) if low_latency else SINGLE_REQUEST
@@ -307,31 +315,37 @@ def advance(requests: Sequence[Request], low_latency: bool = False) -> list[Step
     return together(steps)
 
 
-def shares(unread: Sequence[int], weights: Sequence[float], long_tokens: int = PASS_TOKENS) -> list[int]:
+def shares(
+    unread: Sequence[int],
+    weights: Sequence[float],
+    long_tokens: int = PASS_TOKENS,
+    pass_tokens: int = PASS_TOKENS,
+) -> list[int]:
     """Returns the prompt tokens that each request may prefill in a shared pass.
 
-    Tokens are weighted by their cost: the pass takes about as long as PASS_TOKENS tokens at the beginning of
-    a prompt.  OLDEST_TOKENS of them are for the oldest prefill, so that it never starves.  The rest goes to
+    Tokens are weighted by their cost: the pass takes about as long as `pass_tokens` tokens at the beginning of
+    a prompt.  OLDEST_SHARE of them is for the oldest prefill, so that it never starves.  The rest goes to
     the shortest remaining prompts first, so that a short prompt is answered before a long one is read.  A
     request with 0 rests in this pass.
 
     Args:
         unread: Remaining prompt tokens, the oldest request first; 0 for one that decodes.
         weights: Cost of each request's next token, as in `Request.weight`.
-        long_tokens: Limit, in weighted tokens, for all prompts together that have more than PASS_TOKENS
+        long_tokens: Limit, in weighted tokens, for all prompts together that have more than SHORT_PROMPT
             tokens left.  `advance` sets it to the number of decoding rows: a pass then has about twice as
             many rows, so a streamed answer waits about twice as long for its next token.
+        pass_tokens: Limit, in weighted tokens, for all prompts together.
     """
     chunks = [0] * len(unread)
-    room = float(PASS_TOKENS)
+    room = float(pass_tokens)
     long_room = float(long_tokens)
     oldest = next((index for index, tokens in enumerate(unread) if tokens), None)
     if oldest is not None:
-        chunks[oldest] = min(unread[oldest], max(1, int(OLDEST_TOKENS / weights[oldest])))
+        chunks[oldest] = min(unread[oldest], max(1, int(OLDEST_SHARE * pass_tokens / weights[oldest])))
         room -= chunks[oldest] * weights[oldest]
-        long_room -= chunks[oldest] * weights[oldest] * (unread[oldest] > PASS_TOKENS)
+        long_room -= chunks[oldest] * weights[oldest] * (unread[oldest] > SHORT_PROMPT)
     for index in sorted(range(len(unread)), key=unread.__getitem__):
-        is_long = unread[index] > PASS_TOKENS
+        is_long = unread[index] > SHORT_PROMPT
         available = min(room, long_room) if is_long else room
         more = max(0, min(unread[index] - chunks[index], int(available / weights[index])))
         chunks[index] += more

@@ -307,8 +307,8 @@ MUTATIONS = (
     Mutation(
         "a prompt that one pass can read is long",
         "shares",
-        "is_long = unread[index] > PASS_TOKENS",
-        "is_long = unread[index] >= PASS_TOKENS",
+        "is_long = unread[index] > SHORT_PROMPT",
+        "is_long = unread[index] >= SHORT_PROMPT",
         "test_side_by_side.py::test_long_prompts_are_limited_beside_streams_and_short_ones_get_the_rest",
     ),
     Mutation(
