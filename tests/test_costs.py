@@ -28,6 +28,7 @@ from longgraft.runtime.cuda_graphs import Regions
 from longgraft.target_model.model import Target
 from longgraft.target_model.passes import Segment
 from longgraft.target_model.verifier import Verifier
+from longgraft.trees.padded import SIZES
 from longgraft.trees.tree import ProposalTree
 
 KEY = {"model": "toy", "device": "CPU (x86_64)", "threads": "1"}
@@ -284,6 +285,17 @@ def test_few_sizes_are_recorded_to_measure_costs():
     regions = Regions(lambda region: made.append(1) or recorder(region))
     costs = measure(toy_target(), toy_parts().head, Extent([8, 64], 0.0), regions)
     assert set(costs.passes[64]) == {1, 60} and set(costs.levels[64]) == {8} and len(made) < 20
+
+
+def test_recorded_costs_of_long_prompts_are_measured_at_load():
+    made = []
+    regions = Regions(lambda region: made.append(1) or recorder(region))
+    costs = costs_for(toy_target(), None, None, regions)
+    before = len(made)
+    longest = 512 - max(SIZES) - LEVELS - 1
+    assert costs.reached == longest
+    costs.reach(4 * longest, 1.0)
+    assert len(made) == before
 
 
 def test_prefixes_are_measured_as_far_as_positions_go():

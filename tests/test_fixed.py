@@ -422,12 +422,71 @@ def test_plain_decoding_is_recorded_for_times_and_not_for_tokens_even_if_the_met
     assert not plain_session(session).engine.regions.fixed
 
 
-def test_there_are_never_more_recordings_than_can_be_held():
-    calls, regions = [], Regions(lambda region: (lambda: None, region()))
-    with pytest.warns(UserWarning, match=f"longgraft has recorded {MOST} CUDA graphs, the most") as said:
-        for key in range(MOST + 5):
-            assert regions(key, lambda: calls.append(1) or 7) == 7
-    assert regions.recorded == MOST and len(calls) == MOST + 5 and len(said) == 1
+def recorded_on_paper() -> Regions:
+    """Returns regions whose recordings only return what the region returned."""
+    return Regions(lambda region: (lambda: None, region()))
+
+
+def test_recordings_that_rested_longest_make_room_for_others():
+    regions = recorded_on_paper()
+    for key in range(MOST - 1):
+        regions.begin_step()
+        assert regions(key, lambda key=key: key) == key
+        regions("every step", lambda: None)
+    regions.begin_step()
+    assert set(regions.recordings) == {"every step", *range(MOST // 2 + 1, MOST - 1)}
+
+
+def test_all_recordings_of_a_step_are_dropped_together():
+    """A recording may read what another of its step returned."""
+    regions = recorded_on_paper()
+    for _ in range(3):
+        regions.begin_step()
+        for key in range(MOST):
+            regions(key, lambda: 0)
+    regions.begin_step()
+    assert not regions.recordings
+
+
+def test_a_crowded_session_records_a_region_when_it_comes_again():
+    regions = recorded_on_paper()
+    for key in range(MOST):
+        regions(key, lambda: 0)
+    regions.begin_step()
+    assert regions("rare", lambda: 7) == 7 and regions.recorded == MOST
+    assert regions("rare", lambda: 7) == 7 and regions.recorded == MOST + 1
+    regions.forget()
+    regions("new", lambda: 0)
+    assert set(regions.recordings) == {"new"}
+
+
+@pytest.mark.parametrize("method", ["eagle3", "graft"])
+def test_answers_stay_the_same_while_recordings_are_dropped(method, monkeypatch):
+    monkeypatch.setattr("longgraft.runtime.cuda_graphs.MOST", 16)
+    regions = Regions(recorder)
+    session = toy_session(method, regions=regions)
+    for length in (60, 61, 60):
+        found = answered(session, toy_prompt(length), 24)
+        assert found.token_ids == plain("llama", length, 24, GREEDY)
+    assert regions.recorded > 20 and regions.fixed
+
+
+def test_a_recording_without_memory_leaves_the_others_recorded():
+    calls = []
+
+    def crowded(region):
+        calls.append(1)
+        if len(calls) in (2, 4):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nMore lines")
+        return recorder(region)
+
+    regions = Regions(crowded)
+    with pytest.warns(
+        UserWarning, match=r"a part of its steps kernel by kernel: CUDA out of memory\. Tried.*GiB\.$"
+    ) as said:
+        found = answered(toy_session("eagle3", regions=regions), toy_prompt(60), 24)
+    assert found.token_ids == plain("llama", 60, 24, GREEDY) and len(said) == 1
+    assert regions.fixed and regions.recorded == len(calls) - 2 == len(regions.recordings)
 
 
 def test_a_region_that_waits_is_refused_and_other_threads_may_wait(monkeypatch):

@@ -15,7 +15,7 @@ from toys.sessions import toy_prompt, toy_session
 from longgraft.memories.eagle3_cache import Eagle3Cache
 from longgraft.prefill.chunked import LARGEST, ON_CPU, ON_CUDA, chunk_bytes, chunk_size, largest_chunk
 from longgraft.protocol.observation import Wants
-from longgraft.runtime.device_memory import peak_memory, reset_peak_memory, resident
+from longgraft.runtime.device_memory import free_bytes, peak_memory, reset_peak_memory, resident
 from longgraft.runtime.kv_cache import KVCache
 
 CPU = torch.device("cpu")
@@ -74,6 +74,18 @@ def test_a_chunk_is_as_large_as_pays_and_fits(monkeypatch):
         chunk_bytes(target.config, torch.bfloat16, 4096, wants)
         < 2 * chunk_bytes(target.config, torch.bfloat16, 2048, wants) + 1
     )
+
+
+def test_free_memory_leaves_out_the_private_pools_of_recordings(monkeypatch):
+    def segment(device: int, pool: tuple[int, int], total: int, allocated: int) -> dict[str, object]:
+        return {"device": device, "segment_pool_id": pool, "total_size": total, "allocated_size": allocated}
+
+    segments = [segment(1, (0, 0), 40, 10), segment(1, (0, 7), 500, 0), segment(0, (0, 0), 9000, 0)]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert free_bytes(torch.device("cuda", 1)) == 100 + 30
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert free_bytes(torch.device("cuda")) == 100 + 30
 
 
 def test_layers_of_different_shapes_have_separate_buffers():

@@ -246,6 +246,7 @@ class Request:
         clock = self.verifier.clock
         regions = self.verifier.regions
         recorded_before = regions.seconds
+        regions.begin_step()
         with clock.part("host"):
             verified = self.verifier.verify(self._proposed(), self._wants)
             path = verified.path.tolist()

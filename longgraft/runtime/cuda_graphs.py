@@ -15,6 +15,8 @@ from typing import Any, TextIO, TypeVar
 
 import torch
 
+from longgraft.runtime.device_memory import out_of_memory
+
 T = TypeVar("T")
 
 Replay = Callable[[], object]
@@ -22,7 +24,8 @@ Recorder = Callable[[Callable[[], Any]], tuple[Replay, Any]]
 """Takes a region and returns (its replay, what the region returned: the same tensors at each replay)."""
 
 
-MOST = 256  # most recordings per session: each has its own memory pool
+# Recordings above which a step begins by dropping those that rested longest: each has its own memory pool.
+MOST = 256
 WARM = 2  # warm-up runs before a recording
 SYNC = "called a synchronizing CUDA operation"  # torch's warning
 
@@ -44,6 +47,7 @@ class Regions:
     Attributes:
         given: The recorder that was given, also after it refused a region and everything runs eagerly.
         recordings: The replay of each recorded region, and what the region returned.
+        used: The number of the step that ran each of them last.
         recorded: Number of recordings ever made, those included that were dropped since.
         seconds: Seconds that making them took, refused ones included.
     """
@@ -52,11 +56,15 @@ class Regions:
         self.given = recorder
         self._recorder = recorder
         self.recordings: dict[Hashable, tuple[Replay, Any]] = {}
+        self.used: dict[Hashable, int] = {}
         self.recorded = 0
         self.seconds = 0.0
         self._kept: dict[Hashable, Any] = {}
         self._latest: dict[Hashable, Hashable] = {}
-        self._told = False  # that there is no room for further recordings
+        self._step = 0
+        self._crowded = False  # recordings have been dropped for others
+        self._once: set[Hashable] = set()  # regions that ran once since then
+        self._too_large: set[Hashable] = set()  # regions whose recording did not fit in memory
 
     @property
     def fixed(self) -> bool:
@@ -67,39 +75,71 @@ class Regions:
         """Runs the region and returns its result; a recording returns the same tensors each time, with new values."""
         if self._recorder is None:
             return region()
-        if key not in self.recordings and len(self.recordings) >= MOST:
-            self._say_that_it_is_full()
-            return region()
         if key not in self.recordings:
-            began = time.perf_counter()
-            try:
-                self.recordings[key] = self._recorder(region)
-                self.recorded += 1
-            except RuntimeError as error:
-                self.forget()
-                self._recorder = None
-                warnings.warn(f"longgraft decodes without CUDA graphs: {str(error).splitlines()[0]}", stacklevel=2)
-            self.seconds += time.perf_counter() - began
-            if self._recorder is None:
+            if not self._is_worth_recording(key):
                 return region()
+            self._record(self._recorder, key, region)
+            if key not in self.recordings:
+                return region()
+        self.used[key] = self._step
         replay, returned = self.recordings[key]
         replay()
         return returned
 
-    def _say_that_it_is_full(self) -> None:
-        if not self._told:
-            self._told = True
-            warnings.warn(
-                f"longgraft has recorded {MOST} CUDA graphs, the most that it keeps; further parts "
-                "of a step are launched kernel by kernel, with the same results",
-                stacklevel=4,
-            )
+    def _is_worth_recording(self, key: Hashable) -> bool:
+        """Returns False for a region that did not fit, and for one that comes for the first time in crowded times."""
+        if key in self._too_large:
+            return False
+        if self._crowded and key not in self._once:
+            if len(self._once) >= MOST:
+                self._once.clear()
+            self._once.add(key)
+            return False
+        return True
+
+    def _record(self, recorder: Recorder, key: Hashable, region: Callable[[], Any]) -> None:
+        """Records a region; warns if that fails.
+
+        Without memory for one recording the others go on.  Any other failure ends recording.
+        """
+        began = time.perf_counter()
+        try:
+            self.recordings[key] = recorder(region)
+            self.recorded += 1
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            if out_of_memory(error):
+                told = bool(self._too_large)
+                self._too_large.add(key)
+                if not told:
+                    warnings.warn(f"longgraft launches a part of its steps kernel by kernel: {reason}", stacklevel=3)
+            else:
+                self.forget()
+                self._recorder = None
+                warnings.warn(f"longgraft decodes without CUDA graphs: {reason}", stacklevel=3)
+        self.seconds += time.perf_counter() - began
+
+    def begin_step(self) -> None:
+        """Begins a decode step.  If there are MOST recordings or more, it drops the half that rested longest.
+
+        A recording may read tensors that others of the same step return, and a new recording returns new ones.
+        So all that a step ran last is dropped or kept together.
+        """
+        self._step += 1
+        if len(self.recordings) < MOST:
+            return
+        border = sorted(self.used.values())[len(self.used) // 2]
+        for key in [key for key, step in self.used.items() if step <= border]:
+            del self.used[key], self.recordings[key]
+        self._crowded = True
+        self._once.clear()
 
     def latest(self, slot: Hashable, kind: Hashable, region: Callable[[], T]) -> T:
         """Runs the region of key (slot, kind); each slot keeps only the recording of its latest kind."""
         before = self._latest.get(slot, kind)
         if before != kind:
             self.recordings.pop((slot, before), None)
+            self.used.pop((slot, before), None)
         self._latest[slot] = kind
         return self((slot, kind), region)
 
@@ -116,8 +156,12 @@ class Regions:
     def forget(self) -> None:
         """Drops the recordings and the shared tensors, because tensors that they read have moved."""
         self.recordings.clear()
+        self.used.clear()
         self._kept.clear()
         self._latest.clear()
+        self._crowded = False
+        self._once.clear()
+        self._too_large.clear()
 
 
 EAGER = Regions()

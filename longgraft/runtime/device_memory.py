@@ -9,12 +9,21 @@ from contextlib import suppress
 
 import torch
 
+SHARED_POOL = (0, 0)  # id of the pool of all allocations outside CUDA graphs, as in torch's snapshots
+
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the bytes that can still be allocated; on a GPU this includes torch's cached blocks."""
+    """Returns the bytes that can still be allocated; on a GPU this includes torch's cached blocks.
+
+    Free blocks in the private pools of CUDA graphs do not count, because nothing else may use them.
+    """
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        free, _ = torch.cuda.mem_get_info(device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        for segment in torch.cuda.memory_snapshot():
+            if segment["device"] == index and segment["segment_pool_id"] == SHARED_POOL:
+                free += segment["total_size"] - segment["allocated_size"]
+        return free
     try:
         return _counter("/proc/meminfo", "MemAvailable")
     except (OSError, StopIteration):  # not Linux: take all installed memory, used or not
