@@ -15,6 +15,7 @@ from benchmarks.machine import Machine, Work, race, rates
 from benchmarks.report import Row
 from benchmarks.shapes import Rig, two_chains
 from benchmarks.texts import numbered
+from longgraft.acceptance.draws_on_gpu import rule_for
 from longgraft.acceptance.rules import DrawThenWalk, Greedy, Sampled
 from longgraft.budget.cost_measurement import key_of
 from longgraft.budget.cost_model import Costs
@@ -256,6 +257,11 @@ def _drafted(bench: Bench, slots: int) -> ProposalTree:
 def acceptance(bench: Bench) -> Iterator[Row]:
     """Times the way from logits to the accepted path, greedy and sampled."""
     rig, target = bench.rig, bench.rig.target
+    rules = dict(RULES)
+    for name, rule in RULES.items():
+        drawn = rule_for(rule, target.device)
+        if drawn is not rule:
+            rules[f"{name}, one launch"] = drawn
     for n in (1, 16, BUDGET):
         padded = size_of(n) if rig.regions.fixed else n
         logits = torch.randn(padded, target.vocab_size, device=target.device, dtype=target.dtype) * 3
@@ -263,15 +269,15 @@ def acceptance(bench: Bench) -> Iterator[Row]:
         positions = 4096 + tree.depths
         if rig.regions.fixed:
             actions: dict[str, Callable[[], object]] = {
-                name: partial(_walk_in_region, bench, rule, tree, logits) for name, rule in RULES.items()
+                name: partial(_walk_in_region, bench, rule, tree, logits) for name, rule in rules.items()
             }
         else:
-            actions = {name: partial(rule, tree, logits, positions) for name, rule in RULES.items()}
+            actions = {name: partial(rule, tree, logits, positions) for name, rule in rules.items()}
         # A CPU draws only at nodes that it reaches, and of random logits it accepts only the root.
         read = padded if rig.regions.fixed or target.device.type != "cpu" else 1
         with torch.inference_mode():
             spent = bench.race(actions)
-        for name in RULES:
+        for name in rules:
             yield bench.row(
                 f"acceptance, {n} rows",
                 f"{bench.which} {name}",
@@ -287,8 +293,9 @@ def _walk_in_region(bench: Bench, rule: DrawThenWalk, tree: ProposalTree, logits
     regions, n, device, rows = bench.rig.regions, len(tree), logits.device, len(logits)
     padded = regions.kept(("tree", n), lambda: PaddedTree.of(tree, rows, device))
     positions = regions.kept(("positions", n), lambda: 4096 + padded.depths)
-    keys = regions.kept(("keys", n), lambda: torch.zeros_like(positions))
-    keys.copy_(rule.keys(positions))
+    given = rule.keys(positions)
+    keys = regions.kept(("keys", n, given.ndim), lambda: torch.zeros_like(given))
+    keys.copy_(given)
     return regions(("walk", n, rule.law), lambda: replace(padded).walk(rule.choose(logits, keys)))
 
 

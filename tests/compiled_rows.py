@@ -1,4 +1,4 @@
-"""Compiles `fused_triton` as an 8B model launches it, without a GPU, and fails if a register is spilled."""
+"""Compiles the fused kernels and draws as an 8B model launches them, without a GPU; fails if a register is spilled."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import re
 import subprocess
 import tempfile
 
+import torch
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
+from longgraft.acceptance import draw_kernel
 from longgraft.kernels import fused_triton
 
+DRAWN = {"TILE": draw_kernel.TILE, "LISTED": draw_kernel.LISTED}
 LAUNCHES = [  # kernel, its constants, warps
     ("_norm", {"size": 4096, "FORM": "rounded", "TOGETHER": 1, "WIDTH": 4096}, 8),
     ("_norm", {"size": 128, "FORM": "rounded", "TOGETHER": 8, "WIDTH": 128}, 2),
@@ -20,7 +23,16 @@ LAUNCHES = [  # kernel, its constants, warps
     ("_gated", {"ACTIVATION": "tanh", "TILE": fused_triton.TILE}, 4),
     ("_rotary", {"HALF": 64}, 1),
     ("_write", {"WIDTH": 128}, 1),
+    ("_draw", DRAWN, draw_kernel.WARPS),
 ]
+TYPES = {
+    "ROWS": "*i64",
+    "ROW_KEYS": "*i64",
+    "SCRATCH": "*i32",
+    "OUT": "*i64",
+    "epsilon": "fp32",
+}
+ORDERS = {"*bf16": torch.bfloat16, "*fp32": torch.float32}
 ARCHITECTURES = {80: "sm_80", 90: "sm_90a"}
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -29,13 +41,17 @@ def kind(name: str, element: str, constants: dict) -> str:
     """Returns the type of this argument in a launch; the names of pointers are capitals."""
     if name in constants:
         return "constexpr"
-    return {"ROWS": "*i64", "epsilon": "fp32"}.get(name, element if name.isupper() else "i32")
+    return TYPES.get(name, element if name.isupper() else "i32")
 
 
 for capability in ARCHITECTURES:
     for name, constants, warps in LAUNCHES:
         for element in ("*bf16", "*fp32"):
-            function = getattr(fused_triton, name)
+            function = getattr(draw_kernel if name == "_draw" else fused_triton, name)
+            if name == "_draw":
+                constants = constants | dict(
+                    zip(("SHIFT", "BITS"), draw_kernel.ORDER_BITS[ORDERS[element]], strict=True)
+                )
             kinds = {each: kind(each, element, constants) for each in function.arg_names}
             aligned = {
                 (place,): ALIGNED for place, each in enumerate(kinds.values()) if each not in ("constexpr", "fp32")

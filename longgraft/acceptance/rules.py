@@ -74,15 +74,20 @@ class DrawThenWalk(ABC):
 
     @abstractmethod
     def keys(self, positions: Tensor) -> Tensor:
-        """Returns [n] int64: all that the draws at these positions [n] depend on besides the logits."""
+        """Returns int64 [n] or [n, k]: all that the draws at these positions [n] depend on besides logits and `law`."""
 
     @abstractmethod
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
-        """Draws tokens [n] int64 from logits [n, V] and keys [n] int64; each row by itself, without a host read."""
+        """Draws tokens [n] int64 from logits [n, V] and keys; each row by itself, without a host read."""
 
     def choose_on_cpu(self, logits: Tensor, keys: Tensor) -> Tensor:
         """Returns the tokens that `choose` draws, and may read values."""
         return self.choose(logits, keys)
+
+    @property
+    def sampled(self) -> Sampled | None:
+        """The distribution that it draws from; None if it does not sample."""
+        return None
 
     @property
     def guesses(self) -> DrawThenWalk:
@@ -173,6 +178,10 @@ class Sampled(DrawThenWalk):
     @property
     def law(self) -> Hashable:
         return replace(self, seed=0)
+
+    @property
+    def sampled(self) -> Sampled:
+        return self
 
     def keys(self, positions: Tensor) -> Tensor:
         return mix(positions * GOLDEN + of_seed(self.seed))

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from longgraft.acceptance.draws_on_gpu import rule_for
 from longgraft.acceptance.rules import AcceptanceRule
 from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.corpora import Corpus
@@ -166,7 +167,7 @@ class Engine:
         self, lane: Lane, requested: GenerationRequest, end: AnswerEnd, shaping: Shaping | None, reads: Reads | None
     ) -> Request:
         """Makes the request from what its lane has and what was requested."""
-        drawn = requested.sampling.rule(len(requested.ids))
+        drawn = rule_for(requested.sampling.rule(len(requested.ids)), self.target.device)
         rule: AcceptanceRule = drawn
         chunk = self.chunk
         read_prompt_logits = None

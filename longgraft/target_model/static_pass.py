@@ -48,7 +48,8 @@ class StaticPass:
         self.regions = regions
         device = target.device
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
-        self.keys, self.draws = torch.zeros(2, rows, dtype=torch.int64, device=device)
+        self.draws = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.keys: dict[int, Tensor] = {}  # of a rule whose keys have so many dimensions
         self.index = torch.arange(rows, device=device)
 
     def load(self, tree: Tree) -> None:
@@ -104,8 +105,12 @@ class StaticPass:
             The walk, the report with hidden and final rows in path order, and [m] int64 for `unpack`: the
             tree's record, the path, its length and the next token.
         """
-        self.keys.copy_(rule.keys(positions))
-        self.regions.latest((self, "draw"), rule.law, lambda: self.draws.copy_(rule.choose(report.logits, self.keys)))
+        given = rule.keys(positions)
+        if given.ndim not in self.keys:
+            self.keys[given.ndim] = torch.zeros_like(given)
+        keys = self.keys[given.ndim]
+        keys.copy_(given)
+        self.regions.latest((self, "draw"), rule.law, lambda: self.draws.copy_(rule.choose(report.logits, keys)))
         walked, kept, record, moved = self.regions((self, "settle"), lambda: self._settle(report))
         self.regions((self, "commit"), lambda: self.cache.put(self.inputs[-NUMBERS] + self.index, moved))
         return walked, kept, record

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longgraft.acceptance.rejection import Rejection
-from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk, Sampled
+from longgraft.acceptance.rules import AcceptanceRule, DrawThenWalk
 from longgraft.protocol.observation import Observation, Wants
 from longgraft.runtime.clock import Clock
 from longgraft.runtime.cuda_graphs import EAGER, Regions
@@ -100,8 +100,8 @@ class Verifier:
 
     def _rule_of(self, tree: ProposalTree) -> AcceptanceRule:
         """Returns the rule for a tree: drafts sampled independently of the target need rejection sampling."""
-        if tree.law is not None and isinstance(self.rule, Sampled):
-            return Rejection(self.rule)
+        if tree.law is not None and isinstance(self.rule, DrawThenWalk) and self.rule.sampled is not None:
+            return Rejection(self.rule.sampled)
         return self.rule
 
     def _eager(self, tree: ProposalTree, wants: Wants) -> Observation:

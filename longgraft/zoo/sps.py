@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longgraft.acceptance.rejection import DRAFTED
-from longgraft.acceptance.rules import DrawThenWalk, Sampled
+from longgraft.acceptance.rules import DrawThenWalk
 from longgraft.config.options import Checked, option
 from longgraft.methods.method import Method
 from longgraft.methods.parts import Parts
@@ -99,8 +99,8 @@ class DraftModelChain:
             return ProposalTree.root_only(ask.root)
         with self.clock.part("draft"):
             own_draws = None
-            if not self.coupled and isinstance(ask.draws, Sampled):
-                own_draws = ask.draws.apart(DRAFTED)
+            if not self.coupled and ask.draws.sampled is not None:
+                own_draws = ask.draws.sampled.apart(DRAFTED)
             tokens, logits = self._drafted(ask, own_draws or ask.draws, count)
             law = None
             if own_draws is not None:

@@ -61,6 +61,6 @@ class Typical:
 
 def typical(rule: AcceptanceRule, epsilon: float, alpha: float) -> AcceptanceRule:
     """Returns typical acceptance for sampled requests; greedy and replayed requests keep their exact rule."""
-    if isinstance(rule, Sampled):
-        return Typical(rule, epsilon, alpha)
+    if isinstance(rule, DrawThenWalk) and rule.sampled is not None:
+        return Typical(rule.sampled, epsilon, alpha)
     return rule
