@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,9 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import floors
-from benchmarks.machine import Machine, Work, race, rates
+from benchmarks.machine import Machine, Work, race, rates, wait
 from benchmarks.report import Row
 from benchmarks.shapes import Rig, two_chains
 from benchmarks.texts import numbered
@@ -32,6 +34,10 @@ STEP_FED = 4  # observed tokens that a whole step feeds: about as many as a good
 SLOTS = (8, 20, 36, 52)  # numbers of slots that the drafter leaves free for retrieved nodes
 BUDGET = 60
 NEW = 16  # tokens of transformers' generate
+CHUNKS = (1024, 2048, 8192)  # tokens of a prefill chunk
+PROFILED = 20  # runs in which kernels are counted and timed
+KERNELS = 14  # kernels that are listed, the slowest first
+KERNEL_NAME = 60  # characters of a kernel's name
 RULES: dict[str, DrawThenWalk] = {
     "greedy": Greedy(),
     "sampled": Sampled(seed=1),
@@ -197,6 +203,66 @@ def seeding(bench: Bench) -> Iterator[Row]:
             distinct=distinct,
             share=share,
         )
+
+
+def reading(bench: Bench) -> Iterator[Row]:
+    """A prompt read in chunks of different sizes, without seeding."""
+    target = bench.rig.target
+    for tokens in bench.prefixes:
+        prompt = torch.tensor(numbered(tokens, target.vocab_size))
+
+        def read(chunk: int, prompt: Tensor = prompt) -> None:
+            bench.rig.verifier.cache.length = 0
+            for _ in read_prompt(bench.rig.verifier, prompt, Wants(), chunk):
+                pass
+
+        sizes = [size for size in CHUNKS if size <= tokens] or [tokens]
+        actions = {str(size): partial(read, size) for size in sizes}
+        spent = race(actions, bench.machine.device, 0.0, least=2)
+        for size in sizes:
+            seconds = spent[str(size)]
+            yield bench.row(
+                f"prefill, chunks of {size:,}",
+                f"{bench.name} {tokens:,}",
+                seconds,
+                floors.prefill(target, tokens),
+                f"{tokens / seconds:,.0f} tokens/s, {1e3 * seconds / math.ceil(tokens / size):.1f} ms a chunk",
+                prefix=tokens,
+                chunk=size,
+            )
+
+
+def launches(bench: Bench) -> Iterator[Row]:
+    """The kernels of a pass of 1 and of 64 rows, and of a draft of all levels: how often each runs, and its time."""
+    rig = bench.rig
+    prefix = bench.prefixes[0]
+    actions: dict[str, Callable[[], object]] = {
+        f"pass, {n} rows": partial(rig.verify, two_chains(n), prefix) for n in (1, ROWS[-1])
+    }
+    actions[f"draft of {DEEP} levels"] = partial(rig.draft, rig.drafter(DEEP), prefix, STEP_FED)
+    device = bench.machine.device
+    on_gpu = device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    for name, action in actions.items():
+        for _ in range(2):
+            action()
+        with profile(activities=[activity]) as profiled:
+            for _ in range(PROFILED):
+                action()
+            wait(device)
+        events = profiled.key_averages()
+        seconds = {
+            event.key: (event.self_device_time_total if on_gpu else event.self_cpu_time_total) for event in events
+        }
+        counts = {event.key: event.count / PROFILED for event in events}
+        case = f"{bench.which} {prefix:,}"
+        total = sum(seconds.values()) / PROFILED / 1e6
+        yield Row(name, case, total, note=f"{sum(counts.values()):.0f} launches")
+        for kernel in sorted(seconds, key=seconds.__getitem__, reverse=True)[:KERNELS]:
+            each = seconds[kernel] / PROFILED / 1e6
+            note = f"{counts[kernel]:.1f} launches, {1e6 * each / counts[kernel]:.1f} us each"
+            figures = {"launches": counts[kernel]}
+            yield Row(f"{name}: {kernel[:KERNEL_NAME]}", case, each, note=note, figures=figures)
 
 
 def retrieval(bench: Bench) -> Iterator[Row]:

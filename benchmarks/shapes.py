@@ -95,6 +95,24 @@ def _rope(theta: float, **more: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
 
 
+def _qwen2(name: str, hidden: int, inner: int, layers: int, heads: int) -> Shape:
+    """Returns the shape of a small Qwen2.5 with two key heads."""
+    config = {
+        "vocab_size": 151_936,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 2,
+        "head_dim": hidden // heads,
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+        **_rope(1e6),
+    }
+    return Shape(name, "Qwen2Config", config, mlp=inner)
+
+
 SHAPES = {
     "llama-3.1-8b": Shape(
         "Llama-3.1-8B-Instruct",
@@ -139,6 +157,8 @@ SHAPES = {
         },
         mlp=12_288,
     ),
+    "qwen2.5-0.5b": _qwen2("Qwen2.5-0.5B", 896, 4864, layers=24, heads=14),
+    "qwen2.5-1.5b": _qwen2("Qwen2.5-1.5B", 1536, 8960, layers=28, heads=12),
     "embedded": Shape(
         "embedded",
         "Qwen3Config",

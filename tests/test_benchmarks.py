@@ -189,6 +189,14 @@ PROGRAMS = {  # further options of a rehearsal, and the parts that its table mus
         },
     ),
     "plans": (["--toy", "--prefix", "64", "--patience", "0"], {"kernel, 8 rows"}),
+    "reading": (
+        ["--toy", "--prefix", "64,1500", "--patience", "0"],
+        {"prefill, chunks of 64", "prefill, chunks of 1,024"},
+    ),
+    "launches": (
+        ["--toy", "--shape", "qwen2.5-0.5b", "--prefix", "64", "--patience", "0", "--mode", "eager"],
+        {"pass, 1 rows", "pass, 64 rows", "draft of 9 levels"},
+    ),
     "pair": ([], {f"{dtype} {mode}" for dtype in ("float32", "bfloat16") for mode in ("greedy", "replay")}),
 }
 

@@ -147,7 +147,8 @@ class Eagle3Cache(DraftCache):
 
     def log_probs(self, states: Tensor) -> Tensor:
         """Returns [b, V] float32, log-probabilities of the next token over the draft vocabulary; states: [1, b, H]."""
-        return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
+        with self._fused() if self.regions.fixed else nullcontext():
+            return self.passes.run(HeadRows(states[0]), Part.OUTPUT)
 
     def expand(self, hidden: Tensor, tokens: Tensor, depth: int, seen: Tensor, depths: Tensor | None = None) -> Tensor:
         """Returns the states [1, b, H] of b scratch rows that lie `depth` after the committed ones, after m - b others.

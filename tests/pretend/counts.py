@@ -302,13 +302,17 @@ def probed(device: Pretend) -> dict[str, list[str]]:
     return found
 
 
+def norm_of(module: torch.nn.Module) -> tuple[str, float] | None:
+    """Does `module_forms.norm_of` for the norms of these models and of the head, by the names of their epsilons."""
+    epsilon = vars(module).get("variance_epsilon", vars(module).get("eps"))
+    return None if epsilon is None else ("rounded", epsilon)
+
+
 def main(names: list[str]) -> None:
     device = pretend(ANSWERS)
     kernel.tree_attention = attention
     # Norms are recognised by their results for real numbers, which fake tensors do not have.
-    fused_modules.norm_of = lambda module: (
-        ("rounded", epsilon) if (epsilon := vars(module).get("variance_epsilon")) else None
-    )
+    fused_modules.norm_of = norm_of
     with device:
         found: dict[str, Any] = {}
         for name in names:
