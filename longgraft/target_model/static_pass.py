@@ -50,6 +50,7 @@ class StaticPass:
         self.inputs = torch.zeros(FIELDS * rows + NUMBERS, dtype=torch.int64, device=device)
         self.draws = torch.zeros(rows, dtype=torch.int64, device=device)
         self.keys: dict[int, Tensor] = {}  # of a rule whose keys have so many dimensions
+        self._ancestors: Tensor | None = None  # of the tree that was loaded, as `forward` computes them
         self.index = torch.arange(rows, device=device)
 
     def load(self, tree: Tree) -> None:
@@ -71,7 +72,8 @@ class StaticPass:
         target = self.target
         tree = self._tree()
         length, position = self.inputs[-NUMBERS:].split(1)
-        layout = DeviceLayout.of(length, tree.depths, tree.depths, tree.ancestors)
+        self._ancestors = tree.ancestors
+        layout = DeviceLayout.of(length, tree.depths, tree.depths, self._ancestors)
         run = PassContext([layout], target.fixed_backend)
         positions = position + tree.depths
         with ExitStack() as stack:
@@ -117,7 +119,7 @@ class StaticPass:
 
     def _settle(self, report: Report) -> tuple[Walked, Report, Tensor, list[Tensor]]:
         tree = self._tree()
-        path, length, following = tree.walk(self.draws)
+        path, length, following = tree.walk(self.draws, self._ancestors)
         nodes = torch.where(path < 0, self.index, path)  # rows after the path stay in place
         moved = self.cache.gathered(self.inputs[-NUMBERS] + nodes)
         hidden = {layer: rows[nodes] for layer, rows in report.hidden.items()}

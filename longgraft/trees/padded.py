@@ -249,13 +249,14 @@ class PaddedTree:
         deepest = max(self.deepest, min(reached, budget - 1))
         return PaddedTree(tokens, parents, depths, scores, origin, live, deepest, max(self.most, budget), self.stage)
 
-    def walk(self, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def walk(self, draws: Tensor, ancestors: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Follows the target's draws down the tree.
 
         A node is accepted if it and each of its ancestors equal the token drawn at their parents.
 
         Args:
             draws: [n] int64, the target's token after each node.
+            ancestors: The tree's, if they are known.
 
         Returns:
             (path [n] int64: rows from the root to the last accepted node, then -1; its length [1]; the
@@ -263,7 +264,9 @@ class PaddedTree:
         """
         index = self.index
         drawn = (self.tokens == draws[self.above]) | (index == 0)
-        accepted = (drawn | ~self.ancestors).all(1) & self.live
+        if ancestors is None:
+            ancestors = self.ancestors
+        accepted = (drawn | ~ancestors).all(1) & self.live
         # Siblings have distinct tokens, so at most one node is accepted per depth.
         path = _scatter(
             self.tokens.new_full((self.rows + 1,), -1), torch.where(accepted, self.depths, self.rows), index
