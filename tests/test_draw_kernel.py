@@ -10,7 +10,7 @@ from toys.sessions import answered, toy_prompt, toy_session
 from longgraft.acceptance import draws_on_gpu
 from longgraft.acceptance.draw_kernel import COLUMNS, draw
 from longgraft.acceptance.draws_on_gpu import COMPARED, SampledByKernel, different, rule_for
-from longgraft.acceptance.gumbel import gumbel
+from longgraft.acceptance.gumbel import GOLDEN, gumbel, mix
 from longgraft.acceptance.rejection import Rejection
 from longgraft.acceptance.rules import Greedy, Sampled
 from longgraft.acceptance.sampling import Sampling
@@ -98,9 +98,10 @@ def test_the_comparison_accepts_the_kernel():
 
 def by_temperature(logits: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Draws like the kernel, by the temperature alone, in operations that can be recorded."""
-    temperature = keys[:, 1:2].int().view(torch.float32)
+    noise = mix(keys[:, :1] * GOLDEN + keys[:, 1:2])
+    temperature = keys[:, 2:3].int().view(torch.float32)
     tokens = torch.arange(logits.shape[-1])
-    return gumbel(keys[:, :1], tokens).add_(logits.float() / temperature).argmax(-1)
+    return gumbel(noise, tokens).add_(logits.float() / temperature).argmax(-1)
 
 
 @pytest.fixture

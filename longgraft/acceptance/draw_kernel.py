@@ -24,7 +24,8 @@ EXACT: dict[str, Any] = {"enable_fp_fusion": False}  # a * b + c rounds twice, a
 WARPS = 16
 TILE = 4096  # tokens that a program reads at once
 LISTED = 8192  # most listed tokens of a row; a row with more searches its whole vocabulary
-COLUMNS = 5  # numbers of a row: noise key, temperature and min-p (as float32 bits), top-k, mass that top-p drops
+# Numbers of a row: position, seed (`of_seed`), temperature and min-p (as float32 bits), top-k, mass that top-p drops.
+COLUMNS = 6
 # By dtype, (bits that the order of its numbers does not need, the others, rounded up to an even number).
 ORDER_BITS = {torch.float32: (0, 32), torch.bfloat16: (16, 16), torch.float16: (13, 20)}
 
@@ -42,7 +43,7 @@ def draw(logits: Tensor, keys: Tensor, tile: int = TILE, listed: int = LISTED) -
 
     Args:
         logits: [n, V] float32, bfloat16 or float16, each row contiguous.
-        keys: [n, COLUMNS] int64, a row's noise key and settings.
+        keys: [n, COLUMNS] int64, a row's position and settings.
         tile: Tokens that a program reads at once, a power of two.
         listed: Most listed tokens of a row.
 
@@ -145,11 +146,13 @@ def _draw(
     logits = LOGITS + row * logits_row
     scratch = SCRATCH + row * LISTED
     own = ROW_KEYS + row * keys_row
-    key = tl.load(own).to(tl.uint64, bitcast=True)
-    temperature = _float(tl.load(own + 1))
-    min_p = _float(tl.load(own + 2))
-    top_k = tl.load(own + 3)
-    dropped = tl.load(own + 4)
+    position = tl.load(own).to(tl.uint64, bitcast=True)
+    seed = tl.load(own + 1).to(tl.uint64, bitcast=True)
+    temperature = _float(tl.load(own + 2))
+    min_p = _float(tl.load(own + 3))
+    top_k = tl.load(own + 4)
+    dropped = tl.load(own + 5)
+    key = _mixed(position * GOLDEN + seed)
     has_top_k = (top_k > 0) & (top_k < vocabulary)
     has_top_p = dropped >= 0
     index = tl.arange(0, TILE)

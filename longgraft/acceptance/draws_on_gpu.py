@@ -1,4 +1,4 @@
-"""Sampled draws on a GPU: one kernel for all settings, which travel with each row's key."""
+"""Sampled draws on a GPU: one kernel for all settings, which travel with each row's position."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from struct import pack, unpack
 import torch
 from torch import Tensor
 
+from longgraft.acceptance.gumbel import of_seed
 from longgraft.acceptance.rules import DrawThenWalk, Sampled
 from longgraft.acceptance.warping import largest_dropped_mass
 
@@ -49,9 +50,9 @@ class SampledByKernel(DrawThenWalk):
         return self.own
 
     def keys(self, positions: Tensor) -> Tensor:
-        """Returns [n, COLUMNS] int64: a row's noise key, and its settings."""
-        noise = self.own.keys(positions)
-        return torch.cat([noise[:, None], _settings(self.own, noise.device).expand(len(noise), -1)], dim=1)
+        """Returns [n, COLUMNS] int64: a row's position, and its settings."""
+        settings = _settings(self.own, positions.device)
+        return torch.cat([positions[:, None], settings.expand(len(positions), -1)], dim=1)
 
     def choose(self, logits: Tensor, keys: Tensor) -> Tensor:
         return self.kernel(logits, keys)
@@ -59,12 +60,13 @@ class SampledByKernel(DrawThenWalk):
 
 @lru_cache(maxsize=64)
 def _settings(sampled: Sampled, device: torch.device) -> Tensor:
-    """Returns the columns of `draw_kernel.draw` after the noise key, int64."""
+    """Returns the columns of `draw_kernel.draw` after the position, int64."""
     dropped = -1  # no top-p
     if sampled.top_p < 1:
         dropped = largest_dropped_mass(sampled.top_p)
-    numbers = [_float32_bits(sampled.temperature), _float32_bits(sampled.min_p), sampled.top_k, dropped]
-    return torch.tensor(numbers, device=device)
+    temperature = _float32_bits(sampled.temperature)
+    min_p = _float32_bits(sampled.min_p)
+    return torch.tensor([of_seed(sampled.seed), temperature, min_p, sampled.top_k, dropped], device=device)
 
 
 def _float32_bits(number: float) -> int:
