@@ -45,6 +45,11 @@ _HOME = {
 }
 
 
+def __dir__() -> list[str]:
+    """Lists the public names, which are imported at first use."""
+    return sorted([*__all__, "__version__"])
+
+
 def __getattr__(name: str) -> Any:
     """Imports public names at first use: torch and transformers take seconds."""
     if name not in _HOME:

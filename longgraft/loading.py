@@ -15,6 +15,7 @@ from typing import Any
 
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
+from longgraft.config.known_names import check_names
 from longgraft.config.method_roles import DEFAULT, HEADLESS
 from longgraft.config.settings import Settings
 from longgraft.engine.encoder import Prompt
@@ -52,6 +53,7 @@ def load(model: Any = None, drafter: str | Path | None = AUTO, tell: bool = True
         >>> session.generate("if __name__ ==", stop=":").text
         ' "__main__"'
     """
+    check_names(options, (field.name for field in fields(Settings)), "load")
     return open_session(model, drafter, Settings(**options), tell)[0]
 
 
@@ -94,6 +96,8 @@ def generate(
     for field in fields(Sampling):
         if field.name in options:
             sampling[field.name] = options.pop(field.name)
+    names = (field.name for kind in (Settings, Sampling) for field in fields(kind))
+    check_names(options, [*names, "max_new_tokens", "prediction", "stop_token_ids"], "generate")
     SamplingDefaults().sampling(sampling)  # checked before a model is loaded
     session = load(model, drafter, tell=False, **options)
     return session.generate(

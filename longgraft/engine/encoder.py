@@ -110,6 +110,10 @@ def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
     """Encodes messages by the model's chat template, up to where the answer begins."""
     from jinja2.exceptions import TemplateError
 
+    if getattr(tokenizer, "chat_template", "unknown") is None:
+        raise ValueError(
+            "This model has no chat template, so it cannot be given chat messages. Give the whole text as one string."
+        )
     try:
         messages = [chat_message(message, f"Message {number}") for number, message in enumerate(messages, 1)]
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=True)[

@@ -6,13 +6,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from longgraft.acceptance.constraints import Constraint, constraint
 from longgraft.acceptance.sampling import Sampling
 from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.acceptance.shaping import Shaping, TokenLogprob
+from longgraft.config.known_names import check_names
 from longgraft.config.new_paths import new_file
 from longgraft.corpora import Corpus, existing_corpus, open_corpus
 from longgraft.engine.detokenizer import Detokenizer
@@ -30,6 +32,7 @@ from longgraft.prefill.prefix_file import save
 from longgraft.runtime.fingerprint import vocabulary
 from longgraft.target_model.model import Target
 
+SHOWN = 40  # characters of an answer in its repr
 BAR_AFTER = 1.0  # seconds of a prefill after which a progress bar is shown
 
 
@@ -52,6 +55,17 @@ class Generation:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+    def __repr__(self) -> str:
+        """Returns one line: the beginning of the text, tokens, tokens per step, seconds, and why it ended."""
+        text = self.text
+        if len(text) > SHOWN:
+            text = f"{text[:SHOWN]}..."
+        stats = self.stats
+        return (
+            f"<Generation {text!r}: {len(self.token_ids):,} tokens, {stats.tokens_per_step:.2f} per step, read in "
+            f"{stats.prefill_seconds:.2f} s, decoded in {stats.decode_seconds:.2f} s, ended by {self.finish_reason}>"
+        )
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,15 @@ class Session:
         self.default_corpus: str | None = None
         self._corpora: dict[str, tuple[int, Corpus]] = {}  # (time of the file's change, corpus) by name
         self._encoder = Encoder(tokenizer, engine.target.vocab_size, engine.target.name)
+
+    def __repr__(self) -> str:
+        return f"<Session of {self.target.name} with {self.method} on {self.target.device}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"A session of {self.target.name} cannot be pickled or copied: its model and caches are large, and "
+            "belong to one process. Call longgraft.load in the process that needs one."
+        )
 
     @property
     def target(self) -> Target:
@@ -364,11 +387,16 @@ class Session:
     def _opened(
         self, prompt: Prompt, max_new_tokens: int, stop: str | Sequence[str] | None, options: dict[str, Any]
     ) -> Request:
+        check_names(options, [*_NAMES, *(field.name for field in fields(Sampling))], "generate")
         drawing = {}
         for field in fields(Sampling):
             if field.name in options:
                 drawing[field.name] = options.pop(field.name)
         return self.open(prompt, max_new_tokens, self.sampling(**drawing), stop, **options)
+
+
+# Arguments of `Session.request` that `generate` and `stream` take.
+_NAMES = tuple(signature(Session.request).parameters.keys() - {"self", "prompt", "sampling"})
 
 
 def answer(
