@@ -27,8 +27,8 @@ KINDS: Mapping[type, str] = {
 MOST_NESTED = 128
 MOST_PARTS = 2**18
 STRING = re.compile(rb'"[^"]*"?')
-NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-STEPS: Mapping[int, int] = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+OTHERS = bytes(set(range(256)) - set(b"[]{}:"))
+STEPS: Mapping[int, int] = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(":"): 0}
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -78,11 +78,17 @@ def json_problem(text: bytes) -> str:
     brackets = text.count(b"[") + text.count(b"{")
     if brackets <= MOST_NESTED and text.count(b":") <= MOST_PARTS - brackets:
         return ""
-    bare = STRING.sub(b"", text.replace(rb"\\", b"").replace(rb"\"", b""))
-    parts = bare.count(b"[") + bare.count(b"{") + bare.count(b":")
+    text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    signs = bytearray()
+    quote = b""
+    for start in range(0, len(text), 2**20):  # at once, the pieces between the strings would take ten times the text
+        part = quote + text[start : start + 2**20]
+        signs += STRING.sub(b"", part).translate(None, OTHERS)
+        quote = b'"' * (part.count(b'"') % 2)
+    parts = signs.count(b"[") + signs.count(b"{") + signs.count(b":")
     if parts > MOST_PARTS:
         return f"has {parts:,} lists, objects and fields, and {MOST_PARTS:,} are taken. Send less."
-    deepest = max(accumulate(map(STEPS.__getitem__, bare.translate(None, NOT_BRACKETS))), default=0)
+    deepest = max(accumulate(map(STEPS.__getitem__, signs)), default=0)
     if deepest > MOST_NESTED:
         return f"is nested too deeply: {deepest:,} brackets within brackets, and {MOST_NESTED} are taken. Send fewer."
     return ""

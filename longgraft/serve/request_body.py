@@ -159,8 +159,8 @@ def _unsendable(value: Any) -> tuple[Path, str] | None:
     elif isinstance(value, dict):
         items = value.items()
     for key, item in items:
-        found = _unsendable(key) or _unsendable(item)
-        if found is not None:  # only now: the places of all values take far more memory than the body
+        found = (isinstance(key, str) and _unsendable(key)) or _unsendable(item)
+        if found:  # only now: the places of all values take far more memory than the body
             place, fault = found
             return (key, *place), fault
     return None

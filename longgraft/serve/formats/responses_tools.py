@@ -10,6 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic_core import from_json
 
 from longgraft.serve.formats.blocks import AnswerBlock
+from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
@@ -147,7 +148,8 @@ def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
     notes = []
     for number, tool in enumerate(tools):
         if _hosted(tool):
-            notes.append(f"tools[{number}] is ignored: {tool.type} runs on OpenAI's servers.")
+            kind = shortened(tool.type, MOST_PARAM)
+            notes.append(f"tools[{number}] is ignored: {kind} runs on OpenAI's servers.")
         elif tool.format is not None and tool.format.definition:
             notes.append(f"The grammar of tools[{number}] is shown to the model, and not enforced.")
     return notes
