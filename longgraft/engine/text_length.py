@@ -7,9 +7,9 @@ from typing import Any
 
 PER_TOKEN = 8  # characters; shorter texts are encoded whole, and prose and code have 3 to 5
 PART = 2**14  # characters that are encoded at once
-# Tokens of a part that do not count.  A cut changes tokens only around it, and a run of blanks or of unknown
-# characters may be one token, however long it is.
-CUT = 64
+# Tokens of a part that do not count.  A cut changes tokens only around it; WordPiece spells a half of up to 100
+# characters of a longer word that it does not know.  A run of blanks or of unknown characters may be one token.
+CUT = 256
 BLANKS = re.compile(r"\s+")
 
 

@@ -18,6 +18,7 @@ from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
 MOST_CHARACTERS = 2**20  # most characters of a text; longer ones hold up all threads for more than 0.1 s
+MOST_TOKENS = 2**20  # most tokens that are decoded at once; each takes some dozens of bytes
 PART = 8192  # tokens that are written at once, in about a millisecond
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}  # for the OpenAPI schema
 
@@ -53,7 +54,7 @@ class TokenizeRequest(JsonFields):
 
 
 class DetokenizeRequest(JsonFields):
-    tokens: TokenIds
+    tokens: Annotated[TokenIds, Field(max_length=MOST_TOKENS)]
 
 
 def router(state: State) -> APIRouter:
