@@ -14,6 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from toys.served import FIM, PATIENCE, asking, characters, listening, text_session
 from transformers import PreTrainedTokenizerFast
 
+from longgraft.completion.prompt.layout import PromptLayout
+from longgraft.completion.snippets import Cursor
 from longgraft.config.data_files import MOST_NESTED, MOST_PARTS, json_problem, parse_sendable
 from longgraft.engine import text_length
 from longgraft.engine.session import Session
@@ -56,7 +58,7 @@ def wide(value: str = "0", key: str = "k") -> str:
 
 
 def body(**fields: Any) -> str:
-    """Returns the JSON of a body.  A field that is a list of one text is this JSON."""
+    """Returns the JSON of a body, whose fields are JSON."""
     return "{" + ",".join(f'"{key}":{value}' for key, value in fields.items()) + "}"
 
 
@@ -71,23 +73,7 @@ CHEAP = {
         RESPONSES,
         body(input='"a"', tools='[{"type":"namespace","name":"n","tools":[' + "{}," * 130_000 + "{}]}]"),
     ),
-    "parts of messages": lambda: (
-        CHAT,
-        body(messages=json.dumps([{"role": "user", "content": [{"type": "text"}] * 250}] * 4000)),
-    ),
     "prompts": lambda: (COMPLETIONS, body(prompt="[" + "[1]," * 10**6 + "[1]]")),
-    "calls": lambda: (RESPONSES, body(input=[{"type": "function_call", "name": "a"}] * 4096).replace("'", '"')),
-    "a long line": lambda: ("/infill", body(input_prefix=f'"{"a" * 10**6}"', input_suffix='""', n_predict=1)),
-    "many lines": lambda: ("/infill", body(input_prefix='"' + r"a\n" * 500_000 + '"', input_suffix='""', n_predict=1)),
-    "a long file name": lambda: (
-        "/infill",
-        body(
-            input_prefix='"a"',
-            input_suffix='""',
-            n_predict=1,
-            input_extra=json.dumps([{"text": "a", "filename": "f" * 10**6}]),
-        ),
-    ),
     "special tokens": lambda: (CHAT, body(messages=json.dumps([{"role": "user", "content": FIM[0] * 50_000}]))),
 }
 
@@ -158,6 +144,30 @@ def test_a_long_suffix_is_encoded_as_far_as_it_is_used(fim, encoded):
 
     assert asking(ask, text_session(fim=fim)).status_code == 200
     assert sum(encoded) < 20_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input_prefix": LONG},
+        {"input_prefix": "a", "prompt": LONG},
+        {"input_suffix": LONG},
+        {"input_extra": [{"text": LONG}]},
+        {"input_extra": [{"text": "a", "filename": LONG}]},
+    ],
+)
+def test_infill_encodes_texts_as_far_as_they_may_fit(fields, encoded):
+    sent = {"input_prefix": "", "input_suffix": "b", "n_predict": 1, **fields}
+    assert posted("/infill", json.dumps(sent)).status_code == 200
+    assert 0 < sum(encoded) < 100_000
+
+
+def test_the_cut_of_a_long_line_does_not_move_with_the_cursor():
+    layout = PromptLayout(characters(), 96)
+    line = "abcdefg" * 10_000
+    first, second = (layout.lay_out(Cursor("", line[:end], ""), tokens=256).ids for end in (60_000, 60_020))
+    assert second[: len(first)] == first and len(first) > 128
+    assert characters().decode(list(second)) in line
 
 
 def test_a_chat_that_is_too_long_for_the_model_is_counted():
@@ -239,6 +249,45 @@ def test_a_text_has_at_least_the_tokens_that_are_counted(made, monkeypatch):
             counts.append(least_tokens(tokenizer, text, 10**9))
             assert counts[-1] <= len(tokenizer(text)["input_ids"]), pattern
     assert max(counts) > 0
+
+
+def test_more_tokens_than_are_taken_at_once_are_not_decoded():
+    assert "at most 1048576 items" in refusal("/detokenize", body(tokens=[1] * (MIB + 1)))
+
+
+def test_arguments_of_a_template_are_limited():
+    fields = {f"k{n}": 0 for n in range(257)}
+    assert "at most 256 items" in refusal(CHAT, json.dumps({"messages": HELLO, "chat_template_kwargs": fields}))
+
+
+@pytest.mark.parametrize(
+    "path, fields",
+    [
+        (COMPLETIONS, {"prompt": "a", "speculative": {"k" * MIB: 1}}),
+        (COMPLETIONS, {"prompt": "a", "speculative": {"method": "m" * MIB}}),
+        (COMPLETIONS, {"prompt": "a", "logit_bias": {"k" * MIB: 1}}),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "t" * MIB}]}]}),
+        (MESSAGES, {"messages": HELLO, "max_tokens": 1, "tools": [{"type": "t" * MIB}]}),
+        (RESPONSES, {"input": [{"type": "t" * MIB}]}),
+    ],
+)
+def test_an_error_does_not_repeat_long_names_and_values(path, fields):
+    answer = posted(path, json.dumps(fields))
+    assert answer.status_code == 400 and len(answer.content) < 1200
+    assert " ... " in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path, fields, notes",
+    [
+        (MESSAGES, {"messages": HELLO, "max_tokens": 1, "tools": [{"type": "web_search_" + "t" * MIB}]}, "notes"),
+        (RESPONSES, {"input": "a", "max_output_tokens": 1, "tools": [{"type": "web_search" + "t" * MIB}]}, "notes"),
+    ],
+)
+def test_a_note_on_a_tool_does_not_repeat_a_long_type(path, fields, notes):
+    answer = posted(path, json.dumps(fields)).json()
+    (note,) = answer["longgraft"][notes]
+    assert "tools[0] is ignored: web_search" in note and len(note) < 250
 
 
 def test_counting_stops_when_a_text_has_more_tokens_than_are_allowed(encoded):
