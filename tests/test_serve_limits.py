@@ -396,7 +396,7 @@ def test_brackets_are_counted_outside_of_texts(text, problem):
 
 
 class Panic(BaseException):
-    """What a library in Rust raises."""
+    """An exception like those of libraries in Rust."""
 
 
 def deeper(state, asked):
