@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,13 @@ KINDS: Mapping[type, str] = {
     list: "a list",
     bool: "true or false",
 }
+# Limits of a JSON text from outside.  Schemas and messages nest some dozens deep, and Python recurses a thousand
+# times.  A long chat with 512 tools has some ten thousand lists, objects and fields, and each may take a kilobyte.
+MOST_NESTED = 128
+MOST_PARTS = 2**18
+STRING = re.compile(rb'"[^"]*"?')
+OTHERS = bytes(set(range(256)) - set(b"[]{}:"))
+STEPS: Mapping[int, int] = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(":"): 0}
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -51,15 +60,38 @@ def parse_json(text: str | bytes, where: str) -> Any:
 def parse_sendable(text: str) -> Any:
     """Returns the value of a JSON text that a model wrote, which can be sent and encoded again.
 
-    None if it is no JSON, or if it has half a character (a lone surrogate) or a number that is not finite, such
-    as NaN or 1e999.
+    None if it is no JSON, or if it has half a character (a lone surrogate), a number that is not finite, such
+    as NaN or 1e999, or too many brackets.
     """
     try:
+        if json_problem(text.encode()):
+            return None
         value = json.loads(text)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return None
     return value
+
+
+def json_problem(text: bytes) -> str:
+    """Returns why a JSON text would take too much memory, or nests too deeply, to be parsed; "" if it does not."""
+    brackets = text.count(b"[") + text.count(b"{")
+    if brackets <= MOST_NESTED and text.count(b":") <= MOST_PARTS - brackets:
+        return ""
+    text = text.replace(rb"\\", b"").replace(rb"\"", b"")
+    signs = bytearray()
+    quote = b""
+    for start in range(0, len(text), 2**20):  # at once, the pieces between the strings would take ten times the text
+        part = quote + text[start : start + 2**20]
+        signs += STRING.sub(b"", part).translate(None, OTHERS)
+        quote = b'"' * (part.count(b'"') % 2)
+    parts = signs.count(b"[") + signs.count(b"{") + signs.count(b":")
+    if parts > MOST_PARTS:
+        return f"has {parts:,} lists, objects and fields, and {MOST_PARTS:,} are taken. Send less."
+    deepest = max(accumulate(map(STEPS.__getitem__, signs)), default=0)
+    if deepest > MOST_NESTED:
+        return f"is nested too deeply: {deepest:,} brackets within brackets, and {MOST_NESTED} are taken. Send fewer."
+    return ""
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:

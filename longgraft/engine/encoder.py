@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from longgraft.config.chat_messages import chat_message
+from longgraft.engine.text_length import least_tokens
 
 Prompt = str | Sequence[int] | Sequence[dict[str, str]] | torch.Tensor
 
@@ -44,6 +45,15 @@ class Encoder:
             raise ValueError("The prompt is empty. Give at least one token.")
         self.known(ids, "prompt")
         return ids
+
+    def check_length(self, text: str, positions: int) -> None:
+        """Raises ValueError if a text surely has more tokens than the model has positions; quick for any text."""
+        least = least_tokens(self.need("text"), text, positions)
+        if least > positions:
+            raise ValueError(
+                f"The prompt has at least {least:,} tokens, but {self.model} allows {positions:,} positions. "
+                "Shorten it."
+            )
 
     def bare(self, text: Any, what: str) -> list[int]:
         """Encodes text without the tokens that begin a prompt, or takes token ids.

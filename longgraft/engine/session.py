@@ -178,6 +178,8 @@ class Session:
             ValueError: a text or a list of ids is wrong.
         """
         ends = None if eos is None else self._encoder.end_tokens(eos)
+        if isinstance(prompt, str):
+            self._encoder.check_length(prompt, min(self.engine.limits.values()))
         return GenerationRequest(
             self.encode(prompt),
             max_new_tokens,

@@ -14,6 +14,7 @@ from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
 from longgraft.engine.generation_request import GenerationRequest
+from longgraft.engine.text_length import PER_TOKEN
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.request_fields import AnswerRequest, ChatRequest, CompletionRequest
@@ -36,7 +37,9 @@ RESERVED = {
     "tools",
     "documents",
 }
-
+# Tokens of a chat that are counted for a client, which may then shorten it: as many as the longest text that
+# /tokenize takes is sure to be encoded for.
+COUNTED = 2**17
 
 Encoded = tuple[GenerationRequest, AnswerContext]
 """A request that has its prompt, and what the answer's format must know of the prompt."""
@@ -75,6 +78,8 @@ def plain_prompt(state: State, prompt: str | list[int], policy: str) -> Generati
 
 def _plain_ids(state: State, prompt: str | list[int], policy: str) -> list[int]:
     with client_errors("prompt"):
+        if isinstance(prompt, str):
+            state.check_length(prompt, state.max_prompt_tokens)
         ids = state.session.encode(prompt)
     if not isinstance(prompt, str) or policy == "allow":
         return ids
@@ -95,10 +100,11 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
         )
     if body.echo:
         raise ApiError(400, "echo does not go with a suffix. Leave one of them out.", "echo")
-    rest = state.ids(suffix, "suffix")
+    state.need_tokenizer("suffix")
     with client_errors("prompt"):
         if state.layout.form != "fim":
-            requested = GenerationRequest(state.session.encode(prompt), predictions=(rest[: state.positions],))
+            rest = state.ids(suffix[: PER_TOKEN * state.positions], "suffix")[: state.positions]
+            requested = GenerationRequest(_plain_ids(state, prompt, "allow"), predictions=(rest,))
             return requested, AnswerContext(layout=state.layout.form)
         # Prompt and suffix are cut to leave room for the new tokens.
         room = max(state.max_prompt_tokens - body.new_tokens, state.max_prompt_tokens // 2)
@@ -181,12 +187,19 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
     return sampling
 
 
-def chat(state: State, body: ChatRequest) -> Encoded:
-    """Encodes messages with the model's chat template, and prepares for the calls that the answer may have."""
-    text, ids = chat_text(state, body)
+def chat(state: State, body: ChatRequest, most: int = 0) -> Encoded:
+    """Encodes messages with the model's chat template, and prepares for the calls that the answer may have.
+
+    Args:
+        most: Most tokens that are counted, if they may be more than those of a prompt.
+    """
+    text, pieces = chat_text(state, body)
     tokenizer = state.need_template("messages")
-    if ids is None:
+    state.check_length(text, max(most, state.max_prompt_tokens))
+    if pieces is None:
         ids = state.ids(text, "messages")
+    else:
+        ids = state.layout.coder.joined(pieces)
     requested = GenerationRequest(ids)
     return _with_calls(state, requested, body, _shown(tokenizer, body)[1])
 
@@ -197,8 +210,12 @@ def _shown(tokenizer: Any, body: ChatRequest) -> tuple[list[dict[str, Any]], Too
     return tools, family_of(tokenizer.get_chat_template(tools=tools or None))
 
 
-def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
-    """Writes messages with the model's chat template; ids: None if the text is to be encoded as usual."""
+def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
+    """Writes messages with the model's chat template.
+
+    Returns:
+        The text, and its pieces for `PartEncoder.joined`; None if it is to be encoded as usual.
+    """
     tokenizer = state.need_template("messages")
     with client_errors("messages"):
         messages = [message.for_template() for message in body.messages]
@@ -275,6 +292,8 @@ def prediction_ids(state: State, body: AnswerRequest) -> list[int]:
     Raises ApiError if no answer could be as long.
     """
     with client_errors("prediction"):
+        if body.prediction_text:
+            state.check_length(body.prediction_text, state.positions, "prediction")
         ids = list(chain.from_iterable(state.session.predicted(body.prediction_text)))
     if len(ids) > state.positions:
         raise ApiError(

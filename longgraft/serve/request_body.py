@@ -9,15 +9,18 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from math import isfinite
 from typing import Any, TypeVar
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from longgraft.config.data_files import json_problem
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.refusals import Busy
 
@@ -29,6 +32,7 @@ LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict
 NO_LIMIT = "For as many as are allowed, give a large number."
 # Only a body that matches may have half a character, or a number that is not finite.
 UNSENDABLE = re.compile(rb"\\u[dD][89a-fA-F]|NaN|Infinity|\d[eE]\+?\d|\d{300}")
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 
 
 class BodyRequest(Request):
@@ -52,7 +56,7 @@ class BodyRequest(Request):
         """
         self.size = len(await self.body())
         pool = self.app.state.longgraft.pool
-        task = asyncio.ensure_future(pool.run(self.size, work, *args, constrained=constrained))
+        task = asyncio.ensure_future(pool.run(self.size, _done, work, *args, constrained=constrained))
         gone = asyncio.create_task(disconnected(self))
         try:
             await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -64,6 +68,20 @@ class BodyRequest(Request):
         finally:
             gone.cancel()
             task.cancel()
+
+
+def _done(work: Callable[..., T], *args: Any) -> T:
+    """Does `work`, and raises an ordinary exception in place of one that ends a future or the event loop.
+
+    A future takes no StopIteration, so the client would wait for ever. A panic of a library in Rust, or an
+    exit, is no Exception.
+    """
+    try:
+        return work(*args)
+    except BaseException as error:
+        if isinstance(error, Exception) and not isinstance(error, StopIteration):
+            raise
+        raise RuntimeError(f"{type(error).__name__} where a request was read: {error}") from error
 
 
 class BodyRoute(APIRoute):
@@ -80,6 +98,10 @@ class BodyRoute(APIRoute):
             body_request = BodyRequest(request, model)
             try:
                 return await handler(body_request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:  # the HTTP server would log all of it again
+                raise ApiError.of(error) from None
             finally:
                 request.app.state.longgraft.pool.trim_later(body_request.size)
 
@@ -94,20 +116,24 @@ async def disconnected(request: Request) -> None:
 
 def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     """Parses a body; raises ApiError if it is not JSON in UTF-8 or does not fit the model."""
+    problem = json_problem(body)
+    if problem:
+        raise ApiError(400, f"The body's JSON {problem}")
     try:
         value = json.loads(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ApiError(400, f"The body is not UTF-8: byte {error.start:,} does not belong there.") from error
     except json.JSONDecodeError as error:
         raise ApiError(400, f"The body is no JSON: {error.msg.lower()} at character {error.pos:,}.") from error
-    except RecursionError as error:
-        raise ApiError(400, "The body's JSON is nested too deeply. Send fewer brackets within brackets.") from error
     except ValueError as error:
         raise ApiError(
             400, f"The body has a number of more than {sys.get_int_max_str_digits():,} digits. Shorten it."
         ) from error
     if UNSENDABLE.search(body):
-        _check_sendable(value)
+        found = _unsendable(value)
+        if found is not None:
+            name = _name(found[0])
+            raise ApiError(400, f"{name or 'The body'} {found[1]}", name or None)
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -115,39 +141,28 @@ def parse(model: type[BaseModel], body: bytes) -> BaseModel:
     raise refusal  # raised out here, it has no context that would keep the whole parsed body in memory
 
 
-def _check_sendable(body: Any) -> None:
-    """Raises ApiError about the first text with half a surrogate pair, which no tokenizer encodes, or the first
-    number that is not finite, which JSON cannot send back.
+def _unsendable(value: Any) -> tuple[Path, str] | None:
+    """Returns the place of the first text or number that cannot be sent back, and what is wrong with it, or None.
+
+    No tokenizer encodes half a surrogate pair, and JSON has no number that is not finite.
     """
-    waiting: list[tuple[str, Any]] = [("", body)]
-    while waiting:
-        name, value = waiting.pop()
-        if isinstance(value, str):
-            place = _half_character(value)
-            if place is not None:
-                raise ApiError(
-                    400,
-                    f"{name or 'The body'} has half a character at place {place:,}: an emoji "
-                    "was cut in two. Cut the text elsewhere.",
-                    name or None,
-                )
-        elif isinstance(value, float) and not isfinite(value):
-            raise ApiError(400, f"{name or 'The body'} is {value}; it must be a finite number.", name or None)
-        elif isinstance(value, list):
-            for index in reversed(range(len(value))):
-                waiting.append((f"{name}[{index}]", value[index]))
-        elif isinstance(value, dict):
-            for key, item in reversed(value.items()):
-                inner = f"{name}.{key}".removeprefix(".")
-                waiting += [(inner, item), (inner, key)]
-
-
-def _half_character(text: str) -> int | None:
-    """Returns the place of the first half of a surrogate pair, or None."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
+    if isinstance(value, str):
+        half = HALF_CHARACTER.search(value)
+        if half is None:
+            return None
+        return (), f"has half a character at place {half.start():,}: an emoji was cut in two. Cut the text elsewhere."
+    if isinstance(value, float) and not isfinite(value):
+        return (), f"is {value}; it must be a finite number."
+    items: Iterable[tuple[int | str, Any]] = ()
+    if isinstance(value, list):
+        items = enumerate(value)
+    elif isinstance(value, dict):
+        items = value.items()
+    for key, item in items:
+        found = (isinstance(key, str) and _unsendable(key)) or _unsendable(item)
+        if found:  # only now: the places of all values take far more memory than the body
+            place, fault = found
+            return (key, *place), fault
     return None
 
 

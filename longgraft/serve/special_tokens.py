@@ -6,14 +6,16 @@ The roles of a chat are given by its messages, so its texts need no special toke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.serve.formats.errors import ApiError
 
-# Characters that Unicode leaves to private use; one that the texts do not contain marks the cuts.
-MARKS = tuple(map(chr, range(0xF8FF, 0xE000, -1)))
+# Marks of the cuts in texts: a number between two characters that Unicode leaves to private use.  A template may
+# write texts as JSON in ASCII.
+MARK = re.compile(r"(?:\ue000|\\ue000)([0-9]+)(?:\ue001|\\ue001)")
 T = TypeVar("T")
 
 
@@ -56,8 +58,8 @@ class SpecialTokens:
             return None
         return self._coder.joined(self._coder.pieces(text))
 
-    def rendered(self, value: T, render: Callable[[T], str], param: str) -> tuple[str, list[int] | None]:
-        """Renders a JSON value, and encodes the special tokens within its texts as ordinary text.
+    def rendered(self, value: T, render: Callable[[T], str], param: str) -> tuple[str, list[str] | None]:
+        """Renders a JSON value, and cuts the special tokens within its texts.
 
         Args:
             value: The messages of a chat.
@@ -65,7 +67,7 @@ class SpecialTokens:
             param: The field, for errors.
 
         Returns:
-            The text, and its ids; None if the whole text is to be encoded as usual.
+            The text, and its pieces for `PartEncoder.joined`; None if the whole text is to be encoded as usual.
 
         Raises:
             ApiError: special tokens are refused.
@@ -74,11 +76,22 @@ class SpecialTokens:
         texts = list(texts_of(value))
         if self._policy != "escape" or not any(map(self._coder.marked, texts)):
             return render(value), None
-        used = set("".join(texts))
-        mark = next(mark for mark in MARKS if mark not in used)
+        mark = mark_for(texts)
         marked = mapped(value, lambda text: mark.join(self._coder.pieces(text)))
         parts = render(marked).split(mark)
-        return "".join(parts), self._coder.joined(parts)
+        return "".join(parts), parts
+
+
+def mark_for(texts: Iterable[str]) -> str:
+    """Returns a mark that none of the texts contains.
+
+    It begins and ends with characters that it has only there, so no mark arises where it meets a text.
+    """
+    taken = {number for text in texts for number in MARK.findall(text)}
+    number = 0
+    while str(number) in taken:
+        number += 1
+    return f"\ue000{number}\ue001"
 
 
 def texts_of(value: Any) -> Iterator[str]:

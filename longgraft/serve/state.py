@@ -12,6 +12,7 @@ from typing import Any
 from longgraft.completion.prompt.layout import PromptLayout
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
+from longgraft.engine.text_length import least_tokens
 from longgraft.engine.token_bytes import TokenBytes
 from longgraft.serve.answer_context import AnswerContext
 from longgraft.serve.encoding_pool import EncodingPool
@@ -107,6 +108,20 @@ class State:
                 "input_ids"
             ]
         )
+
+    def check_length(self, text: str, most: int, param: str = "prompt") -> None:
+        """Raises ApiError about this field if a text surely has more tokens than `most`.
+
+        It takes only as long as encoding so many tokens.  A text that passes may still have more.
+        """
+        least = least_tokens(self.need_tokenizer(param), text, most)
+        if least > most:
+            raise ApiError(
+                400,
+                f"The {param} has at least {least:,} tokens, and {most:,} are taken here. Shorten it.",
+                param,
+                "context_length_exceeded",
+            )
 
     def check_ids(self, ids: Sequence[int], param: str) -> None:
         """Raises ApiError about this field if an id is not in the vocabulary."""

@@ -18,6 +18,7 @@ from longgraft.engine.scheduler import Scheduler
 from longgraft.engine.session import Session
 from longgraft.engine.step import Step
 from longgraft.runtime.device_memory import out_of_memory
+from longgraft.serve.formats.errors import traceback_of
 from longgraft.serve.refusals import Busy, Closing, Failed
 from longgraft.serve.served_request import End, ServedRequest, Watcher
 
@@ -222,7 +223,7 @@ class Worker:
 
     def _failed(self, error: BaseException) -> Failed:
         """Logs an error, and returns the exception that the client gets."""
-        LOG.error("decoding failed", exc_info=error)
+        LOG.error("decoding failed\n%s", traceback_of(error))
         message = "Decoding failed; the server's log says why."
         if out_of_memory(error):
             message = self._memory_message()

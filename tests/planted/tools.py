@@ -83,8 +83,8 @@ MUTATIONS = (
     Mutation(
         "arguments may have half a character",
         "parse_sendable",
-        ".encode()",
-        "",
+        "allow_nan=False).encode()",
+        "allow_nan=False)",
         "test_tools.py::test_half_a_call_is_text_in_a_whole_answer_and_stays_a_call_in_a_stream",
     ),
     Mutation(

@@ -15,6 +15,7 @@ from longgraft.completion.prompt.encoding import BLOCK, PartEncoder, blocks
 from longgraft.completion.prompt.fim import Fim, FimFamily, fim_of
 from longgraft.completion.prompt.stable_order import USUAL, Habit, arrange
 from longgraft.completion.snippets import Cursor, Snippet
+from longgraft.engine.text_length import PER_TOKEN
 
 Form = Literal["fim", "left-to-right", "next-edit"]
 Ids = tuple[int, ...]
@@ -111,7 +112,7 @@ class PromptLayout:
         held = ""
         if cursor.path:
             held = _blanks(cursor.before)
-        text = cursor.before[: len(cursor.before) - len(held)]
+        text = _end(cursor.before[: len(cursor.before) - len(held)], 2 * PER_TOKEN * tokens)
         most = min(SUFFIX, tokens // SUFFIX_SHARE) if snippets else tokens // ALONE
         after: Ids = ()
         if self.form == "fim":
@@ -140,7 +141,7 @@ class PromptLayout:
         if not ids:
             raise ValueError("There is nothing to complete: the file is empty, and no other text was found.")
         unused = tuple(snippet for snippet in snippets if snippet not in used)
-        rest = self.coder.encode(cursor.after[: 8 * tokens])[len(after) :][: tokens // 2]
+        rest = self.coder.encode(cursor.after[: PER_TOKEN * tokens])[len(after) :][: tokens // 2]
         return CompletionPrompt(
             ids,
             self.form,
@@ -239,6 +240,14 @@ class PromptLayout:
 
 def _concatenated(parts: Iterable[Ids]) -> Ids:
     return tuple(chain.from_iterable(parts))
+
+
+def _end(text: str, characters: int) -> str:
+    """Returns at least so many characters of a text's end: what is before them does not fit, however it is encoded.
+
+    The text is cut at a multiple of `characters`, so that the cut does not move with the cursor.
+    """
+    return text[max(0, len(text) // characters - 1) * characters :]
 
 
 def _blanks(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,15 @@ SENTENCES = {
     404: "There is nothing at {path}. Known: {known}.",
     405: "{path} does not take {method}; it takes {allowed}.",
 }
+
+
+# Characters of an error: the names and values that it repeats may be as long as a body.
+MOST_MESSAGE = 600
+MOST_PARAM = 120
+# A recursion has thousands of frames, and an exception's own text may have the whole request.
+MOST_FRAMES = 30
+MOST_LINES = 120
+MOST_WIDTH = 500
 
 
 class ErrorDetail(BaseModel):
@@ -54,8 +64,8 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, dict(headers or {}))
-        self.param = param
+        super().__init__(status, shortened(message, MOST_MESSAGE), dict(headers or {}))
+        self.param = param and shortened(param, MOST_PARAM)
         self.code = code
 
     @classmethod
@@ -72,7 +82,7 @@ class ApiError(HTTPException):
             return cls(503, str(error), code="shutting_down", headers={"Retry-After": "5"})
         if isinstance(error, Failed):
             return cls(500, str(error))
-        LOG.error("a request failed", exc_info=error)
+        LOG.error("a request failed\n%s", traceback_of(error))
         return cls(500, "The server failed; its log says why.")
 
     def renamed(self, names: Mapping[str, str]) -> ApiError:
@@ -100,6 +110,21 @@ class ApiError(HTTPException):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status_code, self.headers)
+
+
+def shortened(text: str, most: int) -> str:
+    """Returns a text of at most about `most` characters, without its middle if it is longer."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} ... {text[-(most // 2) :]}"
+
+
+def traceback_of(error: BaseException) -> str:
+    """Returns an exception for the log: the innermost frames, in lines of bounded number and length."""
+    lines = "".join(traceback.format_exception(error, limit=-MOST_FRAMES)).splitlines()
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES // 2 : -MOST_LINES // 2] = [f"... {len(lines) - MOST_LINES:,} lines ..."]
+    return "\n".join(shortened(line, MOST_WIDTH) for line in lines)
 
 
 @contextmanager

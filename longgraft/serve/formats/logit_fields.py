@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from longgraft.acceptance.json_schemas import followable
 from longgraft.config.settings import LogitSettings
-from longgraft.serve.formats.json_fields import JsonFields, described_by
+from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 
 MOST = 4096  # most choices or biases; clients send far fewer
 ANY_OBJECT = {"type": "object"}
+
+
+def at_most(biases: Any) -> Any:
+    """Returns biases; raises ValueError if they are so many that the errors of all would take gigabytes."""
+    if isinstance(biases, dict) and len(biases) > MOST:
+        raise ValueError(f"logit_bias has {len(biases):,} biases, and {MOST:,} are taken. Send fewer.")
+    return biases
 
 
 class NamedSchema(JsonFields):
@@ -54,10 +61,8 @@ class ResponseFormat(JsonFields):
         return self.of_object
 
 
-class StructuredOutputs(JsonFields):
+class StructuredOutputs(KnownFields):
     """vLLM's constraints; one of them may be given."""
-
-    model_config = ConfigDict(extra="forbid")
 
     json_schema: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -73,9 +78,9 @@ class LogitFields(JsonFields):
     frequency_penalty: float | None = described_by(LogitSettings, "frequency_penalty")
     repetition_penalty: float | None = described_by(LogitSettings, "repetition_penalty")
     repeat_penalty: float | None = Field(None, description="llama.cpp's name of repetition_penalty")
-    logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float] | None = Field(
-        None, max_length=MOST, description="Token ids, and the numbers that are added to their logits"
-    )
+    logit_bias: (
+        Annotated[dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], float], BeforeValidator(at_most)] | None
+    ) = Field(None, description="Token ids, and the numbers that are added to their logits")
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = Field(None, description="vLLM's")
     guided_json: dict[str, Any] | str | None = Field(None, description="vLLM's older names")

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from longgraft.config.settings import SamplingSettings
 from longgraft.serve.formats.as_chat import chat_of, may_constrain
+from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields, described_by
 from longgraft.serve.formats.request_fields import MESSAGES, STOPS, ChatRequest, Own, Speculative, Unsupported
 from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
@@ -132,7 +133,7 @@ class CountTokensRequest(JsonFields):
     def notes(self) -> list[str]:
         """Sentences on what is ignored."""
         return [
-            f"tools[{n}] is ignored: {tool.type} runs on Anthropic's servers."
+            f"tools[{n}] is ignored: {shortened(tool.type or '', MOST_PARAM)} runs on Anthropic's servers."
             for n, tool in enumerate(self.tools or ())
             if tool.hosted
         ]

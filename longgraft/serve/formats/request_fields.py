@@ -18,7 +18,7 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import PLAIN
 from longgraft.config.settings import SamplingSettings
 from longgraft.engine.encoder import stop_strings
-from longgraft.serve.formats.json_fields import JsonFields, described_by
+from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 from longgraft.serve.formats.logit_fields import LogitFields
 from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
 
@@ -64,6 +64,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 # Without fail_fast every item of a list has its own error, and 1 MiB of items takes seconds and 1 GB.
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+
+
+TemplateArguments = Annotated[dict[str, Any], Field(max_length=256)]  # Jinja takes 25 us for each
 
 
 class Unsupported(ValueError):
@@ -114,10 +117,8 @@ class Prediction(JsonFields):
     content: str | ContentParts
 
 
-class Speculative(JsonFields):
+class Speculative(KnownFields):
     """Limits on what the server proposes in this request; with an exact method the answer is the same."""
-
-    model_config = ConfigDict(extra="forbid")
 
     enabled: bool | None = True
     method: str | None = Field(None, description="The server's method, or ar: plain decoding")
@@ -126,10 +127,8 @@ class Speculative(JsonFields):
     )
 
 
-class Own(JsonFields):
+class Own(KnownFields):
     """Fields that only longgraft has."""
-
-    model_config = ConfigDict(extra="forbid")
 
     corpus: str | None = Field(
         None, max_length=100, description="Name of a corpus on the server that the answer may repeat"
@@ -326,7 +325,7 @@ class ChatRequest(AnswerRequest, ToolFields):
     """A request to /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MESSAGES, fail_fast=True)]
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
+    chat_template_kwargs: TemplateArguments | None = Field(None, description="For the model's template")
     logprobs: bool | None = Field(None, description="Log-probabilities of the tokens")
     top_logprobs: int | None = Field(None, description="And of so many most probable ones; needs logprobs")
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from pydantic_core import from_json
 
 from longgraft.serve.formats.blocks import AnswerBlock
+from longgraft.serve.formats.errors import MOST_PARAM, shortened
 from longgraft.serve.formats.json_fields import JsonFields
 from longgraft.serve.formats.request_fields import Unsupported
-from longgraft.serve.formats.tool_fields import Function, Name
+from longgraft.serve.formats.tool_fields import MOST_TOOLS, Function, Name
 
 Fields = dict[str, Any]
 Kind = Literal["function", "custom", "local_shell"]
@@ -64,7 +65,7 @@ class ResponsesTool(JsonFields):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     function: Function | None = None
-    tools: list[ResponsesTool] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
     format: CustomFormat | None = None
 
 
@@ -147,7 +148,8 @@ def notes_of(tools: Sequence[ResponsesTool]) -> list[str]:
     notes = []
     for number, tool in enumerate(tools):
         if _hosted(tool):
-            notes.append(f"tools[{number}] is ignored: {tool.type} runs on OpenAI's servers.")
+            kind = shortened(tool.type, MOST_PARAM)
+            notes.append(f"tools[{number}] is ignored: {kind} runs on OpenAI's servers.")
         elif tool.format is not None and tool.format.definition:
             notes.append(f"The grammar of tools[{number}] is shown to the model, and not enforced.")
     return notes

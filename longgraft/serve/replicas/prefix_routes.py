@@ -14,6 +14,8 @@ from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from longgraft.config.data_files import json_problem
+
 Id = TypeVar("Id")
 BLOCK = 512  # characters of a block; a kept cell of a prompt has 128 tokens
 # Fields that prompts are made of, in the order in which models' templates write them.
@@ -25,6 +27,8 @@ def blocks_of(body: bytes) -> tuple[int, ...]:
 
     None if the body is no JSON object, or shorter than a block.
     """
+    if json_problem(body):
+        return ()
     try:
         value: Any = json.loads(body)
     except (ValueError, RecursionError):  # the replica answers with the error

@@ -154,7 +154,7 @@ def _within(pieces: Sequence[Snippet], characters: int) -> tuple[Sequence[Snippe
     """Splits pieces into the first ones, with at most this many characters in total, and the others."""
     total = 0
     for count, piece in enumerate(pieces):
-        total += len(piece.text)
+        total += len(piece.path) + len(piece.text)
         if total > characters:
             return pieces[:count], pieces[count:]
     return pieces, ()

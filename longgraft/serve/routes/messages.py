@@ -7,7 +7,7 @@ from fastapi.responses import JSONResponse, Response
 
 from longgraft.serve.formats.messages_answers import MessagesFormat
 from longgraft.serve.formats.messages_fields import CountTokensRequest, MessagesRequest
-from longgraft.serve.prompts import chat
+from longgraft.serve.prompts import COUNTED, chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.routes.openai import chat_of, check_request, prepared_chat
 from longgraft.serve.state import State
@@ -18,7 +18,7 @@ def router(state: State) -> APIRouter:
     routes = APIRouter(route_class=BodyRoute)
 
     def counted(body: CountTokensRequest) -> int:
-        requested, _ = chat(state, chat_of(body, "messages"))
+        requested, _ = chat(state, chat_of(body, "messages"), COUNTED)
         return len(requested.ids)
 
     @routes.post("/v1/messages", response_model=None, responses=JSON_OR_EVENTS)

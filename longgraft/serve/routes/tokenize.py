@@ -12,12 +12,13 @@ from pydantic import Field
 
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields
-from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Message, TokenIds
-from longgraft.serve.prompts import chat
+from longgraft.serve.formats.request_fields import MESSAGES, ChatRequest, Message, TemplateArguments, TokenIds
+from longgraft.serve.prompts import COUNTED, chat
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.state import State
 
 MOST_CHARACTERS = 2**20  # most characters of a text; longer ones hold up all threads for more than 0.1 s
+MOST_TOKENS = 2**20  # most tokens that are decoded at once; each takes some dozens of bytes
 PART = 8192  # tokens that are written at once, in about a millisecond
 JSON: dict[int | str, dict[str, Any]] = {200: {"content": {"application/json": {}}}}  # for the OpenAPI schema
 
@@ -35,7 +36,7 @@ class TokenizeRequest(JsonFields):
     parse_special: bool | None = Field(True, description="Find special tokens in the text; otherwise they are text")
     with_pieces: bool | None = Field(False, description="llama.cpp's: give the text of each token, or its bytes")
     return_token_strs: bool | None = Field(False, description="vLLM's: give the vocabulary's spelling of each token")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="For the model's template")
+    chat_template_kwargs: TemplateArguments | None = Field(None, description="For the model's template")
     special_tokens_in_content: Literal["allow", "escape", "refuse"] | None = Field(
         None, description="What to do with special tokens that the messages spell"
     )
@@ -53,7 +54,7 @@ class TokenizeRequest(JsonFields):
 
 
 class DetokenizeRequest(JsonFields):
-    tokens: TokenIds
+    tokens: Annotated[TokenIds, Field(max_length=MOST_TOKENS)]
 
 
 def router(state: State) -> APIRouter:
@@ -63,7 +64,8 @@ def router(state: State) -> APIRouter:
         name = body.field
         if name == "messages":
             fields = ("messages", "chat_template_kwargs", "special_tokens_in_content")
-            requested, _ = chat(state, ChatRequest.model_validate({field: getattr(body, field) for field in fields}))
+            named = ChatRequest.model_validate({field: getattr(body, field) for field in fields})
+            requested, _ = chat(state, named, COUNTED)
             return list(requested.ids)
         text: str = getattr(body, name)
         if len(text) > MOST_CHARACTERS:
