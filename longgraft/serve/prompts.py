@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
@@ -211,14 +211,16 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[int] | None]:
             "chat_template_kwargs",
         )
     tools, family = _shown(tokenizer, body)
-    messages, more = rendered(family, messages, tools)
+    fields = {"messages": messages, "tools": tools, "chat_template_kwargs": kwargs}
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
 
-    def render(messages: Any) -> str:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more, **kwargs)
+    def render(fields: Mapping[str, Any]) -> str:
+        messages, more = rendered(family, fields["messages"], fields["tools"])
+        more |= fields["chat_template_kwargs"]
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more)
 
     try:
-        return special.rendered(messages, render, "messages")
+        return special.rendered(fields, render)
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ApiError(
             400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.", "messages"

@@ -1,20 +1,22 @@
 """Special tokens that the text of a request spells, such as <|im_end|>: allowed, encoded as text, or refused.
 
-The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for
-/v1/completions may.
+The roles of a chat are given by its messages, so its texts need no special tokens, and those of its tools
+and template arguments need none either; a prompt for /v1/completions may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.serve.formats.errors import ApiError
 
 # Characters that Unicode leaves to private use; one that the texts do not contain marks the cuts.
 MARKS = tuple(map(chr, range(0xF8FF, 0xE000, -1)))
-T = TypeVar("T")
+# A character of the basic plane in JSON that is written in ASCII.
+ESCAPED = re.compile(r"\\u([0-9a-f]{4})")
 
 
 class SpecialTokens:
@@ -56,13 +58,14 @@ class SpecialTokens:
             return None
         return self._coder.joined(self._coder.pieces(text))
 
-    def rendered(self, value: T, render: Callable[[T], str], param: str) -> tuple[str, list[int] | None]:
-        """Renders a JSON value, and encodes the special tokens within its texts as ordinary text.
+    def rendered(
+        self, fields: Mapping[str, Any], render: Callable[[Mapping[str, Any]], str]
+    ) -> tuple[str, list[int] | None]:
+        """Renders fields of a request, and encodes the special tokens within their texts as ordinary text.
 
         Args:
-            value: The messages of a chat.
+            fields: JSON values by the names of their fields.
             render: Makes one text of them, with special tokens of its own.
-            param: The field, for errors.
 
         Returns:
             The text, and its ids; None if the whole text is to be encoded as usual.
@@ -70,23 +73,27 @@ class SpecialTokens:
         Raises:
             ApiError: special tokens are refused.
         """
-        self.check(value, param)
-        texts = list(texts_of(value))
+        for param, value in fields.items():
+            self.check(value, param)
+        texts = list(texts_of(fields))
         if self._policy != "escape" or not any(map(self._coder.marked, texts)):
-            return render(value), None
-        used = set("".join(texts))
+            return render(fields), None
+        joined = "".join(texts)
+        used = set(joined).union(chr(int(digits, 16)) for digits in ESCAPED.findall(joined))
         mark = next(mark for mark in MARKS if mark not in used)
-        marked = mapped(value, lambda text: mark.join(self._coder.pieces(text)))
-        parts = render(marked).split(mark)
+        marked = mapped(fields, lambda text: mark.join(self._coder.pieces(text)))
+        # A template may write JSON in ASCII.
+        parts = render(marked).replace(ascii(mark)[1:-1], mark).split(mark)
         return "".join(parts), self._coder.joined(parts)
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Yields each text of a JSON value."""
+    """Yields each text of a JSON value, keys included."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
             yield from texts_of(item)
     elif isinstance(value, list):
         for item in value:
@@ -94,11 +101,11 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns a JSON value with each of its texts changed; the keys stay."""
+    """Returns a JSON value with each of its texts changed, keys included."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {change(key): mapped(item, change) for key, item in value.items()}
     if isinstance(value, list):
         return [mapped(item, change) for item in value]
     return value
