@@ -107,7 +107,9 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
     return requested, AnswerContext(layout=laid.form)
 
 
-def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | None) -> Encoded:
+def prepared(
+    state: State, body: AnswerRequest, encoded: Encoded, limit: int | None, predicted: Sequence[int] | None = None
+) -> Encoded:
     """Returns the whole request, with the sampling, the ends, the limits and the prediction of the body.
 
     Args:
@@ -116,6 +118,7 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
         encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of
             calls.
         limit: Most new tokens; None: as many as are allowed.
+        predicted: The ids of the body's prediction, if they are known already.
     """
     requested, context = encoded
     tool_calls = requested.sampling.tool_calls
@@ -131,7 +134,8 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
         constraint_field = "tools"
     new_tokens = state.new_tokens(requested.ids, limit)
     client = client_of(state, body)
-    predicted = prediction_ids(state, body)
+    if predicted is None:
+        predicted = prediction_ids(state, body)
     # The request's own prediction comes last, because retrievers prefer the last text.
     predictions = [tokens for tokens in (*requested.predictions, predicted) if tokens]
     eos = (*body.eos(state.session.eos), *(requested.eos or ()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -14,7 +15,7 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
 from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, Unsupported
-from longgraft.serve.prompts import Encoded, chat, completions, prepared
+from longgraft.serve.prompts import Encoded, chat, completions, prediction_ids, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.served_request import ServedRequest
 from longgraft.serve.several_answers import most_at_once, served_answers
@@ -110,7 +111,8 @@ async def _answer(
 
     def prepare() -> list[Encoded]:
         least = None if limit is None else max(1, limit)
-        return [prepared(state, body, encoded, least) for encoded in encode(state, body)]
+        predicted = prediction_ids(state, body)  # once for all prompts
+        return [prepared(state, body, encoded, least, predicted) for encoded in encode(state, body)]
 
     check_request(state, body)
     prompts = await request.run(prepare, constrained=body.constrained)
@@ -138,4 +140,5 @@ async def _answer(
         return EventStream(with_forms(), state.options.beat, most=most)
     answers = await whole_answers(request, with_forms(), most)
     answers.sort(key=lambda answer: answer[0].index)
-    return JSONResponse(shared.response(answers))
+    # The texts of thousands of answers would hold up the event loop.
+    return await asyncio.to_thread(lambda: JSONResponse(shared.response(answers)))
