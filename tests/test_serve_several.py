@@ -10,14 +10,17 @@ from itertools import zip_longest
 import pytest
 import torch
 from toys.models import toy_model
-from toys.served import TEMPLATE, asking, characters, text_session, until_true
+from toys.served import TEMPLATE, Gate, asking, characters, text_session, until_true, working
 from toys.sessions import repeatable, toy_parts
 
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session
 from longgraft.prefill.prefixes import Prefixes
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.refusals import Closing
 from longgraft.serve.served_request import ServedRequest
+from longgraft.serve.several_answers import most_at_once
+from longgraft.serve.streaming import whole_answers
 from longgraft.serve.worker import Worker
 
 PROMPT = "def total(xs):\n    return sum(xs)\n\ndef mean(xs):\n    return total(xs) / "
@@ -165,6 +168,81 @@ def test_a_request_with_more_prompts_than_places_is_answered_and_leaves_places_t
     found, refused = asking(ask, queue=1, max_running=1)
     assert [choice["text"] for choice in found] == [text_session().generate(prompt, 4).text for prompt in prompts]
     assert refused == 0
+
+
+def shared() -> Session:
+    """Returns a session of characters that decodes several requests at once."""
+    return Session(repeatable("graft").engine, characters(TEMPLATE))
+
+
+def held(http, gate: Gate) -> tuple[Worker, list[GenerationRequest]]:
+    """Returns the worker, whose steps need the gate's permission, and the requests that it has begun so far."""
+    worker: Worker = http._transport.app.state.longgraft.worker
+    worker.watchers.append(gate)
+    session, opened, begun = worker.session, worker.session.open, []
+    session.open = lambda job, **more: begun.append(job) or opened(job, **more)
+    return worker, begun
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_newcomer_begins_before_a_further_answer_of_a_large_body(stream):
+    body = {"prompt": [[n] for n in range(1, 91)], "n": 16, "max_tokens": 8, "temperature": 1, "stream": stream}
+    gate = Gate()
+
+    async def ask(http):
+        worker, begun = held(http, gate)
+        many = asyncio.create_task(http.post(COMPLETIONS, json=body))
+        await until_true(lambda: len(begun) + worker.waiting == 2)
+        assert len(asyncio.all_tasks()) < 20  # the other 1,438 answers are not begun
+        one = asyncio.create_task(http.post(COMPLETIONS, json={"prompt": OTHER, "max_tokens": 1}))
+        await until_true(lambda: len(begun) + worker.waiting == 3)
+        gate.allow()
+        assert (await one).status_code == 200
+        many.cancel()
+        await until_true(lambda: worker.idle)
+        return [len(job.ids) for job in begun]
+
+    begun = asking(ask, shared(), max_running=3)
+    assert begun[:3] == [1, 1, len(OTHER)] and len(begun) < 100
+
+
+def test_a_body_with_few_answers_takes_all_places():
+    body = {"prompt": [PROMPT, OTHER], "max_tokens": 2}
+    gate = Gate()
+
+    async def ask(http):
+        worker, begun = held(http, gate)
+        both = asyncio.create_task(http.post(COMPLETIONS, json=body))
+        await until_true(lambda: len(begun) + worker.waiting == 2)
+        gate.allow()
+        assert (await both).status_code == 200
+
+    asking(ask, shared(), max_running=2)
+
+
+def test_no_further_answer_begins_once_the_client_is_gone():
+    gate = Gate()
+
+    async def leave(worker):
+        served = [ServedRequest(worker, GenerationRequest([1, 2, 3], 50)) for _ in range(4)]
+
+        class Left:
+            async def receive(self):
+                await until_true(lambda: worker.running)
+                asyncio.get_running_loop().call_soon(gate.allow)
+                return {"type": "http.disconnect"}
+
+        with pytest.raises(ApiError) as raised:
+            await whole_answers(Left(), zip(served, range(4), strict=True), most=2)
+        assert raised.value.status_code == 499
+        assert [one.cancelled for one in served] == [True, True, False, False]
+
+    working(leave, gate)
+
+
+@pytest.mark.parametrize("answers, places, most", [(1, 8, 1), (8, 8, 8), (9, 8, 7), (3, 2, 1), (9, 1, 1)])
+def test_a_body_with_more_answers_than_places_leaves_one_to_others(answers, places, most):
+    assert most_at_once(answers, places) == most
 
 
 class Crowded:

@@ -2,16 +2,72 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from toys.served import FIM, TEMPLATE, asking, characters, text_session
 from toys.tokenizers import byte_tokenizer
 
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.engine.session import Session
+from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.special_tokens import MARKS
+from longgraft.serve.state import State
 
 MARK = FIM[1]
 CHAT = [{"role": "system", "content": "be kind"}, {"role": "user", "content": f"a{MARK}b"}]
 PARTS = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": f"b{MARK}"}]}]
+# Templates that write all that a chat gives them: as JSON, and as text beside the server's description of tools.
+WRITING = {
+    "json": "{{ messages | tojson }}{{ tools | tojson }}{{ more | tojson }}",
+    "ascii": "{{ messages | tojson(ensure_ascii=True) }}{{ tools | tojson(ensure_ascii=True) }}{{ more | tojson }}",
+    "described": "{% for m in messages %}{{ m | tojson }}{% endfor %}{{ more | tojson }}",
+}
+SCHEMA = {"type": "object", "properties": {"@property@": {"enum": ["@value@"]}}, "@keyword@": {"@key@": ["@item@"]}}
+MORE = {"chat_template_kwargs": {"more": {"@argument_key@": ["@argument@"]}}}
+# Bodies of all APIs, with the places of texts that a template may write between @.
+CALL = {"id": "@id@", "function": {"name": "@called@", "arguments": {"@input@": [{"@inner@": "@given@"}]}}}
+TEXT_CALL = {"id": "@id@", "function": {"name": "@called@", "arguments": '{"@input@": [{"@inner@": "@given@"}]}'}}
+USE = {"type": "tool_use", "id": "@id@", "name": "@called@", "input": {"@input@": [{"@inner@": "@given@"}]}}
+RESULT = {"type": "tool_result", "tool_use_id": "@result_id@", "content": [{"type": "text", "text": "@result@"}]}
+FUNCTION = {"name": "@tool@", "description": "@description@", "parameters": SCHEMA}
+BODIES = {
+    "/v1/chat/completions": {
+        "messages": [
+            {"role": "system", "content": "@system@"},
+            {"role": "user", "content": [{"type": "text", "text": "@user@"}]},
+            {"role": "assistant", "content": "@assistant@", "tool_calls": [CALL, TEXT_CALL]},
+            {"role": "tool", "tool_call_id": "@result_id@", "name": "@result_name@", "content": "@result@"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION | {"@more@": "@further@"}}],
+    },
+    "/v1/messages": {
+        "system": [{"type": "text", "text": "@system@"}],
+        "messages": [
+            {"role": "user", "content": "@user@"},
+            {"role": "assistant", "content": [{"type": "text", "text": "@assistant@"}, USE]},
+            {"role": "user", "content": [RESULT, {"type": "text", "text": "@text@"}]},
+        ],
+        "tools": [{"name": "@tool@", "description": "@description@", "input_schema": SCHEMA}],
+    },
+    "/v1/responses": {
+        "instructions": "@instructions@",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "@user@"}]},
+            {"type": "function_call", "call_id": "@id@", "name": "@called@", "arguments": '{"@input@": ["@given@"]}'},
+            {"type": "function_call_output", "call_id": "@result_id@", "output": "@result@"},
+            {"type": "custom_tool_call", "call_id": "@other_id@", "name": "@custom@", "input": "@text@"},
+            {"type": "local_shell_call", "call_id": "@shell_id@", "action": {"command": ["@command@"]}},
+            {"role": "user", "content": "@more@"},
+        ],
+        "tools": [
+            {"type": "function", **FUNCTION},
+            {"type": "namespace", "name": "@namespace@", "tools": [{"type": "function", "name": "@inner_tool@"}]},
+            {"type": "custom", "name": "@custom_tool@", "format": {"type": "grammar", "definition": "@rules@"}},
+        ],
+    },
+}
 
 
 def session(template: str = TEMPLATE) -> Session:
@@ -89,6 +145,43 @@ def test_a_refused_text_is_named():
     for given, body in (("refuse", {}), (None, {"special_tokens_in_content": "refuse"})):
         error = error_of("/v1/chat/completions", given, messages=CHAT, **body)
         assert error["param"] == "messages" and f"spells the special token {MARK}" in error["message"]
+
+
+def refuse_ids(state: State, ids: list[int], *_) -> int:
+    """Ends a request with its prompt's ids, because reading them would take too long."""
+    raise ApiError(400, json.dumps(list(ids)))
+
+
+def errors_of(template: str, path: str, bodies: list[dict]) -> list[str]:
+    async def ask(http):
+        return [(await http.post(path, json=body | {"max_tokens": 1})).json()["error"]["message"] for body in bodies]
+
+    return asking(ask, session(template))
+
+
+@pytest.mark.parametrize("template", WRITING)
+@pytest.mark.parametrize("path", BODIES)
+def test_no_text_of_a_chat_spells_a_token(path, template, monkeypatch):
+    monkeypatch.setattr(State, "new_tokens", refuse_ids)
+    written = json.dumps(BODIES[path] | MORE)
+    places = sorted(set(re.findall(r"@\w+@", written)))
+    bodies = []
+    for place in places:
+        marked = written.replace(place, f"{place[1]}{MARK}{place[2]}")
+        body = json.loads(re.sub(r"@(\w+)@", r"\1", marked))
+        bodies += [body | {"special_tokens_in_content": policy} for policy in ("escape", "allow", "refuse")]
+    found = errors_of(WRITING[template], path, bodies)
+    for place, first, second, refused in zip(places, found[::3], found[1::3], found[2::3], strict=True):
+        escaped = json.loads(first)
+        assert SPECIAL not in escaped and text(escaped) == spelt(text(json.loads(second))), place
+        assert f"spells the special token {MARK}" in refused, place
+
+
+def test_an_escape_of_the_mark_within_a_text_stays(monkeypatch):
+    monkeypatch.setattr(State, "new_tokens", refuse_ids)
+    messages = [{"role": "user", "content": f"{ascii(MARKS[0])[1:-1]}{MARK}"}]
+    (found,) = errors_of("{{ messages[0].content }}", "/v1/chat/completions", [{"messages": messages}])
+    assert text(json.loads(found)) == spelt(messages[0]["content"])
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completion"])

@@ -10,6 +10,7 @@ from hypothesis import strategies as some
 from toys.tokenizers import GEMMA, LLAMA_2, METASPACE, PIECES, SPACE, TEXT, Bytes, sentencepiece
 
 from longgraft.engine.detokenizer import Detokenizer
+from longgraft.engine.stop_string import StopString
 
 EMOJI = "\U0001f600"
 LAYOUTS = {layout: sentencepiece(layout) for layout in (LLAMA_2, GEMMA, METASPACE)}
@@ -82,6 +83,53 @@ def test_nothing_of_a_stop_string_is_ever_given_out(stop, expected, size):
             break
     assert given + detokenizer.finish() == expected
     assert detokenizer.stopped == (stop != "absent")
+
+
+@given(
+    some.text("ab", max_size=40), some.lists(some.text("ab", min_size=1, max_size=8), max_size=4), some.integers(1, 5)
+)
+def test_a_text_ends_before_its_first_stop_string(text, stops, size):
+    """One character a token: the first string to be complete ends the text, the longest if there are several."""
+    detokenizer = Detokenizer(Bytes(), stops)
+    pieces = [detokenizer.push([*text[at : at + size].encode()]) for at in range(0, len(text), size)]
+    complete = [end for end in range(len(text) + 1) if text[:end].endswith(tuple(stops))]
+    shown = text
+    if complete:
+        begun = text[: complete[0]]
+        shown = begun[: -max(len(stop) for stop in stops if begun.endswith(stop))]
+    assert "".join(pieces) + detokenizer.finish() == shown
+    assert detokenizer.stopped == bool(complete)
+
+
+@given(some.text("ab", max_size=40), some.lists(some.text("ab", min_size=1, max_size=40), max_size=4))
+def test_only_the_beginning_of_a_stop_string_is_held_back(text, stops):
+    detokenizer = Detokenizer(Bytes(), [stop for stop in stops if stop not in text])
+    given = detokenizer.push([*text.encode()])
+    longest = 0
+    for length in range(len(text) + 1):
+        if length and any(stop.startswith(text[-length:]) for stop in stops if stop not in text):
+            longest = length
+    assert given == text[: len(text) - longest]
+
+
+@pytest.mark.parametrize("begins", ["a", "ab", "aab", "abaab"])
+def test_a_character_costs_the_same_whatever_the_length_of_a_stop_string(begins):
+    """With 64 strings of 200,000 characters, 134 ms were spent for a token."""
+
+    class Counted(str):
+        looks = 0
+
+        def __getitem__(self, place):
+            Counted.looks += 1
+            return super().__getitem__(place)
+
+    text = begins * 1000
+    search = StopString(Counted(text + "!" + text * 10))
+    for count, char in enumerate(text + "c" + text + "a!c", 1):
+        before = Counted.looks
+        assert search.place(char) is None
+        assert Counted.looks - before <= 64
+        assert Counted.looks <= 8 * count
 
 
 def test_the_earlier_of_two_stop_strings_ends_the_text():

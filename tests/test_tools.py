@@ -338,6 +338,16 @@ def test_tools_are_described_to_models_whose_template_has_none():
     assert rendered(DESCRIBED, untouched, []) == (untouched, {})
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tool_that_spells_a_special_token_can_be_called(family):
+    tool = {"type": "function", "function": {"name": "a<end>b", "parameters": {"const": {"<end>": "<end>"}}}}
+    body = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    answer = post(tool_session(family), **body)["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert call["function"] == {"name": "a<end>b", "arguments": '{"<end>": "<end>"}'}
+    assert answer["finish_reason"] == "tool_calls"
+
+
 def test_ids_of_calls_are_short_where_the_template_wants_it():
     turns = [
         {"role": "assistant", "content": "", "tool_calls": [{"id": "call_0123456789ab", "function": {}}]},

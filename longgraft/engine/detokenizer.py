@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from longgraft.engine.stop_string import StopString
+
 REPLACEMENT = "\ufffd"  # decoded for bytes that are not, or not yet, a character
 LONGEST = 4  # most tokens of one character: it has at most four bytes
 CONTEXT = 8  # tokens of a prompt that are decoded with the first token of its answer
@@ -33,7 +35,7 @@ class Detokenizer:
             stop_until: As in `GenerationRequest`.
         """
         self.tokenizer = tokenizer
-        self.stop = [text for text in stop if text]
+        self.stop = [StopString(text) for text in stop if text]
         self._until: re.Pattern[str] | None = None
         if stop_until is not None and self.stop:
             self._until = re.compile(stop_until)
@@ -117,7 +119,7 @@ class Detokenizer:
         self._append(piece)
         end = len(self.text)
         if not self.stopped:
-            end -= self._held()
+            end -= max((stop.matched for stop in self.stop), default=0)
         end = max(end, self.given)
         piece = self.text[self.given : end]
         self.given = end
@@ -125,31 +127,22 @@ class Detokenizer:
 
     def _append(self, piece: str) -> None:
         """Adds text, and cuts it at the first stop string that counts."""
-        looked_at = max(0, len(self.text) - LOOKBACK)
+        begin = len(self.text)
         self.text += piece
         end = len(self.text)
         for stop in self.stop:
-            place = self.text.find(stop, max(0, self.given - len(stop)))
-            if 0 <= place < end:
-                end = place
+            place = stop.place(piece)
+            if place is not None:
+                end = min(end, begin + place)
         until = None
         if self._until is not None:
-            until = self._until.search(self.text, looked_at)
+            until = self._until.search(self.text, max(0, begin - LOOKBACK))
         if until is not None and until.start() <= end:
             self.stop = []
             self._until = None
         elif end < len(self.text):
             self.text = self.text[:end]
             self.stopped = True
-
-    def _held(self) -> int:
-        """Returns the length of the text's longest suffix that is a prefix of a stop string."""
-        longest = max(map(len, self.stop), default=1) - 1
-        for length in range(min(longest, len(self.text)), 0, -1):
-            end = self.text[-length:]
-            if any(stop.startswith(end) for stop in self.stop):
-                return length
-        return 0
 
     def _decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)

@@ -89,7 +89,7 @@ class Serving(Checked):
     )
     special_tokens_in_content: str = option(
         "escape",
-        "What to do with special tokens that messages spell: encode them as text (escape), let "
+        "What to do with special tokens that messages and tools spell: encode them as text (escape), let "
         "them count as tokens (allow), or refuse the request",
         choices=POLICIES,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
@@ -113,7 +113,9 @@ def _with_suffix(state: State, body: CompletionRequest, prompt: str | list[int],
     return requested, AnswerContext(layout=laid.form)
 
 
-def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | None) -> Encoded:
+def prepared(
+    state: State, body: AnswerRequest, encoded: Encoded, limit: int | None, predicted: Sequence[int] | None = None
+) -> Encoded:
     """Returns the whole request, with the sampling, the ends, the limits and the prediction of the body.
 
     Args:
@@ -122,6 +124,7 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
         encoded: The request that has its prompt, with the prompt's own end tokens, predictions and grammar of
             calls.
         limit: Most new tokens; None: as many as are allowed.
+        predicted: The ids of the body's prediction, if they are known already.
     """
     requested, context = encoded
     tool_calls = requested.sampling.tool_calls
@@ -137,7 +140,8 @@ def prepared(state: State, body: AnswerRequest, encoded: Encoded, limit: int | N
         constraint_field = "tools"
     new_tokens = state.new_tokens(requested.ids, limit)
     client = client_of(state, body)
-    predicted = prediction_ids(state, body)
+    if predicted is None:
+        predicted = prediction_ids(state, body)
     # The request's own prediction comes last, because retrievers prefer the last text.
     predictions = [tokens for tokens in (*requested.predictions, predicted) if tokens]
     eos = (*body.eos(state.session.eos), *(requested.eos or ()))
@@ -228,14 +232,16 @@ def chat_text(state: State, body: ChatRequest) -> tuple[str, list[str] | None]:
             "chat_template_kwargs",
         )
     tools, family = _shown(tokenizer, body)
-    messages, more = rendered(family, messages, tools)
+    fields = {"messages": messages, "tools": tools, "chat_template_kwargs": kwargs}
     special = state.special_tokens(body.special_tokens_in_content or state.options.special_tokens_in_content)
 
-    def render(messages: Any) -> str:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more, **kwargs)
+    def render(fields: Mapping[str, Any]) -> str:
+        messages, more = rendered(family, fields["messages"], fields["tools"])
+        more |= fields["chat_template_kwargs"]
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **more)
 
     try:
-        return special.rendered(messages, render, "messages")
+        return special.rendered(fields, render)
     except (TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ApiError(
             400, f"The model's chat template refuses these messages: {' '.join(str(error).split())}.", "messages"

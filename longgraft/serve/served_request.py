@@ -6,11 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from longgraft.acceptance.shaping import TokenLogprob
 from longgraft.engine.generation_request import GenerationRequest
@@ -71,7 +70,7 @@ class ServedRequest(Scheduled):
     """A request of the server, made in the coroutine that answers it.
 
     Iterate over it once for its steps; `end` is set afterwards.  It is queued by `submit`, or by the
-    iteration when its turn comes: after its leader has read their prompt, and when one of its places is free.
+    iteration, after its leader has read their prompt.
     Iteration raises Failed if decoding failed, ValueError if the session refused the request, and Closing at
     shutdown.
 
@@ -84,7 +83,6 @@ class ServedRequest(Scheduled):
         complete: Called in the decoding thread; returns True for the step that completes the answer.
         trim: Cuts the text of the steps for the client.
         leader: The first request with the same prompt, which reads it; None: this one.
-        places: Held while it is decoded; None: it need not wait for a place.
         only_reads: The answer leaves out the token that reading a prompt yields.
 
     Attributes:
@@ -106,7 +104,6 @@ class ServedRequest(Scheduled):
         complete: Callable[[Step], bool] | None = None,
         trim: Callable[[Steps], Steps] | None = None,
         leader: ServedRequest | None = None,
-        places: asyncio.Semaphore | None = None,
         only_reads: bool = False,
     ) -> None:
         if requested.client is not None:
@@ -126,7 +123,6 @@ class ServedRequest(Scheduled):
         self.trace = TRACE.get()
         self._worker = worker
         self._trim = trim
-        self._places: AbstractAsyncContextManager[Any] = places or nullcontext()
         self._only_reads = only_reads
         self._submitted = False
         self._prompt_read = asyncio.Event()
@@ -163,26 +159,25 @@ class ServedRequest(Scheduled):
             self.cancelled = True
 
     async def _in_turn(self, beat: float | None) -> Steps:
-        """Waits for the turn, queues the request if that is still to be done, and yields the steps."""
+        """Queues the request if that is still to be done, and yields the steps."""
         try:
             if self.leader is not self:
                 await self.leader._prompt_read.wait()
-            async with self._places:
-                while not self._submitted and not self.cancelled:
-                    if self._worker.full:
-                        await asyncio.sleep(LOOK)
-                    else:
-                        self.submit()
-                if not self._submitted:
-                    self.end = End("cancelled")
-                while self.end is None:
-                    event = await self._event(beat)
-                    if isinstance(event, End):
-                        self.end = self._shown_end(event)
-                    elif event is None:
-                        yield None
-                    else:
-                        yield self._shown_step(event)
+            while not self._submitted and not self.cancelled:
+                if self._worker.full:
+                    await asyncio.sleep(LOOK)
+                else:
+                    self.submit()
+            if not self._submitted:
+                self.end = End("cancelled")
+            while self.end is None:
+                event = await self._event(beat)
+                if isinstance(event, End):
+                    self.end = self._shown_end(event)
+                elif event is None:
+                    yield None
+                else:
+                    yield self._shown_step(event)
         finally:
             self._prompt_read.set()
 

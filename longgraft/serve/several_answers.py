@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from longgraft.engine.generation_request import GenerationRequest
@@ -14,16 +13,12 @@ from longgraft.serve.state import State
 
 def served_answers(
     state: State, prompts: Sequence[tuple[GenerationRequest, AnswerContext]], count: int, only_reads: bool = False
-) -> list[ServedRequest]:
-    """Returns the requests for `count` answers to each prompt.
-
-    As many run at once as the worker decodes at once.
+) -> Iterator[ServedRequest]:
+    """Yields the requests for `count` answers to each prompt; each is made when it is asked for.
 
     The other answers to a prompt begin when the first has read it, so that they find it among the kept
     prompts.
     """
-    places = asyncio.Semaphore(state.worker.max_running)
-    answers = list[ServedRequest]()
     for requested, context in prompts:
         leader: ServedRequest | None = None
         for number in range(count):
@@ -33,12 +28,20 @@ def served_answers(
                 context.again(),
                 seconds=state.options.max_seconds,
                 leader=leader,
-                places=places,
                 only_reads=only_reads,
             )
-            answers.append(served)
             leader = leader or served
-    return answers
+            yield served
+
+
+def most_at_once(answers: int, places: int) -> int:
+    """Returns how many answers to one body may run at once, of those that run at all.
+
+    A body that would fill the places again and again leaves one to others.
+    """
+    if answers > places > 1:
+        return places - 1
+    return min(answers, places)
 
 
 def _drawn_apart(requested: GenerationRequest, number: int) -> GenerationRequest:

@@ -1,14 +1,14 @@
 """Special tokens that the text of a request spells, such as <|im_end|>: allowed, encoded as text, or refused.
 
-The roles of a chat are given by its messages, so its texts need no special tokens; a prompt for
-/v1/completions may.
+The roles of a chat are given by its messages, so its texts need no special tokens, and those of its tools
+and template arguments need none either; a prompt for /v1/completions may.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.serve.formats.errors import ApiError
@@ -16,7 +16,6 @@ from longgraft.serve.formats.errors import ApiError
 # Marks of the cuts in texts: a number between two characters that Unicode leaves to private use.  A template may
 # write texts as JSON in ASCII.
 MARK = re.compile(r"(?:\ue000|\\ue000)([0-9]+)(?:\ue001|\\ue001)")
-T = TypeVar("T")
 
 
 class SpecialTokens:
@@ -58,13 +57,14 @@ class SpecialTokens:
             return None
         return self._coder.joined(self._coder.pieces(text))
 
-    def rendered(self, value: T, render: Callable[[T], str], param: str) -> tuple[str, list[str] | None]:
-        """Renders a JSON value, and cuts the special tokens within its texts.
+    def rendered(
+        self, fields: Mapping[str, Any], render: Callable[[Mapping[str, Any]], str]
+    ) -> tuple[str, list[str] | None]:
+        """Renders fields of a request, and cuts the special tokens within their texts.
 
         Args:
-            value: The messages of a chat.
+            fields: JSON values by the names of their fields.
             render: Makes one text of them, with special tokens of its own.
-            param: The field, for errors.
 
         Returns:
             The text, and its pieces for `PartEncoder.joined`; None if the whole text is to be encoded as usual.
@@ -72,13 +72,14 @@ class SpecialTokens:
         Raises:
             ApiError: special tokens are refused.
         """
-        self.check(value, param)
-        texts = list(texts_of(value))
+        for param, value in fields.items():
+            self.check(value, param)
+        texts = list(texts_of(fields))
         if self._policy != "escape" or not any(map(self._coder.marked, texts)):
-            return render(value), None
+            return render(fields), None
         mark = mark_for(texts)
-        marked = mapped(value, lambda text: mark.join(self._coder.pieces(text)))
-        parts = render(marked).split(mark)
+        marked = mapped(fields, lambda text: mark.join(self._coder.pieces(text)))
+        parts = render(marked).replace(ascii(mark)[1:-1], mark).split(mark)
         return "".join(parts), parts
 
 
@@ -95,11 +96,12 @@ def mark_for(texts: Iterable[str]) -> str:
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Yields each text of a JSON value."""
+    """Yields each text of a JSON value, keys included."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
-        for item in value.values():
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield key
             yield from texts_of(item)
     elif isinstance(value, list):
         for item in value:
@@ -107,11 +109,11 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns a JSON value with each of its texts changed; the keys stay."""
+    """Returns a JSON value with each of its texts changed, keys included."""
     if isinstance(value, str):
         return change(value)
-    if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
+    if isinstance(value, Mapping):
+        return {change(key): mapped(item, change) for key, item in value.items()}
     if isinstance(value, list):
         return [mapped(item, change) for item in value]
     return value

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, MutableMapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.served_request import End, ServedRequest
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Form = TypeVar("Form")
 DONE = "data: [DONE]\n\n"
 EVENTS = "text/event-stream"
 # Responses of a route, for the OpenAPI schema.
@@ -61,48 +62,106 @@ class AnswerFormat(Protocol):
         """
 
 
-@asynccontextmanager
-async def cancelled_on_disconnect(receive: Receive, *requests: ServedRequest) -> AsyncIterator[None]:
-    """Cancels the requests when their client disconnects, and at the end of the block."""
+class Cancelled(Protocol):
+    def cancel(self) -> object: ...
 
-    def cancel() -> None:
-        for served in requests:
-            served.cancel()
+
+@asynccontextmanager
+async def cancelled_on_disconnect(receive: Receive, answers: Cancelled) -> AsyncIterator[None]:
+    """Cancels what is answered when its client disconnects, and at the end of the block."""
 
     async def cancel_later() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        cancel()
+        answers.cancel()
 
     watching = asyncio.create_task(cancel_later())
     try:
         yield
     finally:
         watching.cancel()
-        cancel()
+        answers.cancel()
+
+
+class Turns(Generic[Form]):
+    """The answers to one body: some run at once, and the others begin one by one as these end.
+
+    Args:
+        answers: The requests, each with the format of its answer.  One is taken when its turn comes.
+        most: Most answers that run at once.
+
+    Attributes:
+        cancelled: No more answers begin.
+    """
+
+    def __init__(self, answers: Iterable[tuple[ServedRequest, Form]], most: int = 1) -> None:
+        self.cancelled = False
+        self._answers = iter(answers)
+        self._most = most
+        self._running = set[ServedRequest]()
+
+    def cancel(self) -> None:
+        """Ends the running answers before their next step, and begins no others."""
+        self.cancelled = True
+        for served in self._running:
+            served.cancel()
+
+    async def run(self, answer: Callable[[ServedRequest, Form], Awaitable[None]]) -> None:
+        """Awaits `answer` for each answer in its turn.  An exception of one ends all."""
+        tasks = [asyncio.create_task(self._take_turns(answer)) for _ in range(self._most)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _take_turns(self, answer: Callable[[ServedRequest, Form], Awaitable[None]]) -> None:
+        for served, form in self._answers:
+            self._running.add(served)
+            try:
+                with client_errors(constraint=served.context.constraint_field):
+                    await answer(served, form)
+            finally:
+                self._running.remove(served)
+                served.cancel()
+            if self.cancelled:
+                return
 
 
 async def whole_answer(request: Request, served: ServedRequest) -> Answer:
     """Returns the complete answer.  Raises ApiError if the session refuses the request."""
-    text = list[str]()
-    ids = list[int]()
-    async with cancelled_on_disconnect(request.receive, served):
-        with client_errors(constraint=served.context.constraint_field):
-            async for step in served:
-                text.append(step.text)
-                ids += step.tokens
-    assert served.end is not None
-    return Answer("".join(text), ids, served.end)
+    ((_, answer),) = await whole_answers(request, [(served, None)])
+    return answer
 
 
-async def whole_answers(request: Request, requests: Sequence[ServedRequest]) -> list[Answer]:
-    """Returns the complete answers of several requests."""
-    answers = [asyncio.ensure_future(whole_answer(request, served)) for served in requests]
-    try:
-        return list(await asyncio.gather(*answers))
-    finally:
-        for answer in answers:
-            answer.cancel()
+async def whole_answers(
+    request: Request, requests: Iterable[tuple[ServedRequest, Form]], most: int = 1
+) -> list[tuple[Form, Answer]]:
+    """Returns the complete answers of several requests, each with its format, in the order in which they ended.
+
+    Args:
+        most: Most answers that run at once.
+
+    Raises:
+        ApiError: the session refuses a request, or the client has disconnected.
+    """
+    answers = list[tuple[Form, Answer]]()
+
+    async def read(served: ServedRequest, form: Form) -> None:
+        text = list[str]()
+        ids = list[int]()
+        async for step in served:
+            text.append(step.text)
+            ids += step.tokens
+        assert served.end is not None
+        answers.append((form, Answer("".join(text), ids, served.end)))
+
+    turns = Turns(requests, most)
+    async with cancelled_on_disconnect(request.receive, turns):
+        await turns.run(read)
+        if turns.cancelled:
+            raise ApiError(499, "The client closed the connection.")
+    return answers
 
 
 @dataclass(frozen=True)
@@ -144,21 +203,26 @@ class EventStream(Response):
         answers: The requests, each with the format of its answer.
         beat: Seconds without a chunk until a comment is sent.
         events: The form of the events.
+        most: Most answers that run at once.
     """
 
     media_type = EVENTS
 
     def __init__(
-        self, answers: Sequence[tuple[ServedRequest, AnswerFormat]], beat: float, events: EventForm = OPENAI_EVENTS
+        self,
+        answers: Iterable[tuple[ServedRequest, AnswerFormat]],
+        beat: float,
+        events: EventForm = OPENAI_EVENTS,
+        most: int = 1,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self.answers = answers
+        self.turns = Turns(answers, most)
         self.beat = beat
         self.events = events
 
     async def __call__(self, scope: Any, receive: Receive, send: Any) -> None:
-        async with cancelled_on_disconnect(receive, *(served for served, _ in self.answers)):
+        async with cancelled_on_disconnect(receive, self.turns):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for event in self._events():
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
@@ -166,13 +230,22 @@ class EventStream(Response):
 
     async def _events(self) -> AsyncIterator[str]:
         """Yields all events.  An error after the first byte is an event, because the status has been sent."""
+        events: asyncio.Queue[str | asyncio.Task[None]] = asyncio.Queue()
+
+        async def tell(served: ServedRequest, form: AnswerFormat) -> None:
+            async for event in events_of(served, form, self.beat, self.events):
+                events.put_nowait(event)
+
+        running = asyncio.create_task(self.turns.run(tell))
+        running.add_done_callback(events.put_nowait)
         try:
-            with client_errors(constraint=self.answers[0][0].context.constraint_field):
-                sources = [events_of(*answer, self.beat, self.events) for answer in self.answers]
-                async for event in mixed(sources):
-                    yield event
+            while isinstance(event := await events.get(), str):
+                yield event
+            event.result()
         except Exception as error:
             yield self.events.error(ApiError.of(error))
+        finally:
+            running.cancel()
         if self.events.last:
             yield self.events.last
 
@@ -205,31 +278,6 @@ async def events_of(served: ServedRequest, form: AnswerFormat, beat: float, even
     assert served.end is not None
     for part in chain(opening, form.closing_chunks(ids, ids[sent:], served.end)):
         yield events.event(part)
-
-
-async def mixed(sources: Sequence[AsyncIterator[str]]) -> AsyncIterator[str]:
-    """Yields what the sources yield, as it comes.  An exception of one of them ends all."""
-    events: asyncio.Queue[str | asyncio.Task[None]] = asyncio.Queue()
-
-    async def drain(source: AsyncIterator[str]) -> None:
-        async for event in source:
-            events.put_nowait(event)
-
-    tasks = [asyncio.create_task(drain(source)) for source in sources]
-    for task in tasks:
-        task.add_done_callback(events.put_nowait)
-    left = len(tasks)
-    try:
-        while left:
-            event = await events.get()
-            if isinstance(event, str):
-                yield event
-            else:
-                event.result()
-                left -= 1
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def event_of(value: Any) -> str:

@@ -6,7 +6,7 @@ MUTATIONS = (
     Mutation(
         "decoding goes on for a client that is gone",
         "cancelled_on_disconnect",
-        "        cancel()\n\n    watching",
+        "        answers.cancel()\n\n    watching",
         "        pass\n\n    watching",
         "test_serve_network.py::test_a_client_that_leaves_ends_its_decoding_with_the_step_that_runs",
     ),

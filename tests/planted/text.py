@@ -55,7 +55,7 @@ MUTATIONS = (
     Mutation(
         "stop strings end calls",
         "Detokenizer._append",
-        "self._until.search(self.text, looked_at)",
+        "self._until.search(self.text, max(0, begin - LOOKBACK))",
         "None",
         "test_text.py::test_stop_strings_count_until_a_match test_tools.py::test_stop_strings_do_not_end_a_call",
     ),
@@ -68,16 +68,16 @@ MUTATIONS = (
     ),
     Mutation(
         "the last stop string in a token ends the text",
-        "Detokenizer._append",
-        "self.text.find(stop,",
-        "self.text.rfind(stop,",
+        "StopString.place",
+        "piece.find(string[0], end)",
+        "piece.rfind(string[0], end)",
         "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token",
     ),
     Mutation(
         "the later of two stop strings ends the text",
         "Detokenizer._append",
-        "if 0 <= place < end:",
-        "if 0 <= place:",
+        "end = min(end, begin + place)",
+        "end = begin + place",
         "test_text.py::test_a_text_ends_at_the_first_of_several_stop_strings_in_a_token",
     ),
     Mutation(

@@ -134,16 +134,16 @@ class OpenAIFormat:
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def response(self, answers: Sequence[Answer], others: Sequence[OpenAIFormat] = ()) -> dict[str, Any]:
+    def response(self, answers: Sequence[tuple[OpenAIFormat, Answer]]) -> dict[str, Any]:
         """Returns the whole response.
 
         Tokens are counted over all answers; the other costs are the first answer's.
 
         Args:
-            others: The formats of the other answers.
+            answers: All answers of the request with their formats.
         """
         choices = []
-        for form, answer in zip([self, *others], answers, strict=True):
+        for form, answer in answers:
             turn = form.served.context.calls.whole(answer.text)
             fields = form.kind.message(form.served.context.echo + turn.text)
             if turn.calls:
@@ -153,7 +153,7 @@ class OpenAIFormat:
                 }
             choices.append(form._choice(fields, answer.ids, reason(answer.end, form.served.context.calls.called)))
             form._count(answer.end, answer.ids)
-        return self._object(self.kind.name, choices) | {"usage": self.usage.fields, **self._figures(answers[0].end)}
+        return self._object(self.kind.name, choices) | {"usage": self.usage.fields, **self._figures(answers[0][1].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
         """Yields the role, and then the echoed prompt with the log-probabilities of its tokens."""

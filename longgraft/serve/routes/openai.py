@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol
 
 from fastapi import APIRouter
@@ -13,9 +15,10 @@ from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
 from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, Unsupported
-from longgraft.serve.prompts import Encoded, chat, completions, prepared
+from longgraft.serve.prompts import Encoded, chat, completions, prediction_ids, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
-from longgraft.serve.several_answers import served_answers
+from longgraft.serve.served_request import ServedRequest
+from longgraft.serve.several_answers import most_at_once, served_answers
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS, EventStream, whole_answers
 
@@ -108,25 +111,34 @@ async def _answer(
 
     def prepare() -> list[Encoded]:
         least = None if limit is None else max(1, limit)
-        return [prepared(state, body, encoded, least) for encoded in encode(state, body)]
+        predicted = prediction_ids(state, body)  # once for all prompts
+        return [prepared(state, body, encoded, least, predicted) for encoded in encode(state, body)]
 
     check_request(state, body)
     prompts = await request.run(prepare, constrained=body.constrained)
-    answers = served_answers(state, prompts, body.n or 1, only_reads=limit == 0)
-    answers[0].submit()  # raises here if it is refused
+    count = body.n or 1
+    requests = served_answers(state, prompts, count, only_reads=limit == 0)
+    first = next(requests)
+    first.submit()  # raises here if it is refused
     shared = OpenAIFormat(
         kind,
         state.name,
-        answers[0],
+        first,
         with_ids=bool(body.return_token_ids),
         with_usage=body.with_usage_chunk,
-        usage=Usage(len(answers)),
+        usage=Usage(len(prompts) * count),
         spelt=state.text,
     )
-    forms = []
-    for index, served in enumerate(answers):
-        logprobs = LogprobSeries(kind.logprobs, state.token_bytes, served.context.echo)
-        forms.append(replace(shared, served=served, index=index, logprobs=logprobs))
+
+    def with_forms() -> Iterator[tuple[ServedRequest, OpenAIFormat]]:
+        for index, served in enumerate(chain([first], requests)):
+            logprobs = LogprobSeries(kind.logprobs, state.token_bytes, served.context.echo)
+            yield served, replace(shared, served=served, index=index, logprobs=logprobs)
+
+    most = most_at_once(len(prompts) * count, state.worker.max_running)
     if body.stream:
-        return EventStream(list(zip(answers, forms, strict=True)), state.options.beat)
-    return JSONResponse(forms[0].response(await whole_answers(request, answers), forms[1:]))
+        return EventStream(with_forms(), state.options.beat, most=most)
+    answers = await whole_answers(request, with_forms(), most)
+    answers.sort(key=lambda answer: answer[0].index)
+    # The texts of thousands of answers would hold up the event loop.
+    return await asyncio.to_thread(lambda: JSONResponse(shared.response(answers)))

@@ -68,7 +68,10 @@ def grammar(
     """
     calls, rest = _calls(family, added, many)
     anything = r"/(.|\n)*/"
-    rules = ["%llguidance {}"]
+    # llguidance encodes the text that it forces with the tokenizer, which finds special tokens in it.
+    given = json.dumps([[tool.name, tool.schema] for tool in tools], ensure_ascii=False)
+    options = {"no_forcing": True} if any(token in given for token in added) else {}
+    rules = [f"%llguidance {json.dumps(options)}"]
     if not text:
         rules.append(f"start: {calls}")
     elif not tools:
