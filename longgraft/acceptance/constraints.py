@@ -258,7 +258,8 @@ def _vocabulary(tokenizer: Any, vocab_size: int) -> _Vocabulary:
     whole.no_truncation()
     whole.add_special_tokens([END])
     size = max(vocab_size, whole.get_vocab_size(with_added_tokens=True))
-    parts = whole.to_str(), size, whole.token_to_id(END)
+    end: Any = whole.token_to_id(END)
+    parts = whole.to_str(), size, end
     try:
         view = vocabulary_view(*parts)
     except ValueError as error:

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.refusals import Busy
+from longgraft.serve.refusals import Busy, Closing
 
 T = TypeVar("T")
 Path = tuple[int | str, ...]
@@ -59,7 +59,7 @@ class BodyRequest(Request):
             if not task.done():
                 raise ApiError(499, "The client closed the connection.")
             return task.result()
-        except Busy as error:  # FastAPI would report any other exception as a body that cannot be parsed
+        except (Busy, Closing) as error:  # FastAPI would report any other exception as a body that cannot be parsed
             raise ApiError.of(error) from error
         finally:
             gone.cancel()
