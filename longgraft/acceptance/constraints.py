@@ -20,9 +20,8 @@ from torch import Tensor
 
 from longgraft.acceptance.grammars import compiled, keep_vocabulary, tried
 from longgraft.acceptance.grammars import vocabulary as vocabulary_view
-from longgraft.acceptance.json_schemas import WORK, TooExpensive, llguidance_process
+from longgraft.acceptance.json_schemas import TooExpensive, llguidance_process, on_trial
 from longgraft.runtime.large_stack import with_large_stack
-from longgraft.runtime.limited_process import OverLimit
 
 NOTHING = "NoExtensionBias"  # llguidance's error name for "no token can extend the text"
 STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
@@ -227,13 +226,13 @@ def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> tuple[An
     if find_spec("llguidance") is None:
         raise ValueError(NOT_INSTALLED.format(name))
     vocabulary = _vocabulary(tokenizer, vocab_size)
-    process = llguidance_process()
-    process.keep(vocabulary.digest, keep_vocabulary, lambda: (vocabulary.digest, *vocabulary.parts))
+    digest, parts = vocabulary.digest, vocabulary.parts
+    llguidance_process().keep(digest, keep_vocabulary, lambda: (digest, *parts))
     try:
-        source, size = process.call(WORK, tried, name, text, vocabulary.digest)
+        source, size = on_trial(name, tried, name, text, digest)
         matcher = with_large_stack(partial(compiled, name, source, vocabulary.view))
-    except OverLimit as error:
-        raise TooExpensive(name) from error
+    except TooExpensive:
+        raise
     except ValueError as error:
         raise ValueError(f"{name} cannot be followed: {reason(str(error))}.") from error
     return matcher, len(text) + max(size, LEAST_BYTES)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from longgraft.runtime.limited_process import LimitedProcess, Limits, OverLimit
 
+T = TypeVar("T")
 # JSON is spaced like Python's json.dumps output: with only one way to write a document, keys and
 # punctuation are forced and cost no draws.  A schema's own "x-guidance" wins, such as
 # {"whitespace_flexible": true}.
@@ -97,6 +98,18 @@ def llguidance_process() -> LimitedProcess:
     return LimitedProcess(["llguidance", "longgraft.acceptance.grammars"])
 
 
+def on_trial(name: str, function: Callable[..., T], *args: Any) -> T:
+    """Calls a function that may take any time and memory, within the limits of WORK.
+
+    Raises:
+        TooExpensive: it takes more; the message is about `name`.
+    """
+    try:
+        return llguidance_process().call(WORK, function, *args)
+    except OverLimit as error:
+        raise TooExpensive(name) from error
+
+
 def problems(schema: Any) -> tuple[Problem, ...]:
     """Returns the parts of a schema that cannot be followed; no keyword is ignored.
 
@@ -131,10 +144,7 @@ def _examined(text: str, lenient: bool) -> tuple[str, tuple[Problem, ...]]:
     """Returns what `examined` does, which runs in a process with limits."""
     if find_spec("llguidance") is None:
         return text, ()
-    try:
-        return llguidance_process().call(WORK, examined, text, lenient)
-    except OverLimit as error:
-        raise TooExpensive("json_schema") from error
+    return on_trial("json_schema", examined, text, lenient)
 
 
 def examined(text: str, lenient: bool) -> tuple[str, tuple[Problem, ...]]:

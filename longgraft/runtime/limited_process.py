@@ -56,7 +56,7 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a call may take.
+    """The resources that a call may take.
 
     Attributes:
         seconds: Processor time.
@@ -162,7 +162,7 @@ class LimitedProcess:
             arguments: Returns its arguments; only called if they are needed.
         """
         with self._lock:
-            known = self._alive() and name in self._kept
+            known = self.alive and name in self._kept
         if not known:
             self._call(KEEP, (None, function, tuple(arguments())))
             self._kept.add(name)
@@ -190,12 +190,14 @@ class LimitedProcess:
             raise OverLimit from result
         raise result
 
-    def _alive(self) -> bool:
+    @property
+    def alive(self) -> bool:
+        """True while the process from which calls are forked runs."""
         return self._process is not None and self._process.poll() is None
 
     def _started(self) -> None:
         """Starts the process if there is none."""
-        if self._alive():
+        if self.alive:
             return
         self._control.close()
         self._kept.clear()
