@@ -120,9 +120,9 @@ class Cancellation:
 
     def _set(self, connection: socket.socket | None) -> None:
         with self._lock:
+            self._connection = None if self._cancelled else connection
             if self._cancelled:
                 raise Cancelled
-            self._connection = connection
 
 
 _current: contextvars.ContextVar[Cancellation] = contextvars.ContextVar("cancellation")
@@ -172,8 +172,7 @@ class LimitedProcess:
         ours, theirs = socket.socketpair()
         with ours, cancellation.watching(ours):
             with theirs, self._lock:
-                self._started()
-                socket.send_fds(self._control, [kind], [theirs.fileno()])
+                self._send(kind, theirs)
             ours.settimeout(PATIENCE)
             try:
                 with ours.makefile("rwb") as stream:
@@ -195,10 +194,17 @@ class LimitedProcess:
         """True while the process from which calls are forked runs."""
         return self._process is not None and self._process.poll() is None
 
-    def _started(self) -> None:
-        """Starts the process if there is none."""
-        if self.alive:
-            return
+    def _send(self, kind: bytes, connection: socket.socket) -> None:
+        """Sends the connection of a call to the process, which is started if there is none."""
+        if self._process is not None:
+            with suppress(OSError):
+                socket.send_fds(self._control, [kind], [connection.fileno()])
+                return
+            self._process.wait()  # it has ended
+        self._start()
+        socket.send_fds(self._control, [kind], [connection.fileno()])
+
+    def _start(self) -> None:
         self._control.close()
         self._kept.clear()
         self._control, theirs = socket.socketpair()
@@ -250,7 +256,7 @@ def _end_with(connection: socket.socket) -> None:
 
 def _answer(connection: socket.socket) -> None:
     """Reads a call, and sends what it returns or raises."""
-    with connection.makefile("rwb") as stream, suppress(BrokenPipeError):
+    with suppress(OSError, EOFError, pickle.UnpicklingError), connection.makefile("rwb") as stream:  # nobody waits
         limits, function, args = pickle.load(stream)
         if limits is not None:
             fcntl.fcntl(connection, fcntl.F_SETFL, os.O_ASYNC)
