@@ -23,7 +23,7 @@ MOST_OPTIONAL = 480  # properties of one object: llguidance makes four items of 
 # CPU time for finding a schema's problems; a thousand parts take a tenth of a second.
 EXAMINED_SECONDS = 0.5
 # Limits of examining or compiling a constraint. An enumeration of 20,000 texts takes 0.05 s and 17 MiB, and an ordinary
-# schema a few milliseconds; the conversion of a GBNF grammar of a thousand rules takes a second.
+# schema a few milliseconds; a GBNF grammar of a thousand rules half a second.
 WORK = Limits(seconds=2.0, bytes=48 * 2**20)
 SHOWN = 60  # characters of a wrong value in an error message
 MOST_PLACE = 80  # characters of its place there
