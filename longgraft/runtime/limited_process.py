@@ -200,7 +200,8 @@ class LimitedProcess:
             with suppress(OSError):
                 socket.send_fds(self._control, [kind], [connection.fileno()])
                 return
-            self._process.wait()  # it has ended
+            self._process.kill()  # it has ended, or cannot be reached
+            self._process.wait()
         self._start()
         socket.send_fds(self._control, [kind], [connection.fileno()])
 
