@@ -6,24 +6,29 @@ import asyncio
 import json
 import math
 import re
+import resource
+import signal
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from itertools import count
 
+import httpx
 import pytest
 import torch
 from jsonschema import validate
 from toys.covering import covering, named
 from toys.models import toy_model
 from toys.oracle import draw
-from toys.served import Gate, asking, submitted, tokens_of, working
+from toys.served import Gate, asking, completed, listening, meanwhile, started, submitted, tokens_of, until, working
 from toys.sessions import METHODS, toy_parts, toy_prompt, toy_session
 from toys.tokenizers import ascii_tokenizer
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
-from longgraft.acceptance import constraints, shaping
+from longgraft.acceptance import constraints, json_schemas, shaping
 from longgraft.acceptance.constraints import DeadEnd, constraint
+from longgraft.acceptance.json_schemas import TooExpensive
 from longgraft.acceptance.sampling import LogitOptions, Sampling
 from longgraft.acceptance.shaping import Shaped, Shaping
 from longgraft.engine import scheduler
@@ -34,7 +39,9 @@ from longgraft.engine.session import Session
 from longgraft.engine.side_by_side import generate_all
 from longgraft.engine.token_bytes import TokenBytes
 from longgraft.methods.find import build
+from longgraft.runtime import limited_process
 from longgraft.runtime.clock import Clock
+from longgraft.runtime.limited_process import Cancellation, Cancelled, Limits
 from longgraft.serve.formats.logprobs import chat_logprobs
 from longgraft.trees.tree import FORCED, ProposalTree
 
@@ -275,13 +282,64 @@ def test_answers_do_not_depend_on_the_time_limits(monkeypatch):
     assert one_by_one.stats.steps == len(one_by_one.token_ids) - 1
 
 
-def test_grammar_that_takes_too_long_to_convert_is_refused_in_time(monkeypatch):
-    monkeypatch.setattr(constraints, "CONVERT_SECONDS", 1)
-    monkeypatch.setattr(constraints, "CONVERT_PATIENCE", 600)  # the machine may be busy
-    rules = "".join(f'\nr{n} ::= "a" r{n + 1} | "b"' for n in range(8000))
-    with pytest.raises(ValueError, match="grammar cannot be followed: it takes more than 1 s to convert") as refused:
-        constraint("grammar", f'root ::= r0{rules}\nr8000 ::= "c"', TOKENIZER, 96, [END])
-    assert refused.value.__cause__.__cause__ is None, "it was ended by the clock and not by its CPU time"
+RULES = "".join(f'\nr{n} ::= "a" r{n + 1} | "b"' for n in range(8000))
+MULTIPLE = {"type": "integer", "multipleOf": 9999991}
+JOINED = "start: A\nA: " + " & ".join(rf"/(.*x)?(.|\n){{{n}}}y.*/" for n in range(1, 59))
+BOMBS = {
+    "a prime": dict(json_schema=MULTIPLE),
+    "two primes": dict(json_schema={"allOf": [{"type": "integer", "multipleOf": 9973}, {"multipleOf": 9967}]}),
+    "an alternative": dict(json_schema={"anyOf": [{"type": "integer", "multipleOf": n} for n in (997, 996, 995)]}),
+    "patterns": dict(json_schema={"allOf": [{"pattern": rf"^(a|b)*a(a|b){{{n}}}$"} for n in range(2, 40)]}),
+    "JSON in Lark": dict(grammar=f"start: %json {json.dumps(MULTIPLE)}"),
+    "expressions": dict(grammar=JOINED),
+    "GBNF": dict(grammar=f'root ::= r0{RULES}\nr8000 ::= "c"'),
+}
+
+
+@pytest.fixture
+def little_work(monkeypatch):
+    """Refuses a constraint that takes 0.4 s of a processor, or 32 MiB."""
+    monkeypatch.setattr(json_schemas, "WORK", Limits(0.4, 2**25))
+
+
+@pytest.mark.parametrize("options", BOMBS.values(), ids=BOMBS)
+def test_constraint_that_takes_too_much_work_is_refused_and_takes_no_memory_here(little_work, options):
+    (name,) = options
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(TooExpensive) as error:
+        constraint(*LogitOptions(**options).constraint, TOKENIZER, 96, [END])
+    said = f"{name} cannot be followed: it takes more than 0.4 s of a processor or 32 MiB to compile; simplify it."
+    assert str(error.value) == said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**13, "KiB"
+
+
+def test_small_constraint_is_compiled_beside_two_that_do_not_end(monkeypatch):
+    monkeypatch.setattr(json_schemas, "WORK", Limits(600, 2**33))
+    cancellations = [Cancellation(), Cancellation()]
+    name, text = "json_schema", json.dumps(MULTIPLE)
+    with ThreadPoolExecutor(2) as threads:
+        tasks = [threads.submit(one.run, constraint, name, text, TOKENIZER, 96, [END]) for one in cancellations]
+        assert constraint("regex", "[0-9]ab", TOKENIZER, 96, [END]).allowed().sum() == 10
+        assert not any(task.done() for task in tasks)
+        for one in cancellations:
+            one.cancel()
+        assert all(isinstance(task.exception(), Cancelled) for task in tasks)
+
+
+def test_kept_matchers_take_limited_memory(monkeypatch):
+    compiled = []
+
+    def compile(*args):
+        compiled.append(args)
+        return trial(*args)
+
+    trial = constraints._compiled
+    monkeypatch.setattr(constraints, "_compiled", compile)
+    monkeypatch.setattr(constraints, "CACHE_BYTES", 2.5 * 2**20)
+    constraints._matchers.clear()
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        constraint("regex", regex, TOKENIZER, 96, [END])
+    assert [text for _, text, *_ in compiled] == ["a", "b", "c", "b"]
 
 
 def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypatch):
@@ -316,7 +374,7 @@ def test_request_with_a_slow_constraint_rests_while_others_are_decoded(monkeypat
 
 def test_a_missing_extra_is_named_in_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    constraints._compiled.cache_clear()
+    constraints._matchers.clear()
     with pytest.raises(ValueError, match=r"pip install longgraft\[grammar\]"):
         session("ar").generate(toy_prompt(20), 4, regex="a")
 
@@ -468,3 +526,50 @@ def test_the_server_gives_log_probabilities_as_openai_does():
     assert len(columns["text_offset"]) == 8 and len(columns["top_logprobs"][0]) == 2
     rows = chat_logprobs(found.logprobs, TokenBytes(TOKENIZER))["content"]
     assert rows[0]["token"] == columns["tokens"][0] and len(rows[0]["top_logprobs"]) == 2
+
+
+ENDLESS = {"prompt": toy_prompt(20), "json_schema": MULTIPLE}
+
+
+@pytest.fixture
+def endless_work(monkeypatch):
+    """Lets a constraint be compiled for minutes."""
+    monkeypatch.setattr(json_schemas, "WORK", Limits(600, 2**33))
+
+
+def compiles(url: str) -> bool:
+    """Returns True while a request is encoded."""
+    return re.search("num_requests_waiting{.*} 1.0", httpx.get(f"{url}/metrics").text) is not None
+
+
+def test_constraint_of_a_client_that_has_gone_is_compiled_no_further(endless_work):
+    with listening(session("ar")) as (url, _):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/v1/completions", json=ENDLESS, timeout=0.2)
+        until(lambda: not compiles(url))
+
+
+def test_server_that_ends_does_not_wait_for_a_constraint(endless_work):
+    with started(session("ar")) as (url, server), meanwhile(lambda: completed(url, **ENDLESS)) as answers:
+        until(lambda: compiles(url))
+        server.handle_exit(signal.SIGTERM, None)
+    assert answers[0].status_code == 503 and answers[0].json()["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.parametrize("constraint", [{"grammar": 'root ::= "a"'}, {"guided_regex": "ab"}, {"json_schema": {}}])
+def test_constraint_for_which_the_machine_has_no_time_is_not_the_clients_fault(monkeypatch, constraint):
+    monkeypatch.setattr(limited_process, "PATIENCE", 1e-6)
+    constraints._matchers.clear()
+    json_schemas._examined.cache_clear()
+
+    async def ask(http):
+        return await http.post("/v1/completions", json={"prompt": toy_prompt(20)} | constraint)
+
+    answer = asking(ask, session("ar"))
+    assert answer.status_code == 503 and int(answer.headers["Retry-After"]) > 0
+    assert answer.json()["error"] == {
+        "message": "The machine is too busy to check the request's constraint. Try again later.",
+        "type": "server_error",
+        "param": None,
+        "code": "overloaded",
+    }

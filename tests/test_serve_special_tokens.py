@@ -12,7 +12,7 @@ from toys.tokenizers import byte_tokenizer
 from longgraft.completion.prompt.encoding import PartEncoder
 from longgraft.engine.session import Session
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.special_tokens import MARKS
+from longgraft.serve.special_tokens import mark_for
 from longgraft.serve.state import State
 
 MARK = FIM[1]
@@ -179,7 +179,7 @@ def test_no_text_of_a_chat_spells_a_token(path, template, monkeypatch):
 
 def test_an_escape_of_the_mark_within_a_text_stays(monkeypatch):
     monkeypatch.setattr(State, "new_tokens", refuse_ids)
-    messages = [{"role": "user", "content": f"{ascii(MARKS[0])[1:-1]}{MARK}"}]
+    messages = [{"role": "user", "content": f"{ascii(mark_for([]))[1:-1]}{MARK}"}]
     (found,) = errors_of("{{ messages[0].content }}", "/v1/chat/completions", [{"messages": messages}])
     assert text(json.loads(found)) == spelt(messages[0]["content"])
 

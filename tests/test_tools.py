@@ -10,7 +10,9 @@ from jsonschema import validate
 from toys.served import asking
 from toys.tools import CITY, STOP, TEMPLATES, TOOLS, UNFOLLOWABLE, WEATHER, tool_session, tool_tokenizer
 
+from longgraft.acceptance import json_schemas
 from longgraft.acceptance.constraints import constraint
+from longgraft.runtime.limited_process import Limits
 from longgraft.serve.tools.families import DESCRIBED, HERMES, LLAMA, MISTRAL, family_of
 from longgraft.serve.tools.grammar import MOST_CALLS, Tool, grammar
 from longgraft.serve.tools.reader import Call, CallReader, Piece, ReadAnswer
@@ -468,7 +470,19 @@ def test_a_tool_that_takes_too_much_work_takes_any_arguments():
     calls = {str(tool_tokenizer().convert_tokens_to_ids(tag)): 100.0}
     found = post(tools=[tool], max_tokens=60, logit_bias=calls)["choices"][0]
     assert found["message"]["content"].startswith('<tool_call>\n{"name": "wide", "arguments": {')
-    assert "too many possibilities" in post(status=400, tools=[tool], tool_choice="required")["error"]["message"]
+    assert "it takes more than" in post(status=400, tools=[tool], tool_choice="required")["error"]["message"]
+
+
+def test_tools_that_take_too_much_work_to_compile_are_named(monkeypatch):
+    """One of them takes any arguments, but each costs the server as much as is allowed."""
+    monkeypatch.setattr(json_schemas, "WORK", Limits(0.2, 2**24))
+    schema = {"properties": {"n": {"type": "integer", "multipleOf": 9999991}}, "required": ["n"]}
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": schema}} for n in range(8)]
+    assert post(tools=tools[:1], max_tokens=2)["choices"]
+    refused = post(status=400, tools=tools)["error"]
+    assert refused["param"] == "tools" and refused["message"].startswith("tools cannot be followed: it takes more than")
+    tools[0]["function"]["strict"] = True
+    assert post(status=400, tools=tools[:1])["error"] == refused
 
 
 def test_a_model_without_end_tokens_is_offered_tools_without_a_grammar():

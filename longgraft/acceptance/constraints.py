@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import math
 import re
-import subprocess
-import sys
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from longgraft.acceptance.json_schemas import SPACING, problems
-from longgraft.acceptance.large_stack import with_large_stack
+from longgraft.acceptance.grammars import compiled, keep_vocabulary, tried
+from longgraft.acceptance.grammars import vocabulary as vocabulary_view
+from longgraft.acceptance.json_schemas import TooExpensive, llguidance_process, on_trial
+from longgraft.runtime.large_stack import with_large_stack
 
 NOTHING = "NoExtensionBias"  # llguidance's error name for "no token can extend the text"
 STUCK = "The answer cannot go on: no token of this model spells what its constraint asks for next."
@@ -26,38 +30,15 @@ NOT_INSTALLED = (
     "{} needs llguidance, which follows grammars and is not installed. Install it: pip install longgraft[grammar]."
 )
 
-# llguidance's limits of the work for one token. With these an ambiguous grammar takes at most about 50 ms
-# for a token on a 3 GHz core, and llama.cpp's json.gbnf still passes with a vocabulary of 150,000 (it needs
-# 25,000 items).
-LIMITS: Any = {
-    "step_max_items": 30_000,
-    "initial_lexer_fuel": 300_000,
-    "step_lexer_fuel": 100_000,
-    "max_grammar_size": 100_000,
-    "verbose_errors": False,
-}
-# Parser items at one place of the text. In an ambiguous grammar, which a schema never is, their work grows
-# cubically.  A grammar of tool calls is made of schemas, and has an item for each tool.
-MOST_ITEMS = {"json_schema": 2000, "regex": 500, "grammar": 500, "tool_calls": 4000}
 FIT_SECONDS = 0.02  # CPU time of a step for fitting its tree; what is not looked at by then is not proposed
 FEW = 4  # texts among which a choice is proposed as a whole
 MOST_READ = 64  # tokens that may come next, for their texts to be compared
 END = "<|an answer's end|>"
 # Characters of a constraint. llguidance looks ahead through all of a regular expression's forced text for each token.
 MOST_TEXT = {"json_schema": 2**20, "grammar": 2**18, "regex": 2**15, "tool_calls": 2**20}
-# CPU seconds for GBNF to Lark, which llguidance does in Python: the time grows quadratically with the rules.
-CONVERT_SECONDS = 2
-# Seconds after which the process is given up, on a machine that has no time for it.
-CONVERT_PATIENCE = 20
-# Runs in a process of its own, which the system ends after these seconds.
-CONVERT = """import os, resource, sys
-os.nice(10)
-resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(sys.argv[1]),))
-from llguidance.gbnf_to_lark import any_to_lark
-try:
-    sys.stdout.write(any_to_lark(sys.stdin.read()))
-except Exception as error:
-    sys.exit(f"Failed to convert the grammar from GBNF to Lark: {error}")"""
+# Most bytes of the matchers that are kept for further requests.
+CACHE_BYTES = 2**27
+LEAST_BYTES = 2**20  # that count for each of them: copies share most of what a small one takes
 
 
 class DeadEnd(ValueError):
@@ -187,8 +168,8 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
     most = MOST_TEXT[name]
     if len(text) > most:
         raise ValueError(f"{name} has {len(text):,} characters, and {most:,} are allowed. Shorten it.")
-    matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()
-    begun = Constraint(matcher, _vocabulary(tokenizer, vocab_size), vocab_size, ends)
+    matcher = _matchers.get(name, text, tokenizer, vocab_size).deep_copy()
+    begun = Constraint(matcher, _vocabulary(tokenizer, vocab_size).view, vocab_size, ends)
     try:
         begun.allowed()
     except DeadEnd as error:
@@ -196,90 +177,74 @@ def constraint(name: str, text: str, tokenizer: Any, vocab_size: int, ends: Sequ
     return begun
 
 
-@lru_cache(maxsize=64)
-def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
-    """Returns llguidance's matcher at the beginning of an answer."""
-    try:
-        from llguidance import LLMatcher, LLParserLimits
-    except ImportError as error:
-        raise ValueError(NOT_INSTALLED.format(name)) from error
-    vocabulary = _vocabulary(tokenizer, vocab_size)
+@dataclass(frozen=True)
+class _Vocabulary:
+    """A tokenizer as llguidance reads it.
 
-    def compiled() -> Any:
-        source = _source(name, text)
-        limits = LLParserLimits(max_items_in_row=MOST_ITEMS[name], **LIMITS)
-        matcher = LLMatcher(vocabulary, source, log_level=0, limits=limits)
-        if matcher.is_error():
-            raise ValueError(matcher.get_error())
-        trial = matcher.deep_copy()
-        # A schema that requires itself has no document.
-        if not trial.consume_tokens(trial.compute_ff_tokens()):
-            raise ValueError(trial.get_error())
+    Attributes:
+        digest: Its name in llguidance's own process.
+        parts: The arguments of `grammars.vocabulary`.
+        view: llguidance's view of it.
+    """
+
+    digest: str
+    parts: tuple[str, int, int]
+    view: Any
+
+
+class _Matchers:
+    """The matchers of the last constraints, at the beginning of an answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+    def get(self, name: str, text: str, tokenizer: Any, vocab_size: int) -> Any:
+        """Returns a constraint's matcher, compiled if it is not kept; others are compiled meanwhile."""
+        key = name, text, tokenizer, vocab_size
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key][0]
+        matcher, size = _compiled(name, text, tokenizer, vocab_size)
+        with self._lock:
+            self._kept[key] = matcher, size
+            while sum(taken for _, taken in self._kept.values()) > CACHE_BYTES:
+                self._kept.popitem(last=False)
         return matcher
 
+
+_matchers = _Matchers()
+
+
+def _compiled(name: str, text: str, tokenizer: Any, vocab_size: int) -> tuple[Any, int]:
+    """Returns llguidance's matcher at the beginning of an answer, and the bytes that it takes."""
+    if find_spec("llguidance") is None:
+        raise ValueError(NOT_INSTALLED.format(name))
+    vocabulary = _vocabulary(tokenizer, vocab_size)
+    digest, parts = vocabulary.digest, vocabulary.parts
+    llguidance_process().keep(digest, keep_vocabulary, lambda: (digest, *parts))
     try:
-        return with_large_stack(compiled)
+        source, size = on_trial(name, tried, name, text, digest)
+        matcher = with_large_stack(partial(compiled, name, source, vocabulary.view))
+    except TooExpensive:
+        raise
     except ValueError as error:
         raise ValueError(f"{name} cannot be followed: {reason(str(error))}.") from error
-
-
-def _source(name: str, text: str) -> str:
-    """Returns llguidance's grammar for a constraint."""
-    from llguidance import LLMatcher
-
-    if name == "json_schema":
-        return _of_schema(text)
-    if name == "regex":
-        return LLMatcher.grammar_from_regex(text)
-    lark = text if name == "tool_calls" else _as_lark(text)
-    return LLMatcher.grammar_from_lark(lark)
-
-
-def _of_schema(text: str) -> str:
-    """Converts a JSON schema."""
-    from llguidance import LLMatcher
-
-    try:
-        unfollowable = problems(json.loads(text))
-    except RecursionError as error:
-        raise ValueError("it nests too deeply") from error
-    if unfollowable:
-        raise ValueError(f"{unfollowable[0]}. Leave it out")
-    return LLMatcher.grammar_from_json_schema(text, defaults=SPACING)
-
-
-def _as_lark(text: str) -> str:
-    """Converts GBNF to Lark, which is left as it is."""
-    from llguidance.gbnf_to_lark import is_lark_syntax
-
-    if is_lark_syntax(text):
-        return text
-    slow = f"it takes more than {CONVERT_SECONDS} s to convert from GBNF; simplify it, or write it in Lark"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-P", "-X", "utf8", "-c", CONVERT, str(CONVERT_SECONDS)],
-            input=text,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=CONVERT_PATIENCE,
-        )
-    except subprocess.TimeoutExpired as error:  # on a machine that has no time for it
-        raise ValueError(slow) from error
-    if done.returncode < 0:
-        raise ValueError(slow)
-    if done.returncode:
-        raise ValueError(done.stderr.strip())
-    return done.stdout
+    return matcher, len(text) + max(size, LEAST_BYTES)
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
-    """Returns llguidance's view of a tokenizer; building it takes about a second.
+def _vocabulary(tokenizer: Any, vocab_size: int) -> _Vocabulary:
+    """Returns a tokenizer as llguidance reads it.
 
     Its end token is an added one: which of the model's tokens end an answer differs by request (see
         `Constraint`).
     """
-    from llguidance import LLTokenizer
     from tokenizers import Tokenizer
 
     if not hasattr(tokenizer, "backend_tokenizer"):
@@ -292,10 +257,13 @@ def _vocabulary(tokenizer: Any, vocab_size: int) -> Any:
     whole.no_truncation()
     whole.add_special_tokens([END])
     size = max(vocab_size, whole.get_vocab_size(with_added_tokens=True))
+    end: Any = whole.token_to_id(END)
+    parts = whole.to_str(), size, end
     try:
-        return LLTokenizer(whole.to_str(), n_vocab=size, eos_token=whole.token_to_id(END))
+        view = vocabulary_view(*parts)
     except ValueError as error:
         raise ValueError(f"No grammar can be followed with this model's tokenizer: {reason(str(error))}.") from error
+    return _Vocabulary(hashlib.sha256(repr(parts).encode()).hexdigest(), parts, view)
 
 
 def _ids(packed: bytes) -> Any:

@@ -39,8 +39,7 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        state.worker.close()
-        state.pool.close()
+        state.close()
         await asyncio.to_thread(state.worker.join)
         if tracing is not None:
             await asyncio.to_thread(tracing.close)

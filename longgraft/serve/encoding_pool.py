@@ -1,7 +1,8 @@
 """Threads that parse, validate and encode request bodies, so that the event loop only moves bytes.
 
 As many tasks may wait as there are places in the queue. Large bodies, and requests with a constraint to
-compile, have their own threads, so that no other request waits for them.
+compile, have their own threads, so that no other request waits for them. A constraint is compiled no further once its
+client has gone or the server closes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from longgraft.serve.refusals import Busy
+from longgraft.runtime.limited_process import Cancellation, Cancelled
+from longgraft.serve.refusals import Busy, Closing
 
 T = TypeVar("T")
 TRIM_AFTER = 0.5  # seconds from a response to the return of its memory to the system
@@ -38,16 +40,19 @@ class EncodingPool:
         self._small = ThreadPoolExecutor(THREADS, "longgraft-encoding")
         self._large = ThreadPoolExecutor(1, "longgraft-encoding-large")
         self._constrained = ThreadPoolExecutor(THREADS, "longgraft-encoding-constrained")
-        self._tasks: list[Future[Any]] = []
+        self._tasks: list[tuple[Future[Any], Cancellation]] = []
+        self._closed = False
 
     @property
     def active(self) -> int:
         """Number of tasks that run or wait, including running ones whose client has disconnected."""
-        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks = [(task, cancellation) for task, cancellation in self._tasks if not task.done()]
         return len(self._tasks)
 
     async def run(self, size: int, work: Callable[..., T], *args: Any, constrained: bool = False) -> T:
         """Runs `work` in a thread. If it is cancelled before a thread takes it, it never runs.
+
+        A call in a `LimitedProcess` ends when it is cancelled.
 
         Args:
             size: Bytes of the body.
@@ -55,7 +60,10 @@ class EncodingPool:
 
         Raises:
             Busy: Too many tasks wait.
+            Closing: The pool was closed.
         """
+        if self._closed:
+            raise Closing
         if self.active >= self.limit:
             self.refused += 1
             raise Busy(self.active, 1)
@@ -64,9 +72,16 @@ class EncodingPool:
             threads = self._constrained
         elif size > LARGE:
             threads = self._large
-        task = threads.submit(work, *args)
-        self._tasks.append(task)
-        return await asyncio.wrap_future(task)
+        cancellation = Cancellation()
+        task = threads.submit(cancellation.run, work, *args)
+        self._tasks.append((task, cancellation))
+        try:
+            return await asyncio.wrap_future(task)
+        except (asyncio.CancelledError, Cancelled) as error:
+            cancellation.cancel()
+            if self._closed:
+                raise Closing from error
+            raise
 
     def trim_later(self, size: int) -> None:
         """Gives the memory of a large body's objects back to the system once the response has released them."""
@@ -78,7 +93,10 @@ class EncodingPool:
             self._large.submit(trim)
 
     def close(self) -> None:
-        """Drops waiting tasks.  Running ones go on, and the process ends after them."""
+        """Drops waiting tasks, and ends calls in a `LimitedProcess`.  The process ends after other running tasks."""
+        self._closed = True
+        for _, cancellation in self._tasks:
+            cancellation.cancel()
         for threads in (self._small, self._large, self._constrained):
             threads.shutdown(wait=False, cancel_futures=True)
 

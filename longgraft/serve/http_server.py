@@ -79,8 +79,6 @@ class Drains(Protocol):
     @property
     def idle(self) -> bool: ...
 
-    def close(self) -> None: ...
-
 
 class Server(uvicorn.Server):
     """A uvicorn server that drains on SIGTERM, and ends after the current step on Ctrl-C or a second signal.
@@ -132,8 +130,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes the worker first, so that running answers end with its next step."""
-        self._worker.close()
+        """Closes the application's state first, so that running answers end with the next step."""
+        self._app.state.longgraft.close()
         await super().shutdown(sockets)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
+from longgraft.acceptance.json_schemas import TooExpensive
 from longgraft.acceptance.sampling import CONSTRAINTS, Sampling
 from longgraft.completion.prompt.next_edit import current_window
 from longgraft.completion.snippets import Cursor
@@ -40,6 +41,8 @@ RESERVED = {
 # Tokens of a chat that are counted for a client, which may then shorten it: as many as the longest text that
 # /tokenize takes is sure to be encoded for.
 COUNTED = 2**17
+# Tools of a request whose schemas may take too much work to compile: finding out takes seconds for each.
+MOST_EXPENSIVE = 2
 
 Encoded = tuple[GenerationRequest, AnswerContext]
 """A request that has its prompt, and what the answer's format must know of the prompt."""
@@ -183,12 +186,21 @@ def sampling_of(state: State, body: AnswerRequest, tool_calls: str | None = None
         state.check_ids(list(sampling.logit_bias or ()), "logit_bias")
         state.session.constraint(sampling, state.session.eos)
     except ValueError as error:
-        first, _, rest = str(error).partition(" ")
-        field = first
-        if first in CONSTRAINTS and about:
-            field = about
-        raise ApiError(400, f"{field} {rest}", field) from error
+        raise _constraint_error(error, about) from error
     return sampling
+
+
+def _constraint_error(error: ValueError, about: str) -> ApiError:
+    """Returns the error about a field.
+
+    Args:
+        error: Its first word names the field or the constraint.
+        about: The field that has the constraint.
+    """
+    field, _, rest = str(error).partition(" ")
+    if field in CONSTRAINTS and about:
+        field = about
+    return ApiError(400, f"{field} {rest}", field)
 
 
 def chat(state: State, body: ChatRequest, most: int = 0) -> Encoded:
@@ -252,8 +264,9 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
     """Adds the reader and the grammar of the tool calls that the answer may have."""
     with client_errors("tool_choice"):
         tools = body.callable_tools()
-    if not body.tools or (not tools and body.constraints()):
-        return requested, AnswerContext()
+    with client_errors("response_format"):
+        if not body.tools or (not tools and body.constraints()):
+            return requested, AnswerContext()
     reader = CallReader()
     if tools:
         reader = CallReader(family, [tool.name for tool in tools])
@@ -263,7 +276,7 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
         return requested, context  # calls are read as the model writes them
     if not body.must_call and not any(tool.strict for tool in tools):
         tools = _followable(state, family, tools)
-        if not _followed(state, family, tools):
+        if _fault(state, family, tools) is not None:
             return requested, context
     with client_errors("tools"):
         rules = grammar(family, tools, state.tokenizer.get_added_vocab(), not body.must_call, body.many_calls)
@@ -271,25 +284,34 @@ def _with_calls(state: State, requested: GenerationRequest, body: ChatRequest, f
 
 
 def _followable(state: State, family: ToolFamily, tools: Sequence[Tool]) -> list[Tool]:
-    """Returns the tools; one whose schema takes too much work for a token takes any arguments."""
-    if _followed(state, family, tools):
+    """Returns the tools; one whose schema takes too much work takes any arguments.
+
+    Raises ApiError if more than MOST_EXPENSIVE take too much work to compile.
+    """
+    if _fault(state, family, tools) is None:
         return list(tools)
+    expensive = 0
     followable = []
     for tool in tools:
-        if not _followed(state, family, [tool]):
+        fault = _fault(state, family, [tool])
+        if isinstance(fault, TooExpensive):
+            expensive += 1
+            if expensive > MOST_EXPENSIVE:
+                raise _constraint_error(fault, "tools")
+        if fault is not None:
             tool = replace(tool, parameters={})
         followable.append(tool)
     return followable
 
 
-def _followed(state: State, family: ToolFamily, tools: Sequence[Tool]) -> bool:
-    """Returns True if answers can follow the schemas of these tools."""
-    calls = grammar(family, tools, state.tokenizer.get_added_vocab(), text=not tools)
+def _fault(state: State, family: ToolFamily, tools: Sequence[Tool]) -> ValueError | None:
+    """Returns the reason why answers cannot follow the schemas of these tools, or None."""
     try:
+        calls = grammar(family, tools, state.tokenizer.get_added_vocab(), text=not tools)
         state.session.constraint(Sampling(tool_calls=calls), state.session.eos)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        return error
+    return None
 
 
 def prediction_ids(state: State, body: AnswerRequest) -> list[int]:

@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from longgraft.config.data_files import json_problem
 from longgraft.serve.formats.errors import ApiError
-from longgraft.serve.refusals import Busy
+from longgraft.serve.refusals import Busy, Closing
 
 T = TypeVar("T")
 Path = tuple[int | str, ...]
@@ -63,7 +63,7 @@ class BodyRequest(Request):
             if not task.done():
                 raise ApiError(499, "The client closed the connection.")
             return task.result()
-        except Busy as error:  # FastAPI would report any other exception as a body that cannot be parsed
+        except (Busy, Closing) as error:  # FastAPI would report any other exception as a body that cannot be parsed
             raise ApiError.of(error) from error
         finally:
             gone.cancel()

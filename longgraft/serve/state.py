@@ -53,6 +53,11 @@ class State:
     def tokenizer(self) -> Any:
         return self.session.tokenizer
 
+    def close(self) -> None:
+        """Accepts no more requests, and ends all of them."""
+        self.worker.close()
+        self.pool.close()
+
     def submitted(self, requested: GenerationRequest, context: AnswerContext, **limits: Any) -> ServedRequest:
         """Queues a request for its only answer, from a coroutine; raises the exceptions of `Worker.submit`.
 

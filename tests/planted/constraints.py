@@ -5,7 +5,7 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation(
         "a document without an end is begun",
-        "constraints:_compiled",
+        "grammars:compiled",
         "if not trial.consume_tokens(trial.compute_ff_tokens()):",
         "if trial.is_error():",
         "test_constraints.py::test_mistakes_raise_one_sentence",
@@ -48,8 +48,8 @@ MUTATIONS = (
     Mutation(
         "two answers advance one constraint",
         "constraints:constraint",
-        "matcher = _compiled(name, text, tokenizer, vocab_size).deep_copy()",
-        "matcher = _compiled(name, text, tokenizer, vocab_size)",
+        "matcher = _matchers.get(name, text, tokenizer, vocab_size).deep_copy()",
+        "matcher = _matchers.get(name, text, tokenizer, vocab_size)",
         "test_constraints.py::test_several_requests_have_constraints_of_their_own",
     ),
     Mutation(
@@ -68,7 +68,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an ambiguous grammar has no limit",
-        "constraints:_compiled",
+        "grammars:compiled",
         ", limits=limits",
         "",
         "test_constraints.py::test_grammar_that_needs_too_much_work_ends_its_answer",
@@ -86,13 +86,6 @@ MUTATIONS = (
         "time.thread_time() < began + WALK_SECONDS",
         "True",
         "test_constraints.py::test_answers_do_not_depend_on_the_time_limits",
-    ),
-    Mutation(
-        "converting a grammar has no time limit",
-        "constraints:CONVERT",
-        "resource.setrlimit(resource.RLIMIT_CPU, 2 * (int(sys.argv[1]),))",
-        "",
-        "test_constraints.py::test_grammar_that_takes_too_long_to_convert_is_refused_in_time",
     ),
     Mutation(
         "an object of many optional properties fails in the middle",

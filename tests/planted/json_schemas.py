@@ -26,9 +26,9 @@ MUTATIONS = (
     ),
     Mutation(
         "keywords that are not known are refused",
-        "_examined",
-        "_Examination(schema, lenient)",
-        "_Examination(schema, False)",
+        "examined",
+        "_Examination(followed, lenient)",
+        "_Examination(followed, False)",
         "test_json_schemas.py::test_the_wrong_place_is_found_and_left_out",
     ),
 )

@@ -13,7 +13,7 @@ MUTATIONS = (
     Mutation(
         "shutdown waits for running answers",
         "Server.shutdown",
-        "        self._worker.close()\n        await super",
+        "        self._app.state.longgraft.close()\n        await super",
         "        await super",
         "test_serve_network.py::test_a_server_that_is_closed_ends_its_answers_with_their_step",
     ),

@@ -146,14 +146,14 @@ MUTATIONS = (
     Mutation(
         "a tool that takes too much work ends its answer",
         "_followable",
-        "if _followed(state, family, tools):",
+        "if _fault(state, family, tools) is None:",
         "if True:",
         "test_tools.py::test_a_tool_that_takes_too_much_work_takes_any_arguments",
     ),
     Mutation(
         "tools need a grammar",
         "_with_calls",
-        "if not _followed(state, family, tools):",
+        "if _fault(state, family, tools) is not None:",
         "if False:",
         "test_tools.py::test_a_model_without_end_tokens_is_offered_tools_without_a_grammar",
     ),

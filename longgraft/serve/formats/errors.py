@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from longgraft.acceptance.constraints import DeadEnd
+from longgraft.runtime.limited_process import NoTime
 from longgraft.serve.refusals import Busy, Closing, Failed
 
 LOG = logging.getLogger(__name__)
@@ -80,6 +81,8 @@ class ApiError(HTTPException):
             return cls(429, str(error), code="queue_full", headers={"Retry-After": str(error.retry_after)})
         if isinstance(error, Closing):
             return cls(503, str(error), code="shutting_down", headers={"Retry-After": "5"})
+        if isinstance(error, NoTime):
+            return cls(503, str(error), code="overloaded", headers={"Retry-After": "10"})
         if isinstance(error, Failed):
             return cls(500, str(error))
         LOG.error("a request failed\n%s", traceback_of(error))
@@ -146,7 +149,7 @@ def client_errors(param: str | None = None, constraint: str | None = None) -> It
 
 def install_handlers(app: FastAPI) -> None:
     """Makes the application answer all exceptions in this form."""
-    for kind in (ApiError, Busy, Closing, Failed, Exception):
+    for kind in (ApiError, Busy, Closing, NoTime, Failed, Exception):
         app.add_exception_handler(kind, _answer_exception)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_invalid_body)

@@ -52,6 +52,10 @@ class FrontState:
     options: Serving
     worker: Forward
 
+    def close(self) -> None:
+        """Ends all answers."""
+        self.worker.close()
+
 
 def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
     """Returns the application.
