@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import threading
 from collections import Counter
@@ -18,15 +19,18 @@ from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from ray.serve.request_router import PendingRequest
 from toys.commands import assert_before_loading, run
-from toys.served import PATIENCE, serving, until
+from toys.served import PATIENCE, serving, text_session, until
 
 from longgraft.config.settings import Pair, Settings
 from longgraft.engine.step import Step
 from longgraft.ray_cluster import NodeShare
 from longgraft.serve.options import Replicas, Serving
+from longgraft.serve.replicas import replica as replica_module
 from longgraft.serve.replicas.deployment import Opened, bound, reason, replicas
 from longgraft.serve.replicas.front import ATTEMPTS, Reply, make_front
 from longgraft.serve.replicas.replica import ForwardedCall, Head, PrefixRouter, Unfit
+from longgraft.serve.request_log import LOG
+from longgraft.serve.served_request import Tokens
 from longgraft.serve.streaming import OPENAI_EVENTS, events_of
 
 STREAM = Head(200, ((b"content-type", b"text/event-stream; charset=utf-8"), (b"x-longgraft-replica", b"one")))
@@ -144,6 +148,35 @@ def test_an_answer_comes_from_the_replica_as_it_is():
     (call,) = handle.calls
     assert (call.method, call.path, call.query) == ("POST", "/v1/completions", b"a=1") and len(call.blocks) == 1
     assert json.loads(call.body) == {"prompt": "x" * 600} and (b"traceparent", b"t") in call.headers
+
+
+def test_the_front_logs_a_request_once_with_the_tokens_of_its_replica(caplog, monkeypatch):
+    monkeypatch.setattr(replica_module, "open_session", lambda *named: (text_session(), None))
+    monkeypatch.setattr(
+        replica_module.serve,
+        "get_replica_context",
+        lambda: SimpleNamespace(replica_id=SimpleNamespace(unique_id="one")),
+    )
+    caplog.set_level(logging.INFO, LOG.name)
+    call = ForwardedCall(
+        "POST", "/v1/completions", body=b'{"prompt": "abc", "max_tokens": 4}', headers=JSON.headers[:1]
+    )
+
+    close = replica_module.Replica.__del__
+    monkeypatch.delattr(replica_module.Replica, "__del__")  # Ray Serve awaits it
+
+    async def parts() -> list:
+        made = replica_module.Replica(Pair(), Settings(), Serving(), 1)
+        found = [part async for part in made.answer(call)]
+        await close(made)
+        return found
+
+    head, *bodies, tokens = asyncio.run(parts())
+    assert head.status == 200 and tokens == Tokens(read=3, written=4) and not caplog.messages
+    asked(Handle(Answer(head, DIED), Answer(head, *bodies, tokens)))
+    asked(Handle(), headers={"Host": "evil.example"})
+    log = [line.rpartition("  ")[0] for line in caplog.messages]
+    assert log == ["POST /v1/completions 200  3 read  4 written", "POST /v1/completions 403"]
 
 
 def test_the_front_answers_head_like_get_without_a_body():

@@ -14,6 +14,8 @@ import httpx
 import pytest
 from toys.commands import assert_before_loading, run
 
+from longgraft.serve.request_log import log
+
 
 def started(monkeypatch, seen: list) -> None:
     """Makes serving stop where it would begin, and collects the apps in `seen`."""
@@ -72,6 +74,27 @@ def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monk
 
 
 @pytest.mark.parametrize(
+    "more, terminal, logged",
+    [((), True, True), ((), False, False), (("on",), False, True), (("off",), True, False)],
+)
+def test_requests_are_logged_on_a_terminal_or_as_the_option_says(pair, capsys, monkeypatch, more, terminal, logged):
+    seen: list = []
+
+    def serving(app, listens, ready) -> None:
+        log("GET", "/", 200)
+        seen.append(app)
+        listens.close()
+
+    monkeypatch.setattr("longgraft.serve.http_server.run", serving)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    flags = ["--log-requests", *more] if more else []
+    _, _, err = run(capsys, monkeypatch, *serve(pair, *flags))
+    assert seen and ("GET / 200" in err) == logged
+    log("GET", "/", 200)
+    assert capsys.readouterr().err == "", "nothing is logged once the server has ended"
+
+
+@pytest.mark.parametrize(
     "more, message",
     [
         (["--port", "70000"], "--port is 70,000"),
@@ -79,6 +102,7 @@ def test_an_unavailable_address_is_refused_before_a_model_is_loaded(capsys, monk
         (["--host", ""], "host is empty"),
         (["--api-key", " "], "API key is empty"),
         (["--beat", "0"], "--beat is 0"),
+        (["--log-requests", "yes"], "--log-requests: 'yes' is unknown. Known: on, off"),
     ],
 )
 def test_an_option_out_of_range_is_named(capsys, monkeypatch, more, message):

@@ -31,6 +31,7 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
         from longgraft.serve.app import make_app
         from longgraft.serve.http_server import bind, run, url
         from longgraft.serve.replicas.deployment import Opened, replicas
+        from longgraft.serve.request_log import written_to_stderr
     except ImportError as error:
         raise ImportError(f"The server needs {error.name}. Install it with: pip install longgraft[serve]") from error
 
@@ -54,6 +55,8 @@ def serve(pair: Pair, settings: Settings, serving: Serving, place: Replicas) -> 
         def say_ready() -> None:
             _say(f"{app.state.longgraft.name} is served at {url(listens, serving)}; Ctrl-C ends it")
 
+        if serving.log_requests == "on" or (serving.log_requests is None and sys.stderr.isatty()):
+            stack.enter_context(written_to_stderr())
         # The usual end of a server; it may be raised again after all is closed.
         with suppress(KeyboardInterrupt):
             run(app, listens, say_ready)

@@ -15,6 +15,7 @@ from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install_handlers
 from longgraft.serve.head_requests import HeadRequests
 from longgraft.serve.options import Serving
+from longgraft.serve.request_log import RequestLog
 from longgraft.serve.routes import infill, live_page, llamacpp, messages, metrics, models, openai, responses, tokenize
 from longgraft.serve.state import State
 from longgraft.serve.tracing import TraceHeaders, over_http
@@ -62,7 +63,8 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
 
 
 def guard(app: FastAPI, options: Serving) -> None:
-    """Puts access control in front of an application."""
+    """Puts access control in front of an application, and the log of requests in front of that."""
     app.add_middleware(Guard, options=options)
     if options.cors:  # outside the guard: a preflight request has no key
         app.add_middleware(CORSMiddleware, allow_origins=list(options.cors), allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(RequestLog)

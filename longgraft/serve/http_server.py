@@ -22,6 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving
+from longgraft.serve.request_log import REFUSED, log
 
 GRACE_SECONDS = 5  # time for clients to receive the rest of their answers when the server stops
 HEADER_SECONDS = 10.0  # time for a client to send a request's headers
@@ -211,4 +212,8 @@ class Connection(H11Protocol):
                 h11.EndOfMessage(),
             ):
                 self.transport.write(self.conn.send(event) or b"")
+            if self.cycle is None or self.cycle.response_complete:  # no request has reached the application
+                log("-", "-", error.status_code)
+            else:
+                self.scope["state"][REFUSED] = error.status_code
         self.transport.close()

@@ -81,6 +81,12 @@ class Serving(Checked):
         high=86400,
     )
     metrics_prefix: str = option("longgraft:", "Prefix of the names at /metrics; vllm: if a gateway reads vLLM's names")
+    log_requests: str | None = option(
+        None,
+        "Write a line about each request to stderr: path, status, tokens and seconds; no prompts and no keys",
+        choices=("on", "off"),
+        none="on if stderr is a terminal",
+    )
     otlp_endpoint: str | None = option(
         None,
         "Collector that gets OpenTelemetry traces over OTLP/HTTP, such as http://127.0.0.1:4318; extra otel",

@@ -28,8 +28,31 @@ TRACE: ContextVar[Mapping[str, str]] = ContextVar("longgraft_trace", default=Map
 """Headers of the request that name the trace it belongs to."""
 CLIENT = ContextVar("longgraft_client", default="")
 """A digest of the API key that the request came with; "" without a key."""
+TOKENS: ContextVar[Tokens | None] = ContextVar("longgraft_tokens", default=None)
+"""The counts of the HTTP request that is being answered; None if nobody asks for them."""
 Steps = AsyncIterator[Step | None]
 """Steps, and None after every beat without one."""
+
+
+@dataclass
+class Tokens:
+    """Token counts of all answers to one HTTP request.
+
+    Attributes:
+        read: Tokens of prompts that were read or recalled.
+        kept: Those that were recalled from kept prompts.
+        written: Tokens of answers.
+    """
+
+    read: int = 0
+    kept: int = 0
+    written: int = 0
+
+    def add(self, read: int, kept: int, written: int) -> None:
+        """Adds further tokens."""
+        self.read += read
+        self.kept += kept
+        self.written += written
 
 
 @dataclass(frozen=True)
@@ -121,6 +144,7 @@ class ServedRequest(Scheduled):
         self.until = math.inf
         self.end: End | None = None
         self.trace = TRACE.get()
+        self._tokens = TOKENS.get() or Tokens()
         self._worker = worker
         self._trim = trim
         self._only_reads = only_reads
@@ -203,7 +227,8 @@ class ServedRequest(Scheduled):
         if step.tokens:
             self._prompt_read.set()
         if self._only_reads:
-            return replace(step, tokens=(), origins=(), text="", logprobs=())
+            step = replace(step, tokens=(), origins=(), text="", logprobs=())
+        self._tokens.add(step.read, step.reused, len(step.tokens))
         self.logprobs += step.logprobs
         return step
 

@@ -31,6 +31,7 @@ from longgraft.serve.options import Serving
 from longgraft.serve.refusals import Busy, Closing
 from longgraft.serve.replicas.prefix_routes import blocks_of
 from longgraft.serve.replicas.replica import ForwardedCall, Head, Unfit
+from longgraft.serve.served_request import TOKENS, Tokens
 from longgraft.serve.streaming import EVENTS, NAMED_EVENTS, ONLY_DATA, OPENAI_EVENTS, EventForm, cancelled_on_disconnect
 
 ATTEMPTS = 3  # replicas that may die of a request, or during it
@@ -215,9 +216,13 @@ class Reply:
         """True once the client has the head of the response."""
         return self._sent is not None
 
-    async def take(self, part: Head | bytes) -> None:
+    async def take(self, part: Head | bytes | Tokens) -> None:
         """Passes on what a replica has sent.  The head is held back until something follows."""
-        if isinstance(part, Head):
+        if isinstance(part, Tokens):
+            counts = TOKENS.get()
+            if counts is not None:
+                counts.add(part.read, part.kept, part.written)
+        elif isinstance(part, Head):
             self._head = part
         elif self._sent is not None and self._head.status != self._sent.status:  # the next replica refuses
             if not self._ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from longgraft.loading import open_session
 from longgraft.serve.app import make_app
 from longgraft.serve.options import Serving
 from longgraft.serve.replicas.prefix_routes import PrefixRoutes
+from longgraft.serve.served_request import TOKENS, Tokens
 
 REPLICA_HEADER = b"x-longgraft-replica"
 
@@ -91,8 +93,8 @@ class Replica:
         parts = [part async for part in self.answer(ForwardedCall("GET", "/metrics"))]
         return self._id, b"".join(part for part in parts if isinstance(part, bytes)).decode()
 
-    async def answer(self, call: ForwardedCall) -> AsyncIterator[Head | bytes]:
-        """Yields the head of the response and the parts of its body.
+    async def answer(self, call: ForwardedCall) -> AsyncIterator[Head | bytes | Tokens]:
+        """Yields the head of the response, the parts of its body, and the token counts for the front's log.
 
         If it is cancelled, the request is cancelled.
 
@@ -119,7 +121,11 @@ class Replica:
         arrives: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         arrives.put_nowait({"type": "http.request", "body": call.body})
         events: asyncio.Queue[dict[str, Any] | asyncio.Task[None]] = asyncio.Queue()
-        task: asyncio.Task[None] = asyncio.create_task(self._app(scope, arrives.get, events.put))  # type: ignore
+        tokens = Tokens()
+        context = copy_context()
+        context.run(TOKENS.set, tokens)
+        answering: Any = self._app(scope, arrives.get, events.put)  # type: ignore[arg-type]
+        task: asyncio.Task[None] = asyncio.create_task(answering, context=context)
         task.add_done_callback(events.put_nowait)
         try:
             event = await events.get()
@@ -130,6 +136,7 @@ class Replica:
                     yield event["body"]
                 event = await events.get()
             event.result()
+            yield tokens
         finally:
             task.cancel()
 
