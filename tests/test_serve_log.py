@@ -77,7 +77,7 @@ def test_a_refused_request_has_one_line_without_its_secrets(lines, sent, line):
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/live", "/metrics"])
-def test_what_supervisors_poll_is_logged_only_when_it_is_refused(lines, path):
+def test_health_checks_are_logged_only_when_they_are_refused(lines, path):
     asking(lambda http: http.get(path))
     assert lines() == []
     asking(lambda http: http.get(path, headers={"Origin": "http://evil.example"}))
