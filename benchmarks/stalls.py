@@ -1,150 +1,297 @@
-"""Time that other requests wait while a server refuses or answers a bad body, and memory that stays in use afterwards.
+"""Time that other clients wait while a server refuses or answers a hostile request, and the memory that it takes.
 
-    python -m benchmarks.stalls
+    python -m benchmarks stalls
 
-The server is a process of its own, and its memory is read from Linux's /proc.
+Each row has a server of its own, a process with limited memory.  Memory is read from Linux's /proc.
 """
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import resource
 import shlex
-import statistics
+import shutil
+import signal
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import httpx
 import torch
 import typer
 
 from benchmarks.report import Report, Row
+from longgraft.models.places import embedded
 
-T = TypeVar("T")
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+MIB = 2**20
 COMPLETIONS = "/v1/completions"
+CHATS = "/v1/chat/completions"
+# The requests of other clients: path and body.
+CHEAP: dict[str, tuple[str, bytes | None]] = {
+    "health": ("/health", None),
+    "completion": (COMPLETIONS, b'{"prompt": "def f(x):", "max_tokens": 2}'),
+    "constrained": (COMPLETIONS, b'{"prompt": "def f(x):", "max_tokens": 2, "guided_regex": "[a-z]+"}'),
+}
+TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+ALONE = 3.0  # seconds for which the cheap requests are sent before the hostile one
+PAUSE = 0.02  # seconds between two cheap requests, and between two looks at the memory
+BUSY = 4  # processes for each core that keep the machine busy
 
 
-def _bad_bodies(size: int) -> dict[str, tuple[str, bytes]]:
-    """Returns {name: (path, body)} of requests whose refusal or answer once stopped all others.
+@dataclass(frozen=True)
+class Attack:
+    """A hostile request.
 
-    size: bytes of each list; the counts of pieces in the names are for 1 MiB
+    Attributes:
+        path: Its path.
+        body: Its body.
+        times: How many are sent at once.
+        busy: Other processes keep all cores busy meanwhile.
+        answered: It need not be answered within the time if False, because it asks for much work.
     """
 
-    def listed(before: str, item: str, after: str) -> bytes:
-        return (before + ",".join([item] * (size // (len(item) + 1))) + after).encode()
+    path: str
+    body: bytes
+    times: int = 1
+    busy: bool = False
+    answered: bool = True
 
-    extra = b'{"input_prefix": "a", "input_suffix": "", "n_predict": 1, "input_extra": [%s]}'
-    piece = b'{"text": "def f%d(x):\\n    return x + 1\\n"}'
-    pieces = {count: extra % b",".join(piece % n for n in range(count * size >> 20)) for count in (2_000, 20_000)}
+
+def attacks(size: int) -> dict[str, Attack]:
+    """Returns hostile requests by name.
+
+    Args:
+        size: Bytes of lists.  The other sizes are in proportion, and those in the names hold for 1 MiB.
+    """
+
+    def scaled(number: int) -> int:
+        return max(2, number * size // MIB)
+
+    def listed(path: str, before: str, item: str, after: str) -> Attack:
+        return Attack(path, (before + ",".join([item] * (size // (len(item) + 1))) + after).encode())
+
+    def completion(times: int = 1, busy: bool = False, answered: bool = True, **fields: Any) -> Attack:
+        body = json.dumps({"prompt": "a", "max_tokens": 8} | fields)
+        return Attack(COMPLETIONS, body.encode(), times, busy, answered)
+
+    def infill(pieces: int) -> Attack:
+        extra = [{"text": f"def f{number}(x):\n    return x + 1\n"} for number in range(pieces)]
+        body = {"input_prefix": "a", "input_suffix": "", "n_predict": 1, "input_extra": extra}
+        return Attack("/infill", json.dumps(body).encode())
+
+    def chat(content: str = "a", **fields: Any) -> Attack:
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8} | fields
+        return Attack(CHATS, json.dumps(body).encode())
+
+    def multiple(divisor: int) -> dict[str, Any]:
+        return {"type": "integer", "multipleOf": divisor}
+
+    long_path: dict[str, Any] = {"z": 1e300, "k" * scaled(30_000): [0] * scaled(30_000)}
+    nested: dict[str, Any] = {}
+    for _ in range(scaled(900)):
+        nested = {"a": nested}
+    private = "".join(map(chr, range(0xE001, 0xF900)))
+    stops = [f"{number} {'ab' * scaled(100_000)}" for number in range(64)]
     return {
-        "prompt: [-1, ...]": (COMPLETIONS, listed('{"prompt": [', "-1", "]}")),
-        "prompt: [{}, ...]": (COMPLETIONS, listed('{"prompt": [', "{}", "]}")),
-        "prompt: [[1], ...]": (COMPLETIONS, listed('{"prompt": [', "[1]", "]}")),
-        "messages: [1, ...]": ("/v1/chat/completions", listed('{"messages": [', "1", "]}")),
-        "stop: [1, ...]": (COMPLETIONS, listed('{"prompt": "a", "stop": [', "1", "]}")),
-        "tokens: [-1, ...]": ("/detokenize", listed('{"tokens": [', "-1", "]}")),
-    } | {f"input_extra: {count:,} pieces": ("/infill", body) for count, body in pieces.items()}
+        "prompt: [-1, ...]": listed(COMPLETIONS, '{"prompt": [', "-1", "]}"),
+        "prompt: [{}, ...]": listed(COMPLETIONS, '{"prompt": [', "{}", "]}"),
+        "prompt: [[1], ...]": listed(COMPLETIONS, '{"prompt": [', "[1]", "]}"),
+        "messages: [1, ...]": listed(CHATS, '{"messages": [', "1", "]}"),
+        "stop: [1, ...]": listed(COMPLETIONS, '{"prompt": "a", "stop": [', "1", "]}"),
+        "tokens: [-1, ...]": listed("/detokenize", '{"tokens": [', "-1", "]}"),
+        "input_extra: 2,000 pieces": infill(scaled(2_000)),
+        "input_extra: 20,000 pieces": infill(scaled(20_000)),
+        "key of 30,000 with 30,000 items": completion(**long_path),
+        "multipleOf 9999991, twice": completion(times=2, guided_json=multiple(scaled(9_999_991))),
+        "multipleOf 9973 and 9967": completion(guided_json={"allOf": [multiple(scaled(9973)), multiple(scaled(9967))]}),
+        "chat of all private characters": chat(private + "<|im_end|><|endoftext|>"),
+        "prompt of 15 MB": completion(prompt="word " * scaled(3_000_000)),
+        "64 stops of 200,000": completion(stop=stops, max_tokens=64, ignore_eos=True),
+        "chat_template_kwargs, 900 deep": chat(chat_template_kwargs=nested),
+        "256 prompts x 16": completion(prompt=["a"] * scaled(256), n=scaled(16), answered=False),
+        "GBNF of two words, busy machine": completion(grammar='root ::= "yes" | "no"', busy=True),
+    }
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was seen while a hostile request was sent.
+
+    Attributes:
+        alone: The longest seconds of each cheap request before it.
+        beside: Those during it.
+        statuses: Of its answers; None: there was none in time.
+        seconds: Until its answers.
+        peak: Bytes that the server took more than before.
+        left: Bytes that it kept.
+    """
+
+    alone: dict[str, float]
+    beside: dict[str, float]
+    statuses: list[int | None]
+    seconds: float
+    peak: int
+    left: int
+
+    def row(self, name: str, attack: Attack) -> Row:
+        """Returns the row of a table, which is ok if others hardly waited and little memory was taken."""
+        waits = ", ".join(
+            f"{cheap} {1000 * self.alone[cheap]:.0f} -> {1000 * self.beside[cheap]:.0f}" for cheap in CHEAP
+        )
+        note = f"{waits} ms; memory +{self.peak / MIB:.0f} MiB, {self.left / MIB:+.0f} left"
+        good = (
+            all(self.beside[cheap] <= max(2 * self.alone[cheap], 0.1) for cheap in CHEAP)
+            and self.peak <= 64 * MIB + 20 * len(attack.body) * attack.times
+            and (None not in self.statuses or not attack.answered)
+        )
+        figures = {"alone": self.alone, "beside": self.beside, "peak": self.peak, "left": self.left}
+        statuses = "/".join(str(status or "no answer") for status in self.statuses)
+        return Row(name, statuses, self.seconds, note=note, ok=good, figures=figures)
 
 
 @app.command()
 def stalls(
-    server: Annotated[str, typer.Option(help="Command that starts the server.")] = "longgraft serve",
+    server: Annotated[str, typer.Option(help="Command of another server than one of the embedded model.")] = "",
     port: int = 8713,
-    size: Annotated[int, typer.Option(help="Bytes of a bad list.")] = 2**20,
-    repeats: Annotated[int, typer.Option(help="Repeats of each body; medians are compared.")] = 5,
-    limit: Annotated[float, typer.Option(help="Most seconds that may be added.")] = 0.1,
+    size: Annotated[int, typer.Option(help="Bytes of a bad list; other sizes are in proportion.")] = MIB,
+    limit: Annotated[float, typer.Option(help="Most seconds of a row.")] = 30.0,
+    memory: Annotated[float, typer.Option(help="Address space of the server, in GiB.")] = 8.0,
+    chosen: Annotated[str, typer.Option("-k", help="Rows with this in their names.")] = "",
     out: Path = Path("results"),
     minutes: float = 30.0,
 ) -> None:
-    """Measure the seconds that a bad body adds to /health and a short completion, and the memory that stays in use."""
-    report = Report("serving-stalls", out, minutes, torch.device("cpu"), server=server, size=size)
-    address, process = f"http://127.0.0.1:{port}", subprocess.Popen([*shlex.split(server), "--port", str(port)])
-    try:
-        _until_healthy(address)
-        for path, body in _bad_bodies(2**12).values():  # a first request loads modules, which is not counted
-            _post(address, path, body)
-        for name, (path, body) in _bad_bodies(size).items():
-            memory, began = _resident(process.pid), time.perf_counter()
-            before, during = [], []
-            for _ in range(repeats):  # in turn, so that other programs slow both
-                during.append((found := _probe(address, partial(_post, address, path, body)))[0])
-                before.append(_probe(address, partial(time.sleep, 0.5))[0])
-            seconds = time.perf_counter() - began
-            time.sleep(1)
-            left = (_resident(process.pid) - memory) / 2**20
-            health, completion = (
-                max(0.0, statistics.median(one[at] for one in during) - statistics.median(one[at] for one in before))
-                for at in range(2)
-            )
-            report.add(
-                Row(
-                    name,
-                    f"{found[1]}; /health +{1000 * health:.0f} ms, completion "
-                    f"+{1000 * completion:.0f} ms, memory {left:+.1f} MiB",
-                    seconds,
-                    ok=max(health, completion) <= limit and left < 8,
-                    figures={"before": before, "during": during, "left": left},
-                )
-            )
-    finally:
-        process.terminate()
-        process.wait()
+    """Measure how long cheap requests wait beside hostile ones, and the memory that the server takes."""
+    report = Report("serving-stalls", out, minutes, torch.device("cpu"), server=server, size=size, limit=limit)
+    with TemporaryDirectory() as folder:
+        command = server or chat_model(Path(folder))
+
+        def measured(name: str, attack: Attack) -> None:
+            with running(command, port, int(memory * 2**30)) as process:
+                report.add(measure(f"http://127.0.0.1:{port}", process, attack, limit).row(name, attack))
+
+        for name, attack in attacks(size).items():
+            if chosen in name:
+                report.attempt(name, partial(measured, name, attack), least=limit)
     raise typer.Exit(report.finish())
 
 
-def _probe(address: str, work: Callable[[], T]) -> tuple[tuple[float, float], T]:
-    """Asks for /health and a short completion again and again while `work` runs.
+def measure(address: str, process: int, attack: Attack, limit: float) -> Found:
+    """Sends a hostile request to a server, and cheap ones before and beside it."""
+    statuses: list[int | None] = []
 
-    Returns (the longest seconds of each, the result of `work`).
+    def attacked() -> None:
+        statuses.append(_status(address, attack.path, attack.body, limit))
+
+    _status(address, *CHEAP["constrained"], limit)  # a first request loads modules, which is not counted
+    alone, _ = _watched(address, process, partial(time.sleep, ALONE), limit)
+    before, began = _resident(process), time.monotonic()
+    with ExitStack() as stack:
+        if attack.busy:
+            for _ in range(BUSY * (os.cpu_count() or 1)):
+                other = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+                stack.callback(other.kill)
+        beside, most = _watched(address, process, partial(_together, [attacked] * attack.times), limit)
+    seconds = time.monotonic() - began
+    time.sleep(1)
+    return Found(alone, beside, statuses, seconds, most - before, _resident(process) - before)
+
+
+def _watched(address: str, process: int, work: Callable[[], None], limit: float) -> tuple[dict[str, float], int]:
+    """Sends cheap requests again and again while `work` runs.
+
+    Returns (the longest seconds of each, the most bytes of the server).
     """
-    longest, done = [0.0, 0.0], threading.Event()
+    longest = dict.fromkeys(CHEAP, 0.0)
+    most, done = 0, threading.Event()
 
-    def ask(at: int) -> None:
-        with httpx.Client(base_url=address, timeout=600) as http:
-            while True:
-                began = time.perf_counter()
-                if at:
-                    http.post(COMPLETIONS, json={"prompt": "def f(x):", "max_tokens": 2})
-                else:
-                    http.get("/health")
-                longest[at] = max(longest[at], time.perf_counter() - began)
-                if done.wait(0.002):
-                    return
+    def ask(name: str) -> None:
+        while not done.is_set():
+            began = time.monotonic()
+            answered = _status(address, *CHEAP[name], limit) == 200
+            longest[name] = max(longest[name], time.monotonic() - began if answered else math.inf)
+            done.wait(PAUSE)
 
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(2)]
+    def look() -> None:
+        nonlocal most
+        while not done.wait(PAUSE):
+            most = max(most, _resident(process))
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            done.set()
+
+    _together([run, look, *(partial(ask, name) for name in CHEAP)])
+    return longest, most
+
+
+def _together(works: list[Callable[[], None]]) -> None:
+    """Runs all of them at once."""
+    threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
         thread.start()
-    time.sleep(0.1)
-    result = work()
-    done.set()
     for thread in threads:
         thread.join()
-    return (longest[0], longest[1]), result
 
 
-def _post(address: str, path: str, body: bytes) -> int:
-    return httpx.post(
-        address + path, content=body, headers={"Content-Type": "application/json"}, timeout=600
-    ).status_code
+def _status(address: str, path: str, body: bytes | None, limit: float) -> int | None:
+    """Returns the status of a response; None if there was none in time, or if the connection broke."""
+    with suppress(httpx.HTTPError):
+        headers = {"Content-Type": "application/json"}
+        method = "GET" if body is None else "POST"
+        return httpx.request(method, address + path, content=body, headers=headers, timeout=limit).status_code
+    return None
 
 
-def _until_healthy(address: str) -> None:
-    for _ in range(600):
-        with suppress(httpx.TransportError):
-            httpx.get(f"{address}/health")
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"No server answers at {address} after 60 s.")
+@contextmanager
+def running(command: str, port: int, memory: int, limit: float = 120.0) -> Iterator[int]:
+    """Yields the process of a server once it answers, and ends it with its children."""
+
+    def bounded() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    process = subprocess.Popen([*shlex.split(command), "--port", str(port)], preexec_fn=bounded, start_new_session=True)
+    try:
+        end = time.monotonic() + limit
+        while _status(f"http://127.0.0.1:{port}", "/health", None, limit) is None:
+            if process.poll() is not None or time.monotonic() > end:
+                raise TimeoutError(f"No server answers at port {port}: {command}")
+            time.sleep(0.1)
+        yield process.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
-def _resident(process: int) -> int:
-    """Returns the resident bytes of a process."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * 4096
+def _resident(session: int) -> int:
+    """Returns the resident bytes of a process and its children, which are in one session."""
+    pages = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getsid(int(folder.name)) == session:
+                pages += int((folder / "statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def chat_model(folder: Path) -> str:
+    """Copies the embedded target with a chat template, which it lacks, and returns the command that serves it."""
+    shutil.copytree(embedded("target"), folder, dirs_exist_ok=True)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": TEMPLATE}))
+    return f"longgraft serve --model {folder} --drafter {embedded('drafter')}"
 
 
 if __name__ == "__main__":
