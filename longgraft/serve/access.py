@@ -9,31 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.options import Serving, of_this_machine
-from longgraft.serve.served_request import CLIENT
+from longgraft.serve.served_request import CLIENT, TRACE
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 MIB = 2**20
 ARRIVING = 4  # all large bodies that are not complete yet may have this many times --max-body together
 # These paths need no key.  The page is the same for everyone, and sends the key itself.
 PUBLIC_PATHS = ("/", "/health", "/v1/health", "/live")
+TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class Guard:
     """ASGI middleware that lets a request through, or answers it with an error."""
 
-    def __init__(self, app: Asgi, options: Serving) -> None:
+    def __init__(self, app: ASGIApp, options: Serving) -> None:
         self.app = app
         self.options = options
         self._arriving = 0  # bytes of large bodies that are not complete yet
@@ -41,7 +39,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        headers = _headers(scope)
+        headers = Headers(scope=scope)
         try:
             self._check_host(headers.get("host", ""))
             self._check_origin(headers.get("origin"), headers.get("host", ""))
@@ -90,7 +88,7 @@ class Guard:
                 message = "The API key is wrong. Send the server's as `Authorization: Bearer KEY`."
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
-    def _check_length(self, headers: dict[str, str]) -> None:
+    def _check_length(self, headers: Headers) -> None:
         length = headers.get("content-length", "")
         if length and "transfer-encoding" in headers:
             # A proxy may see other requests on this connection than we do (RFC 9112, section 6.1).
@@ -149,19 +147,26 @@ class Guard:
         )
 
 
-class Clients:
-    """ASGI middleware that notes whose a request is, for those that it submits."""
+class Sender:
+    """ASGI middleware that notes whose a request is and which trace it belongs to, for those that it submits.
 
-    def __init__(self, app: Asgi) -> None:
+    It answers HEAD as GET; the HTTP server leaves out the body.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            key = sent_key(_headers(scope))
+            headers = Headers(scope=scope)
+            key = sent_key(headers)
             client = ""
             if key:
                 client = hashlib.sha256(key.encode()).hexdigest()
             CLIENT.set(client)
+            TRACE.set({name: headers[name] for name in TRACE_HEADERS if name in headers})
+            if scope["method"] == "HEAD":
+                scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send)
 
 
@@ -171,10 +176,6 @@ def sent_key(headers: Mapping[str, str]) -> str:
     if scheme.lower() == "bearer":
         return bearer.strip()
     return headers.get("x-api-key", "")
-
-
-def _headers(scope: Scope) -> dict[str, str]:
-    return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
 
 
 def _split(url: str, header: str) -> SplitResult:

@@ -10,15 +10,14 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from longgraft.engine.session import Session
-from longgraft.serve.access import Clients, Guard
+from longgraft.serve.access import Guard, Sender
 from longgraft.serve.encoding_pool import EncodingPool
 from longgraft.serve.formats.errors import ErrorBody, install_handlers
-from longgraft.serve.head_requests import HeadRequests
 from longgraft.serve.options import Serving
 from longgraft.serve.request_log import RequestLog
 from longgraft.serve.routes import infill, live_page, llamacpp, messages, metrics, models, openai, responses, tokenize
 from longgraft.serve.state import State
-from longgraft.serve.tracing import TraceHeaders, over_http
+from longgraft.serve.tracing import over_http
 from longgraft.serve.worker import Worker
 
 ROUTERS = (models, openai, responses, messages, infill, llamacpp, tokenize, live_page, metrics)
@@ -53,10 +52,7 @@ def make_app(session: Session, options: Serving | None = None, guarded: bool = T
     install_handlers(app)
     for module in ROUTERS:
         app.include_router(module.router(state))
-    app.add_middleware(HeadRequests)
-    app.add_middleware(Clients)
-    if tracing is not None:
-        app.add_middleware(TraceHeaders)
+    app.add_middleware(Sender)
     if guarded:
         guard(app, options)
     return app

@@ -16,7 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 from urllib.parse import quote
 
-from longgraft.serve.access import Asgi, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 from longgraft.serve.served_request import TOKENS, Tokens
 
 LOG = logging.getLogger("longgraft.requests")
@@ -31,7 +32,7 @@ REFUSED = "longgraft.refused"
 class RequestLog:
     """ASGI middleware that logs each request when its response has ended."""
 
-    def __init__(self, app: Asgi) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,14 +7,12 @@ span belongs to the trace that the request's headers traceparent and tracestate 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from longgraft.engine.step import Step
-from longgraft.serve.served_request import TRACE, End, ServedRequest
+from longgraft.serve.served_request import End, ServedRequest
 
-HEADERS = ("traceparent", "tracestate")
 NANO = 1_000_000_000
 
 
@@ -108,25 +106,3 @@ def over_http(endpoint: str, model: str) -> Tracing:
     if not path:
         endpoint = endpoint.rstrip("/") + "/v1/traces"
     return Tracing(OTLPSpanExporter(endpoint=endpoint), model)
-
-
-class TraceHeaders:
-    """Middleware that keeps the trace headers of a request for those that it submits."""
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            TRACE.set(trace_of(scope["headers"]))
-        await self.app(scope, receive, send)
-
-
-def trace_of(headers: Any) -> Mapping[str, str]:
-    """Returns the headers that name a trace.
-
-    Args:
-        headers: Pairs of bytes.
-    """
-    named = ((name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in headers)
-    return {name: value for name, value in named if name in HEADERS}

@@ -21,12 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
-from longgraft.serve.access import Receive, Scope, Send
+from longgraft.serve.access import Sender
 from longgraft.serve.app import guard
 from longgraft.serve.encoding_pool import LARGE
 from longgraft.serve.formats.errors import ApiError, install_handlers
-from longgraft.serve.head_requests import HeadRequests
 from longgraft.serve.options import Serving
 from longgraft.serve.refusals import Busy, Closing
 from longgraft.serve.replicas.prefix_routes import blocks_of
@@ -92,7 +92,7 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
         return Response(encode(forward.counts.registry(await forward.ask_all("metrics"))), media_type=kind)
 
     app.mount("/", forward)
-    app.add_middleware(HeadRequests)
+    app.add_middleware(Sender)
     guard(app, options)
     return app
 

@@ -76,7 +76,6 @@ def router(state: State) -> APIRouter:
             encoded = requested, AnswerContext()
         return prepared(state, body, encoded, body.token_limit or DEFAULT_TOKENS)
 
-    @routes.head("/")
     @routes.get("/")
     async def index() -> HTMLResponse:
         """Returns the page, which is the same for everyone."""
