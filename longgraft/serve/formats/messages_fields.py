@@ -65,9 +65,8 @@ class AnthropicTool(JsonFields):
         if self.type not in (None, "custom", "function"):
             raise Unsupported(
                 f"{place}.type",
-                f"{place} is of type {self.type}, which only Anthropic's "
-                "models know. Give it with an input_schema instead of the "
-                "type.",
+                f"{place} is of type {self.type}, which only Anthropic's models know. Give it with an input_schema "
+                "instead of the type.",
             )
         if self.function is not None:
             return {"type": "function", "function": self.function.model_dump()}

@@ -65,10 +65,8 @@ class RequestMetrics:
         self.hits = self._counter("prefix_cache_hits", "Tokens of prompts that were found there and not read again.")
         self.differs = self._histogram(
             "prefix_cache_first_difference_tokens",
-            "Place of the first token in "
-            "which a prompt differs from the kept prompt that it follows longest; "
-            "prompts that "
-            "continue a kept one are left out.",
+            "Place of the first token in which a prompt differs from the kept prompt that it follows longest; prompts "
+            "that continue a kept one are left out.",
             PLACES,
         )
         self.first = self._histogram(
