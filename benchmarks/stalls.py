@@ -126,7 +126,7 @@ def attacks(size: int) -> dict[str, Attack]:
 
 @dataclass(frozen=True)
 class Found:
-    """What was seen while a hostile request was sent.
+    """The waits, the memory and the answers while a hostile request was sent.
 
     Attributes:
         alone: The longest seconds of each cheap request before it.

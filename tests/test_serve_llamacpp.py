@@ -33,7 +33,12 @@ def test_a_completion_has_llama_cpps_fields(path):
     wanted = text_session().generate(PROMPT, 12)
     found = called("POST", path, {"prompt": PROMPT, "n_predict": 12, "return_tokens": True, "cache_prompt": True})
     assert (found["content"], found["tokens"], found["prompt"]) == (wanted.text, wanted.token_ids, PROMPT)
-    assert found["stop"] is True and found["stop_type"] == "limit" and found["tokens_predicted"] == 12
+    assert (
+        found["stop"] is True
+        and found["stop_type"] == "limit"
+        and not found["stopping_word"]
+        and found["tokens_predicted"] == 12
+    )
     assert found["timings"]["prompt_n"] == found["tokens_evaluated"] == len(PROMPT)
     stop = wanted.text[5]
     found = called("POST", path, {"prompt": characters().encode(PROMPT), "n_predict": 12, "stop": [stop]})

@@ -39,7 +39,7 @@ class RequestLog:
         if scope["type"] != "http" or not LOG.isEnabledFor(logging.INFO):
             return await self.app(scope, receive, send)
         since = time.monotonic()
-        status = 500  # of an exception before the response
+        status = 0  # until the response begins
         complete = False
         left = False
 

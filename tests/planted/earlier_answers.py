@@ -82,7 +82,7 @@ MUTATIONS = (
     ),
     Mutation(
         "all keys share their answers",
-        "Clients.__call__",
+        "Sender.__call__",
         "client = hashlib.sha256(key.encode()).hexdigest()",
         "pass",
         "test_earlier_answers.py::test_a_server_keeps_the_answers_of_each_key_apart",
@@ -96,7 +96,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the answers are kept by the key itself",
-        "Clients.__call__",
+        "Sender.__call__",
         "hashlib.sha256(key.encode()).hexdigest()",
         "key",
         "test_earlier_answers.py::test_a_server_keeps_the_answers_of_each_key_apart",

@@ -40,7 +40,7 @@ MUTATIONS = (
     ),
     Mutation(
         "metrics do not say whose they are",
-        "FrontCounts.registry",
+        "FrontCounts.together",
         '{**sample.labels, "replica": replica}',
         "sample.labels",
         "test_replicas.py::test_metrics_carry_the_replica",
@@ -76,7 +76,7 @@ MUTATIONS = (
     Mutation(
         "the front refuses HEAD",
         "make_front",
-        "    app.add_middleware(HeadRequests)\n",
+        "    app.add_middleware(Sender)\n",
         "",
         "test_replicas.py::test_the_front_answers_head_like_get_without_a_body",
     ),

@@ -27,8 +27,8 @@ MUTATIONS = (
     Mutation(
         "a prompt counts with each of its answers",
         "Usage.add",
-        "if not first:",
-        "if False:",
+        "if served.leader is served:",
+        "if True:",
         "test_serve_several.py::test_every_prompt_of_a_list_has_its_answers_in_order",
     ),
 )

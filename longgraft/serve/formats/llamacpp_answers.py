@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from longgraft.completion.prompt.layout import CompletionPrompt
+from longgraft.serve.formats.llamacpp_fields import LlamaCppRequest
+from longgraft.serve.formats.openai_answers import stop_string
 from longgraft.serve.formats.request_figures import timings
 from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
 
 STOPS = {"eos": "eos", "stop": "word", "length": "limit", "time": "limit", "cut": "limit", "cancelled": "none"}
-TAIL = 64  # tokens at the end of an answer among which its stop string is
-
-
-class InfillFields(Protocol):
-    """The fields of the request that its answer depends on."""
-
-    stream: bool | None
-    return_tokens: bool | None
-    response_fields: list[str] | None
-    n_indent: int | None
-    t_max_predict_ms: float | None
-
-    @property
-    def new_tokens(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,7 @@ class LlamaCppFormat:
     """
 
     state: State
-    body: InfillFields
+    body: LlamaCppRequest
     laid: CompletionPrompt
     served: ServedRequest
 
@@ -90,10 +78,6 @@ class LlamaCppFormat:
             content = ""
         elif self.body.return_tokens:
             tokens = list(ids)
-        word = ""
-        if end.reason == "stop":
-            tail = self.state.text(ids[-TAIL:])
-            word = next((stop for stop in self.served.requested.stop if stop in tail), "")
         return {
             "index": 0,
             "content": content,
@@ -108,7 +92,7 @@ class LlamaCppFormat:
             "has_new_line": "\n" in text,
             "truncated": bool(self.laid.unused),
             "stop_type": STOPS[end.reason],
-            "stopping_word": word,
+            "stopping_word": stop_string(end, self.served.requested, ids, self.state.text) or "",
             "tokens_cached": stats.reused_tokens,
             "layout": self.laid.form,
             "timings": timings(stats, new_tokens),

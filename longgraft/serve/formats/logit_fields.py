@@ -13,6 +13,8 @@ from longgraft.serve.formats.json_fields import JsonFields, KnownFields, describ
 
 MOST = 4096  # most choices or biases; clients send far fewer
 ANY_OBJECT = {"type": "object"}
+# All other fields here are constraints.
+PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "repeat_penalty", "logit_bias")
 
 
 def at_most(biases: Any) -> Any:
@@ -93,19 +95,7 @@ class LogitFields(JsonFields):
     @property
     def constrained(self) -> bool:
         """True if there may be a constraint to compile."""
-        return any(
-            value is not None
-            for value in (
-                self.response_format,
-                self.structured_outputs,
-                self.guided_json,
-                self.guided_regex,
-                self.guided_choice,
-                self.guided_grammar,
-                self.json_schema,
-                self.grammar,
-            )
-        )
+        return any(getattr(self, name) is not None for name in LogitFields.model_fields if name not in PENALTIES)
 
     def logit_options(self) -> dict[str, Any]:
         """Returns fields of `LogitOptions`; raises ValueError if several constraints are given."""

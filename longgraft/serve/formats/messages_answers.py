@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from longgraft.serve.formats.blocks import AnswerBlock, Blocks, Event
-from longgraft.serve.formats.openai_answers import cost
+from longgraft.serve.formats.messages_fields import MessagesRequest
+from longgraft.serve.formats.openai_answers import cost, stop_string
 from longgraft.serve.served_request import End, ServedRequest
 from longgraft.serve.state import State
 from longgraft.serve.streaming import Answer
@@ -21,19 +22,17 @@ REASONS = {
     "cut": "end_turn",
     "cancelled": "end_turn",
 }
-TAIL = 64  # tokens at the end of an answer among which its stop string is
 
 
 class MessagesFormat:
     """The response or the events of one request."""
 
-    def __init__(self, state: State, served: ServedRequest, notes: Sequence[str] = ()) -> None:
-        """notes: sentences on what is ignored"""
+    def __init__(self, state: State, body: MessagesRequest, served: ServedRequest) -> None:
         self.model = state.name
         self.requested = served.requested
         self.blocks = Blocks(served.context.calls)
         self._text = state.text
-        self._notes = list(notes)
+        self._notes = body.notes
         self.id = f"msg_{uuid.uuid4().hex[:24]}"
 
     def response(self, answer: Answer) -> dict[str, Any]:
@@ -79,20 +78,14 @@ class MessagesFormat:
         return {"id": self.id, "type": "message", "role": "assistant", "model": self.model, "content": content}
 
     def _stop(self, ids: Sequence[int], end: End) -> dict[str, Any]:
-        tail = ""
-        if end.reason == "stop":
-            tail = self._text(ids[-TAIL:])
         reason = REASONS[end.reason]
         if self.blocks.called and reason == "end_turn":
             reason = "tool_use"
-        sequence = next((stop for stop in self.requested.stop if stop in tail), None)
+        sequence = stop_string(end, self.requested, ids, self._text)
         return {"stop_reason": reason, "stop_sequence": sequence}
 
     def _cost(self, end: End) -> dict[str, Any]:
-        figures = cost(end, self.requested.ids, self._text) | {"sampling": self.requested.sampling.described}
-        if self._notes:
-            figures["notes"] = self._notes
-        return figures
+        return cost(end, self.requested, self._text, self._notes)
 
 
 def usage(end: End) -> dict[str, Any]:

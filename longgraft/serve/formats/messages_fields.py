@@ -214,15 +214,13 @@ class MessagesRequest(CountTokensRequest):
 
     def chat_fields(self) -> dict[str, Any]:
         """Returns all fields of the chat."""
-        same = ("max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft")
+        same = {"max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "speculative", "longgraft"}
         form = self._format and {
             "type": "json_schema",
             "json_schema": {"schema": self._format.json_schema, "strict": True},
         }
-        fields = super().chat_fields() | {"stop": self.stop_sequences, "response_format": form}
-        for name in same:
-            fields[name] = getattr(self, name)
-        return fields
+        fields = super().chat_fields() | self.model_dump(include=same)
+        return fields | {"stop": self.stop_sequences, "response_format": form}
 
 
 def text_of(content: Content | None) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.predicted_output import accepted
 from longgraft.serve.formats.logprobs import Fields, LogprobSeries, chat_logprobs, completion_logprobs
 from longgraft.serve.formats.request_figures import metrics, timings
@@ -18,6 +20,7 @@ from longgraft.serve.tools.reader import Piece
 Spelt = Callable[[Sequence[int]], str]
 
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "time": "length", "cut": "stop", "cancelled": "stop"}
+TAIL = 64  # tokens at the end of an answer among which its stop string is
 SHOWN = 16  # tokens of the prompt that are shown before and after its first difference from a kept one
 
 
@@ -73,35 +76,36 @@ class Usage:
 
     def __init__(self, answers: int = 1) -> None:
         """answers: number of answers"""
-        self.fields: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
         self._left = answers
 
-    def add(self, counts: dict[str, Any], first: bool) -> bool:
+    def add(self, end: End, ids: Sequence[int], served: ServedRequest) -> bool:
         """Adds an answer's counts, and returns True if it was the last answer.
 
         Args:
-            first: The first of its prompt.
+            ids: Tokens of the whole answer; it may have repeated predicted ones.
         """
-        if not first:
-            counts = counts | {
-                "prompt_tokens": 0,
-                "prompt_tokens_details": {"cached_tokens": 0},
-                "total_tokens": counts["completion_tokens"],
-            }
-        self.fields = _sum(self.fields, counts)
+        repeated, rejected = accepted(served.context.predicted, ids)
+        self._counts.update(new=end.stats.new_tokens, repeated=repeated, rejected=rejected)
+        if served.leader is served:
+            self._counts.update(prompt=end.stats.prompt_tokens, cached=end.stats.reused_tokens)
         self._left -= 1
         return not self._left
 
-
-def _sum(total: Mapping[str, Any], counts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the sums of two nested mappings of counts; what one lacks is 0."""
-    sums = {}
-    for name, count in counts.items():
-        if isinstance(count, Mapping):
-            sums[name] = _sum(total.get(name, {}), count)
-        else:
-            sums[name] = total.get(name, 0) + count
-    return sums
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The counts as OpenAI names them."""
+        counts = self._counts
+        return {
+            "prompt_tokens": counts["prompt"],
+            "completion_tokens": counts["new"],
+            "total_tokens": counts["prompt"] + counts["new"],
+            "prompt_tokens_details": {"cached_tokens": counts["cached"]},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": counts["repeated"],
+                "rejected_prediction_tokens": counts["rejected"],
+            },
+        }
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,7 @@ class OpenAIFormat:
                     "tool_calls": [called(call.name, call.arguments) for call in turn.calls],
                 }
             choices.append(form._choice(fields, answer.ids, reason(answer.end, form.served.context.calls.called)))
-            form._count(answer.end, answer.ids)
+            form.usage.add(answer.end, answer.ids, form.served)
         return self._object(self.kind.name, choices) | {"usage": self.usage.fields, **self._figures(answers[0][1].end)}
 
     def opening_chunks(self) -> Iterator[dict[str, Any]]:
@@ -175,7 +179,7 @@ class OpenAIFormat:
         for piece in self.served.context.calls.finish():
             yield self._chunk(self._delta(piece))
         yield self._chunk(self.kind.last, rest, reason(end, self.served.context.calls.called)) | self._figures(end)
-        if self._count(end, ids) and self.with_usage:
+        if self.usage.add(end, ids, self.served) and self.with_usage:
             yield self._object(self.kind.chunk_name, []) | {"usage": self.usage.fields}
 
     def _delta(self, piece: Piece) -> dict[str, Any]:
@@ -184,13 +188,9 @@ class OpenAIFormat:
             return self.kind.delta(piece.text)
         return {"delta": {"tool_calls": [{"index": piece.call} | called(piece.name, piece.arguments)]}}
 
-    def _count(self, end: End, ids: Sequence[int]) -> bool:
-        return self.usage.add(usage(end, ids, self.served.context.predicted), self.served.leader is self.served)
-
     def _figures(self, end: End) -> dict[str, Any]:
         """Returns the costs of an answer, in the fields of this server, of llama.cpp and of vLLM."""
-        requested = self.served.requested
-        figures = cost(end, requested.ids, self.spelt) | {"sampling": requested.sampling.described}
+        figures = cost(end, self.served.requested, self.spelt)
         if self.served.context.layout:
             figures["layout"] = self.served.context.layout
         return {
@@ -245,33 +245,30 @@ def reason(end: End, called: bool) -> str:
     return reason
 
 
-def usage(end: End, ids: Sequence[int], predicted: Sequence[int]) -> dict[str, Any]:
-    """Returns token counts, with the reused prompt tokens and the predicted tokens that the answer repeated."""
-    stats = end.stats
-    repeated, rejected = accepted(predicted, ids)
-    return {
-        "prompt_tokens": stats.prompt_tokens,
-        "completion_tokens": stats.new_tokens,
-        "total_tokens": stats.prompt_tokens + stats.new_tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.reused_tokens},
-        "completion_tokens_details": {"accepted_prediction_tokens": repeated, "rejected_prediction_tokens": rejected},
-    }
+def stop_string(end: End, requested: GenerationRequest, ids: Sequence[int], spelt: Spelt) -> str | None:
+    """Returns the stop string that ended an answer of these tokens; None if none did."""
+    if end.reason != "stop":
+        return None
+    tail = spelt(ids[-TAIL:])
+    return next((stop for stop in requested.stop if stop in tail), None)
 
 
-def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
+def cost(end: End, requested: GenerationRequest, spelt: Spelt, notes: Sequence[str] = ()) -> dict[str, Any]:
     """Returns seconds, steps, accepted tokens by origin, and where the prompt first differs from a kept one.
 
     Args:
-        prompt: Its token ids.
+        requested: What was decoded; its sampling is given, too.
         spelt: Decodes token ids.
+        notes: Sentences on what is ignored.
     """
     stats = end.stats
+    prompt = requested.ids
     at = stats.first_difference
     difference = None
     if at is not None:
         before = prompt[max(0, at - SHOWN) : at]
         difference = {"token": at, "before": spelt(before), "after": spelt(prompt[at : at + SHOWN])}
-    return {
+    figures: dict[str, Any] = {
         "finish_reason": end.reason,
         "queued_seconds": end.queued,
         "prefill_seconds": stats.prefill_seconds,
@@ -284,4 +281,8 @@ def cost(end: End, prompt: Sequence[int], spelt: Spelt) -> dict[str, Any]:
         "tokens_per_step": stats.tokens_per_step,
         "accepted_by_origin": dict(stats.accepted_by_origin),
         "kinds": dict(stats.kinds),
+        "sampling": requested.sampling.described,
     }
+    if notes:
+        figures["notes"] = list(notes)
+    return figures

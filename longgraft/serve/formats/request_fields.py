@@ -18,6 +18,7 @@ from longgraft.acceptance.sampling_defaults import SamplingDefaults
 from longgraft.config.method_roles import PLAIN
 from longgraft.config.settings import SamplingSettings
 from longgraft.engine.encoder import stop_strings
+from longgraft.serve.formats.errors import ApiError
 from longgraft.serve.formats.json_fields import JsonFields, KnownFields, described_by
 from longgraft.serve.formats.logit_fields import LogitFields
 from longgraft.serve.formats.tool_fields import ToolCall, ToolFields
@@ -69,16 +70,11 @@ TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
 TemplateArguments = Annotated[dict[str, Any], Field(max_length=256)]  # Jinja takes 25 us for each
 
 
-class Unsupported(ValueError):
-    """A field asks for something that is not supported.
-
-    Attributes:
-        param: The field.
-    """
+class Unsupported(ApiError):
+    """A field asks for something that is not supported."""
 
     def __init__(self, param: str, message: str) -> None:
-        super().__init__(message)
-        self.param = param
+        super().__init__(400, message, param, "unsupported_parameter")
 
 
 class MessagePart(JsonFields):

@@ -144,9 +144,7 @@ class ResponsesFormat:
         blocks = self.blocks.blocks
         items = [self._item(block, _status(block, cut and block is blocks[-1])) for block in blocks]
         whole = not cut and all(block.whole for block in blocks)
-        figures = cost(end, self.requested.ids, self._spelt) | {"sampling": self.requested.sampling.described}
-        if self.body.notes:
-            figures["notes"] = self.body.notes
+        figures = cost(end, self.requested, self._spelt, self.body.notes)
         tokens = {
             "input_tokens": stats.prompt_tokens,
             "input_tokens_details": {"cached_tokens": stats.reused_tokens},

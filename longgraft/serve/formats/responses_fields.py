@@ -158,16 +158,14 @@ class ResponsesRequest(JsonFields):
         else:
             messages += _messages(self.input)
         tools = [{"type": "function", "function": tool.function} for tool in self.offered.values()]
-        same = ("parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft")
-        fields = {
+        same = {"parallel_tool_calls", "stream", "temperature", "top_p", "seed", "speculative", "longgraft"}
+        fields = self.model_dump(include=same) | {
             "messages": messages,
             "tools": tools or None,
             "tool_choice": self._choice(),
             "max_tokens": self.max_output_tokens,
             "response_format": self._response_format(),
         }
-        for name in same:
-            fields[name] = getattr(self, name)
         return chat_of(fields, self.model_extra or {})
 
     def _choice(self) -> Any:

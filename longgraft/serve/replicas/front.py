@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -89,7 +89,7 @@ def make_front(handle: Any, name: str, options: Serving) -> FastAPI:
     async def metrics(accept: str = Header("")) -> Response:
         """Returns the metrics of all replicas, each with the label replica, and the front's own."""
         encode, kind = choose_encoder(accept)
-        return Response(encode(forward.counts.registry(await forward.ask_all("metrics"))), media_type=kind)
+        return Response(encode(forward.counts.together(await forward.ask_all("metrics"))), media_type=kind)
 
     app.mount("/", forward)
     app.add_middleware(Sender)
@@ -285,8 +285,8 @@ class FrontCounts:
         )
         self._replicas = Gauge(prefix + "front_replicas", "Replicas that sent their metrics.", registry=self._own)
 
-    def registry(self, texts: Sequence[tuple[str, str]]) -> CollectorRegistry:
-        """Returns a registry with these metrics, as (replica, text), and the front's own."""
+    def together(self, texts: Sequence[tuple[str, str]]) -> Families:
+        """Returns these metrics, as (replica, text), and the front's own."""
         self._replicas.set(len(texts))
         families: dict[str, Metric] = {}
         for replica, text in texts:
@@ -294,14 +294,11 @@ class FrontCounts:
                 merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     merged.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
-        registry = CollectorRegistry()
-        registry.register(_Families([*families.values(), *self._own.collect()]))
-        return registry
+        return Families([*families.values(), *self._own.collect()])
 
 
-@dataclass(eq=False)
-class _Families:
-    families: Sequence[Metric]
+class Families(list[Metric]):
+    """Families of metrics, as an encoder of prometheus_client takes them."""
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self.families
+    def collect(self) -> list[Metric]:
+        return self

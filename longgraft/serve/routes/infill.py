@@ -2,8 +2,7 @@
 
 Text of other files is laid out before the file in the model's format (`completion/prompt/layout.py`).  Text
 that does not fit is a prediction, and so is the suffix if the model has no fill-in-the-middle tokens.
-llama.cpp's samplers are
-ignored: the sampling fields are those of all requests.
+llama.cpp's samplers are ignored: the sampling fields are those of all requests.
 """
 
 from __future__ import annotations

@@ -62,15 +62,9 @@ def router(state: State) -> APIRouter:
         state.need_tokenizer("prompt")
         if body.chat:
             state.need_template("chat")
-            encoded = chat(
-                state,
-                ChatRequest.model_validate(
-                    {
-                        "messages": [{"role": "user", "content": body.prompt}],
-                        "special_tokens_in_content": body.special_tokens_in_content,
-                    }
-                ),
-            )
+            fields = body.model_dump(include={"special_tokens_in_content"})
+            fields["messages"] = [{"role": "user", "content": body.prompt}]
+            encoded = chat(state, ChatRequest.model_validate(fields))
         else:
             requested = plain_prompt(state, body.prompt, body.special_tokens_in_content or "allow")
             encoded = requested, AnswerContext()

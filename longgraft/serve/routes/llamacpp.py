@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import Response
-from pydantic import BaseModel
 
 from longgraft.completion.prompt.layout import CompletionPrompt
 from longgraft.serve.answer_context import AnswerContext
@@ -19,12 +18,6 @@ from longgraft.serve.routes.infill import answered
 from longgraft.serve.routes.openai import check_request
 from longgraft.serve.state import State
 from longgraft.serve.streaming import JSON_OR_EVENTS
-
-
-class TemplateText(BaseModel):
-    """The text of a chat."""
-
-    prompt: str
 
 
 def router(state: State) -> APIRouter:
@@ -46,10 +39,10 @@ def router(state: State) -> APIRouter:
         return await answered(state, request, body, laid, encoded)
 
     @routes.post("/apply-template")
-    async def apply_template(body: ChatRequest, request: BodyRequest) -> TemplateText:
+    async def apply_template(body: ChatRequest, request: BodyRequest) -> dict[str, str]:
         """Returns the text that the model's chat template makes of messages."""
         text, _ = await request.run(chat_text, state, body)
-        return TemplateText(prompt=text)
+        return {"prompt": text}
 
     @routes.get("/props")
     async def props() -> dict[str, Any]:

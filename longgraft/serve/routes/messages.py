@@ -27,7 +27,7 @@ def router(state: State) -> APIRouter:
         check_request(state, body)
         encoded = await request.run(prepared_chat, state, body, "messages", constrained=body.constrained)
         served = state.submitted(*encoded)
-        form = MessagesFormat(state, served, body.notes)
+        form = MessagesFormat(state, body, served)
         if body.stream:
             return EventStream([(served, form)], state.options.beat, NAMED_EVENTS)
         return JSONResponse(form.response(await whole_answer(request, served)))

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
-from longgraft.serve.formats.errors import ApiError
+from longgraft.serve.formats.errors import ApiError, client_errors
 from longgraft.serve.formats.logprobs import LogprobSeries
 from longgraft.serve.formats.openai_answers import CHAT, COMPLETION, Kind, OpenAIFormat, Usage
-from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest, Unsupported
+from longgraft.serve.formats.request_fields import ChatRequest, CompletionRequest
 from longgraft.serve.prompts import Encoded, chat, completions, prediction_ids, prepared
 from longgraft.serve.request_body import BodyRequest, BodyRoute
 from longgraft.serve.served_request import ServedRequest
@@ -55,15 +55,8 @@ class AsChat(Protocol):
 
 def check_request(state: State, body: Checkable) -> None:
     """Raises an error for everything that can be refused before the prompt is encoded."""
-    try:
-        body.check_supported()
-    except Unsupported as error:
-        raise unsupported(error) from error
+    body.check_supported()
     state.worker.check()
-
-
-def unsupported(error: Unsupported) -> ApiError:
-    return ApiError(400, str(error), error.param, "unsupported_parameter")
 
 
 def chat_of(body: AsChat, param: str) -> ChatRequest:
@@ -72,12 +65,8 @@ def chat_of(body: AsChat, param: str) -> ChatRequest:
     Args:
         param: The field of its messages, for errors.
     """
-    try:
+    with client_errors(param):
         return body.chat()
-    except Unsupported as error:
-        raise unsupported(error) from error
-    except ValueError as error:
-        raise ApiError(400, str(error), param) from error
 
 
 def prepared_chat(state: State, body: AsChat, param: str) -> Encoded:
