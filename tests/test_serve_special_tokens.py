@@ -147,9 +147,17 @@ def test_a_refused_text_is_named():
         assert error["param"] == "messages" and f"spells the special token {MARK}" in error["message"]
 
 
-def refuse_ids(state: State, ids: list[int], *_) -> int:
-    """Ends a request with its prompt's ids, because reading them would take too long."""
-    raise ApiError(400, json.dumps(list(ids)))
+@pytest.fixture
+def prompts(monkeypatch) -> list[list[int]]:
+    """Ends each request at its prompt's ids, which it lists, because reading them would take too long."""
+    found = []
+
+    def refuse(state: State, ids: list[int], *_) -> int:
+        found.append(list(ids))
+        raise ApiError(400, "refused by the test")
+
+    monkeypatch.setattr(State, "new_tokens", refuse)
+    return found
 
 
 def errors_of(template: str, path: str, bodies: list[dict]) -> list[str]:
@@ -161,8 +169,7 @@ def errors_of(template: str, path: str, bodies: list[dict]) -> list[str]:
 
 @pytest.mark.parametrize("template", WRITING)
 @pytest.mark.parametrize("path", BODIES)
-def test_no_text_of_a_chat_spells_a_token(path, template, monkeypatch):
-    monkeypatch.setattr(State, "new_tokens", refuse_ids)
+def test_no_text_of_a_chat_spells_a_token(path, template, prompts):
     written = json.dumps(BODIES[path] | MORE)
     places = sorted(set(re.findall(r"@\w+@", written)))
     bodies = []
@@ -171,17 +178,15 @@ def test_no_text_of_a_chat_spells_a_token(path, template, monkeypatch):
         body = json.loads(re.sub(r"@(\w+)@", r"\1", marked))
         bodies += [body | {"special_tokens_in_content": policy} for policy in ("escape", "allow", "refuse")]
     found = errors_of(WRITING[template], path, bodies)
-    for place, first, second, refused in zip(places, found[::3], found[1::3], found[2::3], strict=True):
-        escaped = json.loads(first)
-        assert SPECIAL not in escaped and text(escaped) == spelt(text(json.loads(second))), place
+    for place, escaped, allowed, refused in zip(places, prompts[::2], prompts[1::2], found[2::3], strict=True):
+        assert SPECIAL not in escaped and text(escaped) == spelt(text(allowed)), place
         assert f"spells the special token {MARK}" in refused, place
 
 
-def test_an_escape_of_the_mark_within_a_text_stays(monkeypatch):
-    monkeypatch.setattr(State, "new_tokens", refuse_ids)
+def test_an_escape_of_the_mark_within_a_text_stays(prompts):
     messages = [{"role": "user", "content": f"{ascii(mark_for([]))[1:-1]}{MARK}"}]
-    (found,) = errors_of("{{ messages[0].content }}", "/v1/chat/completions", [{"messages": messages}])
-    assert text(json.loads(found)) == spelt(messages[0]["content"])
+    errors_of("{{ messages[0].content }}", "/v1/chat/completions", [{"messages": messages}])
+    assert text(prompts[0]) == spelt(messages[0]["content"])
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/completion"])
