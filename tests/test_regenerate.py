@@ -21,7 +21,7 @@ from longgraft.yarn_drafters.training import batched_sampling, scheduled_samplin
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
 from longgraft.yarn_drafters.training.documents import Document
 from longgraft.yarn_drafters.training.regenerate import Regenerator, regenerate
-from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, PromptSources, requests_of
+from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Own, PromptSources, requests_of
 from longgraft.yarn_drafters.training.turns import PromptTurn, SampledTurn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,14 +130,14 @@ def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_o
     always, never = replace(SAMPLING, follow_up=1.0), replace(SAMPLING, follow_up=0.0)
     both = PromptSources(texts, texts, magpie=True)
     for chat in islice(requests_of(both, always), 12):
-        assert (chat.requests[1:] == [None]) == (chat.source != "given")
-    assert all(len(chat.requests) == 1 for chat in islice(requests_of(both, never), 12))
+        assert (chat.plan[2:] == [Own.REQUEST, Own.ANSWER]) == (chat.source != "given")
+    assert all(len(chat.plan) == 2 for chat in islice(requests_of(both, never), 12))
 
 
 def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
     texts = [Document(f"What is {i}?") for i in range(9)]
     orders = [
-        [chat.requests[0] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
+        [chat.plan[0]["content"] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
         for seed in (0, 1)
     ]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(text.text for text in texts)
@@ -412,3 +412,133 @@ def test_a_model_without_a_chat_template_continues_texts_only(folder, tmp_path, 
     assert run(capsys, monkeypatch, *options)[0] == 0 and sum(row["tokens"] for row in rows_of(out)) >= 40
     with pytest.raises(ValueError, match="no chat template"):
         regenerate(load(plain, None, tell=False), tmp_path / "o.jsonl", SAMPLING, PromptSources(magpie=True))
+
+
+# Given chats are answered whole -------------------------------------------------------------------------------------
+
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"city": "Paris"}}}
+FIND = {"type": "function", "function": {"name": "find", "parameters": {}}}
+WITH_TOOLS = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ALL = ChatSampling(tokens=10**6, batch=1)
+
+
+def turn(role, content="", **more):
+    return {"role": role, "content": content, **more}
+
+
+def prompts_of(path, *rows) -> PromptSources:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return PromptSources.read([path])
+
+
+def with_template(session, folder, template):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    return with_tokenizer(session, tokenizer)
+
+
+def test_a_given_chat_is_answered_with_its_system_its_tools_and_their_results(folder, session, tmp_path, monkeypatch):
+    own = with_template(session, folder, WITH_TOOLS)
+    call = turn("assistant", tool_calls=[CALL])
+    given = [turn("system", "Be kind."), turn("assistant", "Hello!"), turn("user", "Where?"), call]
+    given += [turn("tool", "It is."), turn("assistant", "old"), turn("user", "Sure?")]
+    sources = prompts_of(tmp_path / "p.jsonl", {"messages": given, "tools": [FIND]})
+    made, out, asked = worker(own, ALL), tmp_path / "c.jsonl", []
+    answering(monkeypatch, own.tokenizer, {}, asked)
+    made.run(requests_of(sources, ALL), out)
+    first = (
+        "[find]<system>Be kind.<|endoftext|><assistant>Hello!<|endoftext|><user>Where?<|endoftext|>"
+        "<assistant>find<|endoftext|><tool>It is.<|endoftext|><assistant>"
+    )
+    second = first + "Fine.<|endoftext|><user>Sure?<|endoftext|><assistant>"
+    assert [own.tokenizer.decode(turn.prompt) for turn in asked] == [first, second]
+    (row,) = rows_of(out)
+    assert row["tools"] == [FIND]
+    ids, learnt = split_coded(encode_corpus([out], own.tokenizer, tmp_path / "c.npz").tokens)
+    assert own.tokenizer.decode(ids) == second + "Fine.<|endoftext|>"
+    assert own.tokenizer.decode(ids[learnt]) == "Fine.<|endoftext|>" * 2
+
+
+def test_the_same_request_after_another_system_or_with_other_tools_is_another_chat(
+    folder, session, tmp_path, monkeypatch
+):
+    own = with_template(session, folder, WITH_TOOLS)
+    one = turn("user", "One?")
+    rows = [
+        {"messages": [one]},
+        {"messages": [turn("system", "Be kind."), one]},
+        {"messages": [turn("system", "Be brief."), one]},
+        {"messages": [one], "tools": [FIND]},
+        {"messages": [one, turn("user", "Two?")]},
+        {"messages": [turn("system", "Be brief."), one]},
+    ]
+    answering(monkeypatch, own.tokenizer, {})
+    sources, out = prompts_of(tmp_path / "p.jsonl", *rows), tmp_path / "c.jsonl"
+    counts = worker(own, ALL).run(requests_of(sources, ALL), out)
+    assert (counts["kept"], counts["repeated"]) == (5, 1)
+    again = (replace(chat, index=chat.index + 100) for chat in requests_of(sources, ALL))
+    counts = worker(own, ALL).run(again, out)
+    assert (counts["kept"], counts["repeated"]) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"messages": [turn("user", "One?")], "tools": [FIND]}, "it does not show the tools"),
+        ({"messages": [turn("system", "No."), turn("user", "Two?")]}, "No systems"),
+    ],
+)
+def test_a_given_chat_that_the_template_does_not_take_is_dropped_with_its_line(
+    row, said, folder, session, tmp_path, monkeypatch, capsys
+):
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('No systems.') }}{% endif %}" + TEMPLATE
+    own = with_template(session, folder, strict)
+    answering(monkeypatch, own.tokenizer, {})
+    sources = prompts_of(tmp_path / "p.jsonl", {"messages": [turn("user", "Three?")]}, row, row)
+    counts = worker(own, ALL).run(requests_of(sources, ALL), tmp_path / "c.jsonl")
+    assert (counts["kept"], counts["not taken by the chat template"]) == (1, 2)
+    found = capsys.readouterr().err
+    assert found.count("is left out") == 1 and f"the chat template does not take it ({said})" in found
+    assert "p.jsonl, line " in found
+
+
+def test_a_chat_whose_second_prompt_the_template_refuses_is_dropped(folder, session, tmp_path, monkeypatch, capsys):
+    strict = "{% if messages|length == 3 and messages[1].content == 'Fine.' %}{{ raise_exception('No.') }}{% endif %}"
+    own = with_template(session, folder, strict + TEMPLATE)
+    answering(monkeypatch, own.tokenizer, {})
+    chat = Document("", "chat", turns=[turn("user", "One?"), turn("user", "Two?")])
+    counts = worker(own, ALL).run(requests_of(PromptSources([chat]), ALL), tmp_path / "c.jsonl")
+    assert counts["not taken by the chat template"] == 1 and counts["kept"] == 0 == counts["tokens"]
+    assert "chat 0 is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", [{"text": " "}, {"messages": [turn("system", "Be kind.")]}])
+def test_prompts_without_a_request_are_refused_with_their_line(row, tmp_path):
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 2 has no request to answer"):
+        prompts_of(tmp_path / "p.jsonl", {"text": "One?"}, row)
+
+
+def test_answers_that_are_not_to_be_learnt_stay_in_a_given_chat(session):
+    turns = [turn("user", "One?"), turn("assistant", "Yes."), turn("user", "Two?"), turn("assistant", "old")]
+    chat = Document(
+        "", "chat", turns=[*turns, turn("assistant", "old, too"), turn("system", "Bye.")], unlearnt=frozenset([1])
+    )
+    (planned,) = requests_of(PromptSources([chat]), ALL)
+    assert planned.plan == [turns[0], turns[1] | {"train": False}, turns[2], Own.ANSWER]
+
+
+def test_texts_that_are_too_short_for_an_excerpt_are_counted_and_chats_refused(tmp_path, capsys):
+    (tmp_path / "long.txt").write_text("word " * 100)
+    (tmp_path / "short.txt").write_text("word")
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [turn("user", "One?")]}))
+    sources = PromptSources.read(documents=[tmp_path / "long.txt", tmp_path / "short.txt"])
+    assert len(sources.documents) == 1
+    assert capsys.readouterr().err == "longgraft: texts of --documents with fewer than 400 characters: 1 left out\n"
+    with pytest.raises(ValueError, match=r"No text of --continue has 400 characters"):
+        PromptSources.read(continued=[tmp_path / "short.txt"])
+    with pytest.raises(ValueError, match=r"chat\.jsonl, line 1 is a chat, and --documents takes texts"):
+        PromptSources.read(documents=[tmp_path / "chat.jsonl"])

@@ -29,6 +29,7 @@ from longgraft.yarn_drafters.training.target import train_target
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INFINITE = float("inf")
+TURN = '{"messages": [{"role": "user", "content": "x"}]%s}'
 OF_A_TARGET = [({"kv_heads": 3}, "kv_heads 3"), ({"head_dim": 15}, "head_dim 15"), ({"tied": "yes"}, "tied is 'yes'")]
 OF_A_DRAFTER = [
     ({"layerz": 3}, "sets 'layerz', which"),
@@ -164,7 +165,7 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
         ('{"text": 5}', "has text .int."),
         ("{}", "has nothing"),
         ('{"text": "a\\ud800b"}', "is half a character"),
-        ('{"text": "x", "type": 5}', "type is 5; a string"),
+        ('{"text": "x", "type": 5}', "type is 5; it must be text"),
         ('{"text": "x", "type": true}', "type is True"),
         ('{"text": "x", "source": ["a"]}', "source is"),
         ('{"text": "x", "source": "\\udc00"}', "is half a character"),
@@ -176,6 +177,23 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
         ('{"conversations": [{"from": "human"}]}', "turn 1 has no content"),
         ('{"conversations": [{"value": "x"}]}', "turn 1 has content, and no role that is text"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "is half a character"),
+        ('{"text": "x", "messages": [{"role": "user", "content": "x"}]}', "has text and messages, and one of them"),
+        ('{"text": "x", "ended": "no"}', "ended is 'no'; it must be true or false"),
+        (TURN % ', "tools": [{"parameters": {}}]', "tools has no function with a name"),
+        (TURN % ', "tools": ["find"]', "tools has no function with a name"),
+        (TURN % ', "tools": "find"', "tools is not JSON"),
+        (TURN % ', "images": ["a.png"]', "has images, which is not read"),
+        (TURN % ', "system": 5', "system is 5"),
+        (
+            '{"messages": [{"role": "system", "content": "a"}], "system": "b"}',
+            "has a system field and another system turn",
+        ),
+        ('{"messages": [{"role": "user", "content": "x", "weight": 1}]}', "turn 1 is to be learnt; only the"),
+        ('{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "weight is 0.5; 0 or 1"),
+        ('{"messages": [{"role": "user", "content": "x", "train_detail": [1]}]}', "has train_detail, which is not"),
+        ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}', "a call has no function with"),
+        ('{"conversations": [{"from": "function_call", "value": "find"}]}', "function_call. is not JSON"),
+        ('{"conversations": [{"from": "function_call"}]}', "a call has no function with a name"),
     ],
 )
 def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_path):
@@ -184,6 +202,15 @@ def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_p
     with pytest.raises(ValueError, match=message) as refused:
         list(read_documents([path]))
     assert f"{path}, line 2" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name, opened", [("r.jsonl", open), ("r.ndjson", open), ("r.jsonl.gz", gzip.open), ("r.ndjson.gz", gzip.open)]
+)
+def test_rows_are_read_from_lines_of_json_by_the_file_s_name(name, opened, tmp_path):
+    with opened(tmp_path / name, "wt") as file:
+        file.write('{"text": "one"}\n{"text": "two"}\n')
+    assert [document.text for document in read_documents([tmp_path / name])] == ["one", "two"]
 
 
 def fifo(path):

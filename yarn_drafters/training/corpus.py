@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
+READING = 2  # version of how rows become tokens; another one makes a cached corpus out of date
 
 # Order matters: the first alternative that matches at a position wins.  Newlines and indentation are separate
 # pieces, so that a prompt that ends with a newline is split like the training text.
@@ -100,9 +101,9 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast, cac
     """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
-    digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
+    digest = hashlib.sha256(repr([READING, rules, tokenizer.chat_template]).encode())
     for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()):
-        digest.update(file.read_bytes())
+        digest.update(file.name.encode() + file.read_bytes())
     cached = _cached(cache, digest.hexdigest())
     if cached is not None:
         return cached
