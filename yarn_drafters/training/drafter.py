@@ -16,8 +16,10 @@ from longgraft.drafters.pruning import Dense
 from longgraft.engine.end_tokens import end_tokens
 from longgraft.kernels.block_weight import block_weights
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.models.places import place_of
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
 from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
@@ -64,7 +66,9 @@ class DrafterTrainer(DistillingTrainer):
     def fresh(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus) -> Eagle3Network:
         if recipe.start is not None:
             return resumed_head(Path(recipe.start), target, recipe)
-        return build_network(recipe, target, corpus, list(end_tokens(target.model, None)))
+        tokenizer = read_tokenizer(place_of(target.name).path, target.name)
+        ends = end_tokens(target.model, tokenizer, target.name)
+        return build_network(recipe, target, corpus, [token for token in ends if token < target.vocab_size])
 
     def proposer(self, network: Eagle3Network) -> tuple[Proposer, int]:
         return Eagle3Drafter(Eagle3Cache(network), Dense()), 60
