@@ -240,11 +240,13 @@ def test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_
     target, text = files_of_a_toy_run(tmp_path)
     (tmp_path / "own.jsonl").write_text('{"text": "zzz", "ended": false}')
     (target / "generation_config.json").write_text('{"eos_token_id": 7}')
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(9)
+    tokenizer.save_pretrained(target)
     recipe = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=4, vocabulary=str(tmp_path / "own.jsonl"))
     head = DrafterTrainer.train(recipe, target, [text], [], tmp_path / "out")
     kept = load_file(head / "model.safetensors")["t2d"].nonzero().flatten().tolist()
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    assert set(tokenizer("zzz")["input_ids"]) | {tokenizer.eos_token_id, 7} <= set(kept)
+    assert set(tokenizer("zzz")["input_ids"]) | {7, 9} <= set(kept)
     started = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[0])
     assert 0 <= started["vocabulary_covers"]["code-python"] < 0.2
 
