@@ -204,15 +204,6 @@ def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_p
     assert f"{path}, line 2" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    "name, opened", [("r.jsonl", open), ("r.ndjson", open), ("r.jsonl.gz", gzip.open), ("r.ndjson.gz", gzip.open)]
-)
-def test_rows_are_read_from_lines_of_json_by_the_file_s_name(name, opened, tmp_path):
-    with opened(tmp_path / name, "wt") as file:
-        file.write('{"text": "one"}\n{"text": "two"}\n')
-    assert [document.text for document in read_documents([tmp_path / name])] == ["one", "two"]
-
-
 def fifo(path):
     os.mkfifo(path)
 

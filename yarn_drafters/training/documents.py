@@ -48,8 +48,8 @@ class Document:
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """Yields the documents of JSONL files (*.jsonl, *.ndjson, and these with .gz), JSON arrays, other text files
-    (one document each), and folders of these.
+    """Yields the documents of JSONL files (*.jsonl, *.ndjson), JSON arrays, other text files (one document each), and
+    folders of these.  *.gz is decompressed.
 
     A JSON row has `text`, or a chat as `messages` (in OpenAI's form) or `conversations` ({from, value}), and
     optionally `type`, `source` and `ended` (false: it was cut off).  A chat may have `tools` or `functions`, and
@@ -64,7 +64,7 @@ def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
         elif path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
             for _, place, row in read_json_lines(path, "Fetch it again, or leave it out."):
                 yield _document(row, place)
-        elif path.suffix == ".json":
+        elif path.name.removesuffix(".gz").endswith(".json"):
             rows = parse_json(read_text(path, "Leave it out."), str(path))
             if not isinstance(rows, list):
                 raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it in [ ].")
