@@ -126,6 +126,13 @@ def test_an_empty_prompt_among_rows_is_refused_with_its_line(rows, tmp_path):
         PromptOptions(prompts=str(file_of(tmp_path, rows)), chat=True).read()
 
 
+@pytest.mark.parametrize("key, value", [("tools", [{"name": "find"}]), ("functions", [{}]), ("system", "Be brief.")])
+def test_a_prompt_row_with_what_is_not_read_is_refused_with_its_line(key, value, tmp_path):
+    row = {"messages": [{"role": "user", "content": "Hi"}], key: value}
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 1 has {key}, which is not read here"):
+        PromptOptions(prompts=str(file_of(tmp_path, json.dumps(row)))).read()
+
+
 def test_a_prediction_does_not_begin_with_a_mark(tmp_path):
     assert PromptOptions(prompt="x", prediction=str(file_of(tmp_path, f"{MARK}as is", "p.txt"))).predicted() == "as is"
 

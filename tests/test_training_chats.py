@@ -186,9 +186,23 @@ def test_the_command_line_and_python_take_calls_without_content_and_parts_of_con
 
 
 def test_a_suite_takes_parts_of_content(tmp_path):
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    developer = {"role": "developer", "content": "Be brief."}
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [developer, *CHAT[:2]]}) + "\n")
     (example,) = load_suite(str(tmp_path / "chats.jsonl"))
-    assert example.prompt() == "Where?\nNow?"
+    assert example.prompt() == "Be brief.\n\nWhere?\nNow?"
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"messages": CHAT}, "message 3 is of role 'tool', and only the turns of system and user are asked"),
+        ({"messages": CHAT[:1], "tools": [{"name": "find"}]}, "has tools, which are not asked with"),
+    ],
+)
+def test_a_suite_s_row_with_turns_or_tools_that_it_does_not_ask_with_is_refused(row, said, tmp_path):
+    (tmp_path / "chats.jsonl").write_text("\n" + json.dumps(row))
+    with pytest.raises(ValueError, match=rf"chats\.jsonl, line 2.*{said}"):
+        load_suite(str(tmp_path / "chats.jsonl"))
 
 
 def test_turns_of_either_form_are_messages(tmp_path):

@@ -16,6 +16,7 @@ from longgraft.config.options import Checked, option
 STDIN = "-"
 SHOWN = 100  # characters of a file's name that messages show
 FORMS = ("prompt", "messages", "prompt_ids")  # keys of a row, exactly one of which is set
+UNREAD = ("tools", "functions", "system")  # keys that would change the prompt, and that are not read
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,12 @@ def rows(name: str) -> list[GivenPrompt]:
             raise ValueError(
                 f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one "
                 f"of {', '.join(FORMS)} is needed."
+            )
+        unread = [key for key in UNREAD if row.get(key)]
+        if unread:
+            raise ValueError(
+                f"{where} has {unread[0]}, which is not read here. Give a system text as the first message, and tools "
+                "in a request to `longgraft serve`."
             )
         (form,) = forms
         value = row[form]
