@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys.commands import run
+from toys.models import toy_model
 from toys.training import tiny_target
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -119,6 +120,21 @@ def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(samp
     counts = torch.bincount(torch.tensor(first), minlength=len(shares)) / rows
     best = shares.topk(40).indices
     assert abs(counts[best].sum() - shares[best].sum()) < 0.1 and (counts > 0).sum() > 100
+
+
+@pytest.mark.parametrize("family, own", [("qwen3", True), ("gemma3", True), ("gemma2", False), ("lfm2", False)])
+def test_a_padded_batch_is_only_for_models_whose_attention_it_computes(family, own):
+    """Gemma 2 caps its scores, and LFM2 keeps states beside keys and values."""
+    assert batched_sampling.computes(toy_model(family)) == own
+
+
+def test_models_with_sinks_are_not_sampled_in_a_padded_batch():
+    model = torch.nn.Module()
+    model.config = AutoConfig.for_model("qwen3")
+    model.attention = torch.nn.Module()
+    assert batched_sampling.computes(model)
+    model.attention.sinks = torch.nn.Parameter(torch.zeros(2))
+    assert not batched_sampling.computes(model)
 
 
 def rows_of(path: Path) -> list[dict]:

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args, get_origin, get_type_hints
@@ -381,6 +382,25 @@ def test_a_head_s_shape_must_be_consistent(change, message):
     config = SimpleNamespace(hidden_size=32, num_hidden_layers=4, intermediate_size=[48, 64])  # as Gemma 3n's is
     with pytest.raises(ValueError, match=message):
         head_shape(dataclasses.replace(DRAFTER, **change), SimpleNamespace(config=config, name="toy", vocab_size=96))
+
+
+def test_packages_say_what_they_leave_out(tmp_path, capsys):
+    source = "".join(f"def f{'x' * n}(a, b):\n    return a + b\n" for n in range(40))
+    for name, licence in (("free-1.whl", "MIT"), ("closed-1.whl", "Proprietary")):
+        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+            wheel.writestr("m.dist-info/METADATA", f"License-Expression: {licence}\n")
+            wheel.writestr("m/good.py", source)
+            wheel.writestr("m/latin.py", f"# caf\xe9\n{source}b".encode("latin-1"))
+    collect_packages([*(str(path) for path in tmp_path.glob("*.whl")), "--out", str(tmp_path / "rows.jsonl.gz")])
+    with gzip.open(tmp_path / "rows.jsonl.gz", "rt") as rows:
+        assert [json.loads(row)["text"] for row in rows] == [source]
+    assert capsys.readouterr().err == "closed-1.whl: left out, no permissive licence was found\n"
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(SystemExit):
+        collect_packages(
+            [str(tmp_path / "free-1.whl"), "--evaluation", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "o")]
+        )
+    assert "line 1 has neither context nor input" in capsys.readouterr().err
 
 
 def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from longgraft.engine.token_bytes import TokenBytes
 from longgraft.yarn_drafters.training.chats import ChatEncoder
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 
@@ -69,10 +70,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedT
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """Returns [V] int64, the bytes of text per token; 0 for the special token."""
-    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    # A byte-level vocabulary spells each byte as one character.
-    return np.array([0 if name == END else len(name) for name in names], dtype=np.int64)
+    """Returns [V] int64, the bytes of text per token; 0 for the special tokens."""
+    spelt = TokenBytes(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    return np.array([0 if token in special else len(spelt(token)) for token in range(len(tokenizer))], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ class Regenerator:
         """Yields turns and what was sampled for them."""
         target = self.session.target
         batch = self.sampling.batch
-        if target.device.type == "cuda":
+        if target.device.type == "cuda" and batched_sampling.computes(target.model):
             # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it once.
             return batched_sampling.sample(target.model, more, self.session.eos, batch)
         return scheduled_sampling.sample(self.session, more, batch)
@@ -250,7 +250,7 @@ class Regenerator:
             size = int(state["bytes"])
             self.counts = Counter(state["counts"])
             self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
-            changed = list(differences(state.get("made_with", self.made_with), self.made_with))
+            changed = list(differences(state["made_with"], self.made_with))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{out} exists, and {_progress(out)} does not say how far it is. Give another "
