@@ -160,6 +160,13 @@ def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
     assert orders[0] != orders[1] and orders[0] != [text.text for text in texts]
 
 
+def test_given_chats_have_the_temperatures_of_files_that_an_earlier_version_began():
+    texts = [Document(f"What is {i}?") for i in range(8)]
+    chats = list(requests_of(PromptSources(texts), SAMPLING))
+    assert [int(chat.plan[0]["content"][8]) for chat in chats] == [1, 3, 7, 6, 0, 4, 2, 5]
+    assert [chat.temperature for chat in chats] == [0.0, 0.0, 0.7, 0.7, 1.0, 0.0, 0.0, 0.0]
+
+
 def test_kinds_of_sources_alternate_and_given_chats_run_out():
     texts = [Document("x" * 500 + "\n")]
     kinds = [chat.source for chat in islice(requests_of(PromptSources(texts, texts, magpie=True), SAMPLING), 6)]
@@ -536,6 +543,19 @@ def test_a_chat_whose_second_prompt_the_template_refuses_is_dropped(folder, sess
 def test_prompts_without_a_request_are_refused_with_their_line(row, tmp_path):
     with pytest.raises(ValueError, match=r"p\.jsonl, line 2 has no request to answer"):
         prompts_of(tmp_path / "p.jsonl", {"text": "One?"}, row)
+
+
+def test_a_template_sees_no_roles_but_those_of_chats(folder, session, tmp_path, monkeypatch):
+    strict = (
+        "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception(m.role) }}{% endif %}"
+        "{% endfor %}"
+    )
+    own = with_template(session, folder, strict + TEMPLATE)
+    answering(monkeypatch, own.tokenizer, {})
+    sources = PromptSources([Document("One?")], magpie=True)
+    made = worker(own, replace(ALL, follow_up=1.0))
+    counts = made.run(islice(requests_of(sources, made.sampling), 2), tmp_path / "c.jsonl")
+    assert counts["kept"] == 2 and not counts["not taken by the chat template"]
 
 
 def test_answers_that_are_not_to_be_learnt_stay_in_a_given_chat(session):

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from toys.tokenizers import byte_tokenizer
+from toys.tokenizers import byte_tokenizer, sentencepiece
 
 from longgraft.cli.prompts import messages
 from longgraft.config.chat_messages import chat_message
@@ -363,6 +363,26 @@ def test_a_chat_that_the_template_does_not_show_whole_is_left_out_with_its_place
     assert re.search(
         rf"left out: 1 that the chat template does not take \(first: .*bad\.jsonl, line 2: {said}\)\.", found
     )
+
+
+def test_a_thought_that_the_template_shows_is_learnt(tmp_path):
+    shows = PLAIN.replace("<A>{{ m.content }}", "<A>{{ m.reasoning_content or '' }}|{{ m.content }}")
+    row = {"messages": [ASKED, SAID | {"reasoning_content": " Hm.\n"}]}
+    assert learnt_of(row, shows, tmp_path)[1] == " Hm.\n|Paris.<E>"
+
+
+def test_an_answer_to_nothing_is_context(tmp_path):
+    row = {"messages": [SAID, ASKED, {"role": "assistant", "content": "Yes."}]}
+    assert learnt_of(row, PLAIN, tmp_path) == ("<A>Paris.<E><U>Where?<A>Yes.<E>", "Yes.<E>")
+
+
+def test_a_chat_has_the_special_tokens_of_its_template_alone():
+    """And not those that the tokenizer puts before a plain text."""
+    tokenizer = sentencepiece()
+    tokenizer.chat_template = "<s>{% for m in messages %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}"
+    chat = Document("", "chat", turns=[ASKED | {"content": "the"}, SAID | {"content": "paris"}])
+    ((first, *rest),) = ChatEncoder(tokenizer).documents(chat)
+    assert ~first == tokenizer.bos_token_id and ~first not in {~token if token < 0 else token for token in rest}
 
 
 def test_turns_after_the_last_answer_teach_nothing_and_refuse_nothing(tmp_path):

@@ -193,6 +193,7 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
         ('{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "weight is 0.5; 0 or 1"),
         ('{"messages": [{"role": "user", "content": "x", "train_detail": [1]}]}', "has train_detail, which is not"),
         ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}', "a call has no function with"),
+        (TURN % ', "tools": [{"function": {"name": 5}}]', "tools has no function with a name"),
         ('{"conversations": [{"from": "function_call", "value": "find"}]}', "function_call. is not JSON"),
         ('{"conversations": [{"from": "function_call"}]}', "a call has no function with a name"),
     ],
