@@ -64,7 +64,6 @@ class PromptSources:
         magpie: bool = False,
     ) -> PromptSources:
         """Reads the files (see `read_documents`); raises ValueError if they hold nothing to answer or continue."""
-
         given = list(read_documents(prompts))
         for document in given:
             plan_of(document)
