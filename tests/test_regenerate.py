@@ -147,6 +147,7 @@ def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_o
     both = PromptSources(texts, texts, magpie=True)
     for chat in islice(requests_of(both, always), 12):
         assert (chat.plan[2:] == [Own.REQUEST, Own.ANSWER]) == (chat.source != "given")
+        assert chat.plan[1] is Own.ANSWER and (chat.plan[0] is Own.REQUEST) == (chat.source == "magpie")
     assert all(len(chat.plan) == 2 for chat in islice(requests_of(both, never), 12))
 
 

@@ -336,6 +336,7 @@ def test_a_request_may_fill_the_positions_and_no_more(method):
         (None, None, 9, (9,), ""),
         (None, None, None, (), ""),
         (0, 8, None, (0,), ""),
+        (0, 8, 9, (0, 9), "'<9>', too"),
         (7, 8, 99, (7, 99), ""),  # an id that the model never predicts
         (-1, 8, 9, (), r"no token ends an answer, as generation_config.json says \(-1\), also not the .* '<9>'"),
         ([-1, 7], 8, 9, (7, 9), "'<9>', too"),

@@ -367,8 +367,15 @@ def test_a_chat_that_the_template_does_not_show_whole_is_left_out_with_its_place
 
 def test_a_thought_that_the_template_shows_is_learnt(tmp_path):
     shows = PLAIN.replace("<A>{{ m.content }}", "<A>{{ m.reasoning_content or '' }}|{{ m.content }}")
-    row = {"messages": [ASKED, SAID | {"reasoning_content": " Hm.\n"}]}
-    assert learnt_of(row, shows, tmp_path)[1] == " Hm.\n|Paris.<E>"
+    row = {"messages": [ASKED, SAID, ASKED, SAID | {"reasoning_content": " Hm.\n"}]}
+    assert learnt_of(row, shows, tmp_path)[1] == "|Paris.<E> Hm.\n|Paris.<E>"
+    with pytest.raises(ValueError, match="it does not show reasoning_content of turn 4"):
+        learnt_of(row, PLAIN, tmp_path)
+
+
+def test_only_the_last_answer_of_a_chat_is_cut_off():
+    ((_, learnt, _),) = coded(tokenizer_of(PLAIN), ["Where?", "Paris.", "Sure?", "Yes"], ended=False)
+    assert learnt == "Paris.<E>Yes"
 
 
 def test_an_answer_to_nothing_is_context(tmp_path):
