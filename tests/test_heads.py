@@ -378,6 +378,19 @@ def test_the_layers_of_a_head_of_several_layers_are_compared_with_its_config(tmp
         load_head(write(tmp_path, BASE | {"num_hidden_layers": 3}, tensors), TARGET)
 
 
+@pytest.mark.parametrize("layers, prefix", [(1, "midlayer."), (1, "layers.0."), (2, "midlayer.")])
+def test_a_raw_config_may_repeat_the_number_of_the_target_s_layers(layers, prefix, tmp_path):
+    """Trainers make one layer and copy the target's config; AutoModel and ModelOpt call it layers.0."""
+    made = network(layers=layers).state_dict()
+    tensors = {name.replace("midlayer.", prefix): tensor for name, tensor in made.items()}
+    config = BASE | {"num_hidden_layers": TARGET.layers, "eagle_config": {"use_aux_hidden_state": True}}
+    assert load_head(write(tmp_path, config, tensors), TARGET).config.layers == layers
+    typed = {"speculators_model_type": "eagle3", "transformer_layer_config": config, "draft_vocab_size": 24}
+    if prefix == "layers.0.":
+        with pytest.raises(ValueError, match="says num_hidden_layers 12, and the tensors make layers: 1"):
+            load_head(write(tmp_path, typed, tensors), TARGET)
+
+
 def cut(size):
     return lambda folder: (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:size])
 

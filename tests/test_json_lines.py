@@ -9,10 +9,10 @@ import pytest
 
 from longgraft.cli.prompts import PromptOptions
 from longgraft.completion.repository.gitignore import spec_of
-from longgraft.config.data_files import parse_json
+from longgraft.config.data_files import parse_json, read_text
 from longgraft.config.json_lines import json_lines, read_json_lines
 from longgraft.eval.prompts.sources import read_rows
-from longgraft.eval.prompts.suites import read_prompts
+from longgraft.eval.prompts.suites import read_prompts, suite_name
 from longgraft.yarn_drafters.training import packages
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.regenerate import texts_of
@@ -85,6 +85,54 @@ def test_prompts_of_files_with_a_mark_are_those_of_files_without_one(options, tm
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("option, content", [("prompts", ROWS), ("messages", '[{"role": "user", "content": "Hi"}]')])
+def test_compressed_prompts_are_those_of_the_plain_file(option, content, tmp_path):
+    plain, packed = (file_of(tmp_path, content, name) for name in ("a.json", "a.json.gz"))
+    assert PromptOptions(**{option: str(packed)}).read() == PromptOptions(**{option: str(plain)}).read()
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        (gzip.compress(ROWS.encode(), mtime=0)[:-9], "Compressed file ended before"),
+        (ROWS.encode(), "Not a gzipped file"),
+        (b"\x1f\x8b\x08\x00" + b"\xff" * 20, "invalid"),
+    ],
+)
+def test_damaged_compressed_files_are_named_in_one_sentence(content, said, tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(content)
+    for read in (lambda: PromptOptions(prompts=str(path)).read(), lambda: read_text(path)):
+        with pytest.raises(ValueError, match=rf"^File .*a\.jsonl\.gz cannot be read: .*{said}"):
+            read()
+
+
+def test_a_compressed_file_without_its_ending_is_recognised(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(gzip.compress(ROWS.encode()))
+    for read in (
+        lambda: PromptOptions(prompts=str(path)).read(),
+        lambda: list(read_documents([path])),
+        lambda: read_text(path),
+    ):
+        with pytest.raises(ValueError, match=r"is compressed by gzip; let its name end in \.gz"):
+            read()
+
+
+@pytest.mark.parametrize("rows", ['{"prompt": ""}\n{"prompt": "x"}', '{"prompt": "x"}\n{"prompt": ""}'])
+def test_an_empty_prompt_among_rows_is_refused_with_its_line(rows, tmp_path):
+    number = 1 + rows.splitlines().index('{"prompt": ""}')
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line {number}: the prompt is empty"):
+        PromptOptions(prompts=str(file_of(tmp_path, rows)), chat=True).read()
+
+
+@pytest.mark.parametrize("key, value", [("tools", [{"name": "find"}]), ("functions", [{}]), ("system", "Be brief.")])
+def test_a_prompt_row_with_what_is_not_read_is_refused_with_its_line(key, value, tmp_path):
+    row = {"messages": [{"role": "user", "content": "Hi"}], key: value}
+    with pytest.raises(ValueError, match=rf"rows\.jsonl, line 1 has {key}, which is not read here"):
+        PromptOptions(prompts=str(file_of(tmp_path, json.dumps(row)))).read()
+
+
 def test_a_prediction_does_not_begin_with_a_mark(tmp_path):
     assert PromptOptions(prompt="x", prediction=str(file_of(tmp_path, f"{MARK}as is", "p.txt"))).predicted() == "as is"
 
@@ -96,7 +144,16 @@ def test_prompts_with_line_separators_are_one_row_each(tmp_path):
 
 @pytest.mark.parametrize(
     "name, content",
-    [("a.jsonl", '{"text": "x"}\n'), ("a.jsonl.gz", '{"text": "x"}\n'), ("a.json", '[{"text": "x"}]'), ("a.txt", "x")],
+    [
+        (name + packed, content)
+        for packed in ("", ".gz")
+        for name, content in (
+            ("a.jsonl", '{"text": "x"}\n'),
+            ("a.ndjson", '{"text": "x"}\n'),
+            ("a.json", '[{"text": "x"}]'),
+            ("a.txt", "x"),
+        )
+    ],
 )
 def test_training_text_does_not_begin_with_a_mark(name, content, tmp_path):
     (document,) = read_documents([file_of(tmp_path, MARK + content, name)])
@@ -106,6 +163,10 @@ def test_training_text_does_not_begin_with_a_mark(name, content, tmp_path):
 def test_a_suite_and_a_prompt_of_a_file_do_not_begin_with_a_mark(tmp_path):
     (_, row), (_, later) = read_rows(file_of(tmp_path, MARK + ROWS))
     assert (row, later) == ({"prompt": SEPARATED}, {"prompt": "next"})
+    for name in ("a.jsonl.gz", "a.ndjson", "a.json.gz"):
+        assert [one.prompt() for one in read_prompts(file_of(tmp_path, ROWS, name), 2)] == [SEPARATED, "next"]
+    assert read_rows(file_of(tmp_path, '[{"prompt": "x"}]', "b.json.gz"))[0].row == {"prompt": "x"}
+    assert (suite_name("a/b.jsonl.gz"), suite_name("c.json"), suite_name("qmsum")) == ("b", "c", "qmsum")
     assert read_prompts(file_of(tmp_path, f"{MARK}x", "a.txt"), 1)[0].prompt() == "x"
 
 

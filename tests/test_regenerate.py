@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys.commands import run
+from toys.models import toy_model
 from toys.training import tiny_target
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -21,7 +22,7 @@ from longgraft.yarn_drafters.training import batched_sampling, scheduled_samplin
 from longgraft.yarn_drafters.training.corpus import encode_corpus, split_coded
 from longgraft.yarn_drafters.training.documents import Document
 from longgraft.yarn_drafters.training.regenerate import Regenerator, regenerate
-from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, PromptSources, requests_of
+from longgraft.yarn_drafters.training.sampled_chats import ChatSampling, Own, PromptSources, requests_of
 from longgraft.yarn_drafters.training.turns import PromptTurn, SampledTurn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -121,6 +122,21 @@ def test_a_row_is_drawn_by_its_own_seed_and_follows_the_models_distribution(samp
     assert abs(counts[best].sum() - shares[best].sum()) < 0.1 and (counts > 0).sum() > 100
 
 
+@pytest.mark.parametrize("family, own", [("qwen3", True), ("gemma3", True), ("gemma2", False), ("lfm2", False)])
+def test_a_padded_batch_is_only_for_models_whose_attention_it_computes(family, own):
+    """Gemma 2 caps its scores, and LFM2 keeps states beside keys and values."""
+    assert batched_sampling.computes(toy_model(family)) == own
+
+
+def test_models_with_sinks_are_not_sampled_in_a_padded_batch():
+    model = torch.nn.Module()
+    model.config = AutoConfig.for_model("qwen3")
+    model.attention = torch.nn.Module()
+    assert batched_sampling.computes(model)
+    model.attention.sinks = torch.nn.Parameter(torch.zeros(2))
+    assert not batched_sampling.computes(model)
+
+
 def rows_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -130,18 +146,26 @@ def test_only_requests_that_a_model_invents_or_gets_of_documents_have_a_second_o
     always, never = replace(SAMPLING, follow_up=1.0), replace(SAMPLING, follow_up=0.0)
     both = PromptSources(texts, texts, magpie=True)
     for chat in islice(requests_of(both, always), 12):
-        assert (chat.requests[1:] == [None]) == (chat.source != "given")
-    assert all(len(chat.requests) == 1 for chat in islice(requests_of(both, never), 12))
+        assert (chat.plan[2:] == [Own.REQUEST, Own.ANSWER]) == (chat.source != "given")
+        assert chat.plan[1] is Own.ANSWER and (chat.plan[0] is Own.REQUEST) == (chat.source == "magpie")
+    assert all(len(chat.plan) == 2 for chat in islice(requests_of(both, never), 12))
 
 
 def test_each_given_chat_is_answered_once_in_an_order_of_the_seed():
     texts = [Document(f"What is {i}?") for i in range(9)]
     orders = [
-        [chat.requests[0] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
+        [chat.plan[0]["content"] for chat in requests_of(PromptSources(texts), replace(SAMPLING, seed=seed))]
         for seed in (0, 1)
     ]
     assert sorted(orders[0]) == sorted(orders[1]) == sorted(text.text for text in texts)
     assert orders[0] != orders[1] and orders[0] != [text.text for text in texts]
+
+
+def test_given_chats_have_the_temperatures_of_files_that_an_earlier_version_began():
+    texts = [Document(f"What is {i}?") for i in range(8)]
+    chats = list(requests_of(PromptSources(texts), SAMPLING))
+    assert [int(chat.plan[0]["content"][8]) for chat in chats] == [1, 3, 7, 6, 0, 4, 2, 5]
+    assert [chat.temperature for chat in chats] == [0.0, 0.0, 0.7, 0.7, 1.0, 0.0, 0.0, 0.0]
 
 
 def test_kinds_of_sources_alternate_and_given_chats_run_out():
@@ -412,3 +436,146 @@ def test_a_model_without_a_chat_template_continues_texts_only(folder, tmp_path, 
     assert run(capsys, monkeypatch, *options)[0] == 0 and sum(row["tokens"] for row in rows_of(out)) >= 40
     with pytest.raises(ValueError, match="no chat template"):
         regenerate(load(plain, None, tell=False), tmp_path / "o.jsonl", SAMPLING, PromptSources(magpie=True))
+
+
+# Given chats are answered whole -------------------------------------------------------------------------------------
+
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"city": "Paris"}}}
+FIND = {"type": "function", "function": {"name": "find", "parameters": {}}}
+WITH_TOOLS = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|endoftext|>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ALL = ChatSampling(tokens=10**6, batch=1)
+
+
+def turn(role, content="", **more):
+    return {"role": role, "content": content, **more}
+
+
+def prompts_of(path, *rows) -> PromptSources:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return PromptSources.read([path])
+
+
+def with_template(session, folder, template):
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    return with_tokenizer(session, tokenizer)
+
+
+def test_a_given_chat_is_answered_with_its_system_its_tools_and_their_results(folder, session, tmp_path, monkeypatch):
+    own = with_template(session, folder, WITH_TOOLS)
+    call = turn("assistant", tool_calls=[CALL])
+    given = [turn("system", "Be kind."), turn("assistant", "Hello!"), turn("user", "Where?"), call]
+    given += [turn("tool", "It is."), turn("assistant", "old"), turn("user", "Sure?")]
+    sources = prompts_of(tmp_path / "p.jsonl", {"messages": given, "tools": [FIND]})
+    made, out, asked = worker(own, ALL), tmp_path / "c.jsonl", []
+    answering(monkeypatch, own.tokenizer, {}, asked)
+    made.run(requests_of(sources, ALL), out)
+    first = (
+        "[find]<system>Be kind.<|endoftext|><assistant>Hello!<|endoftext|><user>Where?<|endoftext|>"
+        "<assistant>find<|endoftext|><tool>It is.<|endoftext|><assistant>"
+    )
+    second = first + "Fine.<|endoftext|><user>Sure?<|endoftext|><assistant>"
+    assert [own.tokenizer.decode(turn.prompt) for turn in asked] == [first, second]
+    (row,) = rows_of(out)
+    assert row["tools"] == [FIND]
+    ids, learnt = split_coded(encode_corpus([out], own.tokenizer, tmp_path / "c.npz").tokens)
+    assert own.tokenizer.decode(ids) == second + "Fine.<|endoftext|>"
+    assert own.tokenizer.decode(ids[learnt]) == "Fine.<|endoftext|>" * 2
+
+
+def test_the_same_request_after_another_system_or_with_other_tools_is_another_chat(
+    folder, session, tmp_path, monkeypatch
+):
+    own = with_template(session, folder, WITH_TOOLS)
+    one = turn("user", "One?")
+    rows = [
+        {"messages": [one]},
+        {"messages": [turn("system", "Be kind."), one]},
+        {"messages": [turn("system", "Be brief."), one]},
+        {"messages": [one], "tools": [FIND]},
+        {"messages": [one, turn("user", "Two?")]},
+        {"messages": [turn("system", "Be brief."), one]},
+    ]
+    answering(monkeypatch, own.tokenizer, {})
+    sources, out = prompts_of(tmp_path / "p.jsonl", *rows), tmp_path / "c.jsonl"
+    counts = worker(own, ALL).run(requests_of(sources, ALL), out)
+    assert (counts["kept"], counts["repeated"]) == (5, 1)
+    again = (replace(chat, index=chat.index + 100) for chat in requests_of(sources, ALL))
+    counts = worker(own, ALL).run(again, out)
+    assert (counts["kept"], counts["repeated"]) == (5, 7)
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"messages": [turn("user", "One?")], "tools": [FIND]}, "it does not show the tools"),
+        ({"messages": [turn("system", "No."), turn("user", "Two?")]}, "No systems"),
+    ],
+)
+def test_a_given_chat_that_the_template_does_not_take_is_dropped_with_its_line(
+    row, said, folder, session, tmp_path, monkeypatch, capsys
+):
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('No systems.') }}{% endif %}" + TEMPLATE
+    own = with_template(session, folder, strict)
+    answering(monkeypatch, own.tokenizer, {})
+    sources = prompts_of(tmp_path / "p.jsonl", {"messages": [turn("user", "Three?")]}, row, row)
+    counts = worker(own, ALL).run(requests_of(sources, ALL), tmp_path / "c.jsonl")
+    assert (counts["kept"], counts["not taken by the chat template"]) == (1, 2)
+    found = capsys.readouterr().err
+    assert found.count("is left out") == 1 and f"the chat template does not take it ({said})" in found
+    assert "p.jsonl, line " in found
+
+
+def test_a_chat_whose_second_prompt_the_template_refuses_is_dropped(folder, session, tmp_path, monkeypatch, capsys):
+    strict = "{% if messages|length == 3 and messages[1].content == 'Fine.' %}{{ raise_exception('No.') }}{% endif %}"
+    own = with_template(session, folder, strict + TEMPLATE)
+    answering(monkeypatch, own.tokenizer, {})
+    chat = Document("", "chat", turns=[turn("user", "One?"), turn("user", "Two?")])
+    counts = worker(own, ALL).run(requests_of(PromptSources([chat]), ALL), tmp_path / "c.jsonl")
+    assert counts["not taken by the chat template"] == 1 and counts["kept"] == 0 == counts["tokens"]
+    assert "chat 0 is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", [{"text": " "}, {"messages": [turn("system", "Be kind.")]}])
+def test_prompts_without_a_request_are_refused_with_their_line(row, tmp_path):
+    with pytest.raises(ValueError, match=r"p\.jsonl, line 2 has no request to answer"):
+        prompts_of(tmp_path / "p.jsonl", {"text": "One?"}, row)
+
+
+def test_a_template_sees_no_roles_but_those_of_chats(folder, session, tmp_path, monkeypatch):
+    strict = (
+        "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}{{ raise_exception(m.role) }}{% endif %}"
+        "{% endfor %}"
+    )
+    own = with_template(session, folder, strict + TEMPLATE)
+    answering(monkeypatch, own.tokenizer, {})
+    sources = PromptSources([Document("One?")], magpie=True)
+    made = worker(own, replace(ALL, follow_up=1.0))
+    counts = made.run(islice(requests_of(sources, made.sampling), 2), tmp_path / "c.jsonl")
+    assert counts["kept"] == 2 and not counts["not taken by the chat template"]
+
+
+def test_answers_that_are_not_to_be_learnt_stay_in_a_given_chat(session):
+    turns = [turn("user", "One?"), turn("assistant", "Yes."), turn("user", "Two?"), turn("assistant", "old")]
+    chat = Document(
+        "", "chat", turns=[*turns, turn("assistant", "old, too"), turn("system", "Bye.")], unlearnt=frozenset([1])
+    )
+    (planned,) = requests_of(PromptSources([chat]), ALL)
+    assert planned.plan == [turns[0], turns[1] | {"train": False}, turns[2], Own.ANSWER]
+
+
+def test_texts_that_are_too_short_for_an_excerpt_are_counted_and_chats_refused(tmp_path, capsys):
+    (tmp_path / "long.txt").write_text("word " * 100)
+    (tmp_path / "short.txt").write_text("word")
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": [turn("user", "One?")]}))
+    sources = PromptSources.read(documents=[tmp_path / "long.txt", tmp_path / "short.txt"])
+    assert len(sources.documents) == 1
+    assert capsys.readouterr().err == "longgraft: texts of --documents with fewer than 400 characters: 1 left out\n"
+    with pytest.raises(ValueError, match=r"No text of --continue has 400 characters"):
+        PromptSources.read(continued=[tmp_path / "short.txt"])
+    with pytest.raises(ValueError, match=r"chat\.jsonl, line 1 is a chat, and --documents takes texts"):
+        PromptSources.read(documents=[tmp_path / "chat.jsonl"])

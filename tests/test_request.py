@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,13 @@ from toys.models import toy_model
 from toys.oracle import plain
 from toys.served import PATIENCE, text_session
 from toys.sessions import EVERY, answered, toy_parts, toy_prompt, toy_session
+from toys.tokenizers import ascii_tokenizer
 
 import longgraft
 from longgraft.acceptance.rules import Replay
 from longgraft.acceptance.sampling import Sampling
 from longgraft.config.settings import Settings
-from longgraft.engine.end_tokens import end_tokens
+from longgraft.engine.end_tokens import end_note, end_tokens
 from longgraft.engine.generation_request import GenerationRequest
 from longgraft.engine.session import Session, answer
 from longgraft.engine.side_by_side import generate_all
@@ -325,25 +327,49 @@ def test_a_request_may_fill_the_positions_and_no_more(method):
 
 
 @pytest.mark.parametrize(
-    ("generation", "own", "tokenizer", "ends"),
+    ("generation", "own", "tokenizer", "ends", "note"),
     [
-        (7, 8, 9, (7,)),
-        ([7, 6], 8, 9, (7, 6)),
-        (None, 8, 9, (8,)),
-        (None, None, 9, (9,)),
-        (None, None, None, ()),
-        (0, 8, 9, (0,)),
+        (7, 8, 9, (7, 9), "answers end at the tokenizer's end token '<9>', too, which generation_config.json does not"),
+        ([7, 6], 8, 6, (7, 6), ""),
+        (None, 8, 9, (8, 9), "which config.json does not name"),
+        (None, 8, 8, (8,), ""),
+        (None, None, 9, (9,), ""),
+        (None, None, None, (), ""),
+        (0, 8, None, (0,), ""),
+        (0, 8, 9, (0, 9), "'<9>', too"),
+        (7, 8, 99, (7, 99), ""),  # an id that the model never predicts
+        (-1, 8, 9, (), r"no token ends an answer, as generation_config.json says \(-1\), also not the .* '<9>'"),
+        ([-1, 7], 8, 9, (7, 9), "'<9>', too"),
+        ([], 8, 9, (8, 9), "config.json does not name"),
     ],
 )
-def test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s(
-    generation, own, tokenizer, ends
-):
+def test_end_tokens_are_the_configuration_s_and_the_tokenizer_s(generation, own, tokenizer, ends, note):
     model = SimpleNamespace(
         generation_config=SimpleNamespace(eos_token_id=generation), config=SimpleNamespace(eos_token_id=own)
     )
-    assert end_tokens(model, SimpleNamespace(eos_token_id=tokenizer)) == ends
+    words = SimpleNamespace(eos_token_id=tokenizer, convert_ids_to_tokens=lambda token: f"<{token}>")
+    assert end_tokens(model, words) == ends
+    said = end_note(model, words, 64)
+    assert re.search(note, said) if note else said == ""
     del model.generation_config
     assert end_tokens(model, None) == (() if own is None else (own,))
+
+
+def test_an_answer_ends_at_the_tokenizer_s_end_token_too(capsys):
+    """Plain and grafted decoding, and a note that is printed once."""
+    model = deepcopy(toy_model())
+    model.generation_config.eos_token_id = 5
+    plain = longgraft.load((model, None), None, tell=False, method="ar").generate(PROMPT, 12)
+    assert plain.finish_reason == "length"
+    end = plain.token_ids[6]
+    tokenizer = ascii_tokenizer()
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    for method in ("ar", "pld"):
+        session = longgraft.load((model, tokenizer), None, method=method)
+        answer = session.generate(PROMPT, 12)
+        assert session.eos == (5, end) and answer.finish_reason == "eos"
+        assert answer.token_ids == plain.token_ids[: plain.token_ids.index(end) + 1]
+        assert capsys.readouterr().err.count("answers end at the tokenizer's end token") == 1
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
-from toys.tokenizers import byte_tokenizer
+from toys.tokenizers import byte_tokenizer, sentencepiece
 
 from longgraft.cli.prompts import messages
 from longgraft.config.chat_messages import chat_message
@@ -140,13 +141,13 @@ def test_the_error_about_chats_that_cannot_be_learnt_says_why(tmp_path, capsys):
     file.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     with pytest.raises(
         ValueError,
-        match=r"chats\.jsonl: nothing to learn from.* Chats left out: 1 without an answer "
-        r"and 1 that the chat template refuses \(No answers, please\)\.$",
+        match=r"chats\.jsonl: nothing to learn from.* Chats left out: 1 without an answer \(first: .*line 1\) "
+        r"and 1 that the chat template does not take \(first: .*line 2: No answers, please\)\.$",
     ):
         encode_corpus([file], tokenizer_of(strict), tmp_path / "c.npz")
     assert capsys.readouterr().err == ""
     encode_corpus([file], tokenizer_of(BLANK), tmp_path / "c.npz")
-    assert capsys.readouterr().err == "longgraft: Chats left out: 1 without an answer.\n"
+    assert capsys.readouterr().err == f"longgraft: Chats left out: 1 without an answer (first: {file}, line 1).\n"
 
 
 # Messages in OpenAI's form --------------------------------------------------------------------------------------------
@@ -185,9 +186,23 @@ def test_the_command_line_and_python_take_calls_without_content_and_parts_of_con
 
 
 def test_a_suite_takes_parts_of_content(tmp_path):
-    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": CHAT}) + "\n")
+    developer = {"role": "developer", "content": "Be brief."}
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [developer, *CHAT[:2]]}) + "\n")
     (example,) = load_suite(str(tmp_path / "chats.jsonl"))
-    assert example.prompt() == "Where?\nNow?"
+    assert example.prompt() == "Be brief.\n\nWhere?\nNow?"
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        ({"messages": CHAT}, "message 3 is of role 'tool', and only the turns of system and user are asked"),
+        ({"messages": CHAT[:1], "tools": [{"name": "find"}]}, "has tools, which are not asked with"),
+    ],
+)
+def test_a_suite_s_row_with_turns_or_tools_that_it_does_not_ask_with_is_refused(row, said, tmp_path):
+    (tmp_path / "chats.jsonl").write_text("\n" + json.dumps(row))
+    with pytest.raises(ValueError, match=rf"chats\.jsonl, line 2.*{said}"):
+        load_suite(str(tmp_path / "chats.jsonl"))
 
 
 def test_turns_of_either_form_are_messages(tmp_path):
@@ -233,3 +248,150 @@ def test_arguments_of_a_call_are_parsed_if_they_are_an_object(arguments, found):
 def test_a_message_of_another_kind_is_refused_with_what_is_needed(message, said):
     with pytest.raises(ValueError, match=said):
         chat_message(message, "x")
+
+
+# Whole rows, or none ------------------------------------------------------------------------------------------------
+
+WHOLE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}:{{ c.function.arguments.city }}{% endfor %}{{ '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+FIND = {"name": "find", "parameters": {}}
+ASKED = {"role": "user", "content": "Where?"}
+SAID = {"role": "assistant", "content": "Paris."}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def learnt_of(row, template, tmp_path):
+    """Returns (the whole text, the learnt text) of a row."""
+    (tmp_path / "chats.jsonl").write_text(json.dumps(row) + "\n")
+    tokenizer = tokenizer_of(template)
+    ids, learnt = split_coded(encode_corpus([tmp_path / "chats.jsonl"], tokenizer, tmp_path / "c.npz").tokens)
+    return tokenizer.decode(ids), tokenizer.decode(ids[learnt])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"tools": [{"type": "function", "function": FIND}]},
+        {"tools": [FIND]},
+        {"tools": json.dumps([FIND])},
+        {"functions": [FIND]},
+        {"tools": None, "functions": json.dumps(FIND)},
+    ],
+)
+def test_tools_of_a_row_reach_the_template(field, tmp_path):
+    text, learnt = learnt_of({"messages": [ASKED, SAID], **field}, WHOLE, tmp_path)
+    assert text == "[find]<user>Where?\n<assistant>Paris.\n" and learnt == "Paris.\n"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '{"name": "find", "arguments": {"city": "Paris"}}',
+        '[{"name": "find", "arguments": "{\\"city\\": \\"Paris\\"}"}]',
+    ],
+)
+def test_calls_and_systems_of_sharegpt_are_read_as_messages(value, tmp_path):
+    turns = [("human", "Where?"), ("function_call", value), ("observation", "It is."), ("GPT", "Paris.")]
+    row = {"conversations": [{"from": who, "value": text} for who, text in turns], "system": "Be brief."}
+    text, learnt = learnt_of(row, WHOLE, tmp_path)
+    assert text == "<system>Be brief.\n<user>Where?\n<assistant>find:Paris\n<tool>It is.\n<assistant>Paris.\n"
+    assert learnt == "find:Paris\nParis.\n"
+
+
+def test_openai_s_older_calls_are_learnt(tmp_path):
+    older = {"role": "assistant", "content": None, "function_call": CALL["function"]}
+    row = {"messages": [ASKED, older, {"role": "function", "name": "find", "content": "It is."}, SAID]}
+    text, learnt = learnt_of(row, WHOLE, tmp_path)
+    assert text == "<user>Where?\n<assistant>find:Paris\n<tool>It is.\n<assistant>Paris.\n"
+    assert learnt == "find:Paris\nParis.\n"
+
+
+@pytest.mark.parametrize("flag", [{"weight": 0}, {"train": False}, {"loss": False, "weight": 1}])
+@pytest.mark.parametrize("system", [{}, {"system": "Be brief."}])
+def test_answers_that_are_not_to_be_learnt_are_context(flag, system, tmp_path):
+    row = {"messages": [ASKED, SAID | flag, ASKED, {"role": "assistant", "content": "Yes.", "train": True}], **system}
+    text, learnt = learnt_of(row, WHOLE, tmp_path)
+    assert text.endswith("<user>Where?\n<assistant>Paris.\n<user>Where?\n<assistant>Yes.\n") and learnt == "Yes.\n"
+
+
+def test_empty_answers_are_context(tmp_path):
+    text, learnt = learnt_of({"messages": [ASKED, {"role": "assistant", "content": ""}, ASKED, SAID]}, WHOLE, tmp_path)
+    assert text == "<user>Where?\n<assistant>\n<user>Where?\n<assistant>Paris.\n" and learnt == "Paris.\n"
+
+
+PLAIN = USER + "<A>{{ m.content }}<E>" + ASKS + "<A>{% endif %}"
+CALLS_ALONE = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+AFTER_TWO = PLAIN.replace(
+    "{% for", "{% if messages|length > 3 %}{{ raise_exception('Too long.') }}{% endif %}{% for", 1
+)
+
+
+@pytest.mark.parametrize(
+    "template, row, said",
+    [
+        (PLAIN, {"messages": [{"role": "system", "content": "S"}, ASKED, SAID]}, r"it does not show turn 1 \(system\)"),
+        (
+            PLAIN,
+            {"messages": [ASKED, SAID, {"role": "tool", "content": "T"}, SAID]},
+            r"it does not show turn 3 \(tool\)",
+        ),
+        (PLAIN, {"messages": [{"role": "wizard", "content": "W"}, ASKED, SAID]}, r"it does not show turn 1 \(wizard\)"),
+        (PLAIN, {"messages": [ASKED, SAID], "tools": [FIND]}, "it does not show the tools"),
+        (PLAIN, {"messages": [ASKED, CALLED]}, "it does not show the calls of turn 2"),
+        (CALLS_ALONE, {"messages": [ASKED, CALLED | {"content": "I look."}]}, r"it does not show turn 2 \(assistant\)"),
+        (
+            PLAIN,
+            {"messages": [ASKED, SAID | {"reasoning_content": "Hm."}]},
+            "it does not show reasoning_content of turn 2",
+        ),
+        (AFTER_TWO, {"messages": [ASKED, SAID, ASKED, SAID]}, "Too long"),
+    ],
+)
+def test_a_chat_that_the_template_does_not_show_whole_is_left_out_with_its_place(template, row, said, tmp_path, capsys):
+    (tmp_path / "good.jsonl").write_text(json.dumps({"messages": [ASKED, SAID]}))
+    (tmp_path / "bad.jsonl").write_text("\n" + json.dumps(row))
+    files = [tmp_path / "good.jsonl", tmp_path / "bad.jsonl"]
+    corpus = encode_corpus(files, tokenizer_of(template), tmp_path / "c.npz")
+    found = capsys.readouterr().err
+    assert len(corpus.types) == 1
+    assert re.search(
+        rf"left out: 1 that the chat template does not take \(first: .*bad\.jsonl, line 2: {said}\)\.", found
+    )
+
+
+def test_a_thought_that_the_template_shows_is_learnt(tmp_path):
+    shows = PLAIN.replace("<A>{{ m.content }}", "<A>{{ m.reasoning_content or '' }}|{{ m.content }}")
+    row = {"messages": [ASKED, SAID, ASKED, SAID | {"reasoning_content": " Hm.\n"}]}
+    assert learnt_of(row, shows, tmp_path)[1] == "|Paris.<E> Hm.\n|Paris.<E>"
+    with pytest.raises(ValueError, match="it does not show reasoning_content of turn 4"):
+        learnt_of(row, PLAIN, tmp_path)
+
+
+def test_only_the_last_answer_of_a_chat_is_cut_off():
+    ((_, learnt, _),) = coded(tokenizer_of(PLAIN), ["Where?", "Paris.", "Sure?", "Yes"], ended=False)
+    assert learnt == "Paris.<E>Yes"
+
+
+def test_an_answer_to_nothing_is_context(tmp_path):
+    row = {"messages": [SAID, ASKED, {"role": "assistant", "content": "Yes."}]}
+    assert learnt_of(row, PLAIN, tmp_path) == ("<A>Paris.<E><U>Where?<A>Yes.<E>", "Yes.<E>")
+
+
+def test_a_chat_has_the_special_tokens_of_its_template_alone():
+    """And not those that the tokenizer puts before a plain text."""
+    tokenizer = sentencepiece()
+    tokenizer.chat_template = "<s>{% for m in messages %}{{ m.content }}{% if not loop.last %} {% endif %}{% endfor %}"
+    chat = Document("", "chat", turns=[ASKED | {"content": "the"}, SAID | {"content": "paris"}])
+    ((first, *rest),) = ChatEncoder(tokenizer).documents(chat)
+    assert ~first == tokenizer.bos_token_id and ~first not in {~token if token < 0 else token for token in rest}
+
+
+def test_turns_after_the_last_answer_teach_nothing_and_refuse_nothing(tmp_path):
+    row = {"messages": [ASKED, SAID, {"role": "tool", "content": "T"}]}
+    assert learnt_of(row, PLAIN, tmp_path) == ("<U>Where?<A>Paris.<E>", "Paris.<E>")

@@ -25,6 +25,7 @@ from longgraft.yarn_drafters.training.drafter import (
     DrafterRecipe,
     DrafterTrainer,
     extension_recipe,
+    resumed_head,
 )
 from longgraft.yarn_drafters.training.fresh import build_network
 from longgraft.yarn_drafters.training.objective import (
@@ -237,12 +238,15 @@ def test_a_vocabulary_is_counted_over_what_the_model_wrote(tmp_path):
 
 def test_a_head_is_trained_with_the_vocabulary_of_another_file_and_says_what_it_covers(tmp_path):
     target, text = files_of_a_toy_run(tmp_path)
-    (tmp_path / "own.txt").write_text("zzz")
-    recipe = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=4, vocabulary=str(tmp_path / "own.txt"))
+    (tmp_path / "own.jsonl").write_text('{"text": "zzz", "ended": false}')
+    (target / "generation_config.json").write_text('{"eos_token_id": 7}')
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(9)
+    tokenizer.save_pretrained(target)
+    recipe = dataclasses.replace(DRAFTER, total_tokens=256, draft_vocab=4, vocabulary=str(tmp_path / "own.jsonl"))
     head = DrafterTrainer.train(recipe, target, [text], [], tmp_path / "out")
     kept = load_file(head / "model.safetensors")["t2d"].nonzero().flatten().tolist()
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    assert set(tokenizer("zzz")["input_ids"]) | {tokenizer.eos_token_id} <= set(kept)
+    assert set(tokenizer("zzz")["input_ids"]) | {7, 9} <= set(kept)
     started = json.loads((tmp_path / "out" / "log.jsonl").read_text().splitlines()[0])
     assert 0 <= started["vocabulary_covers"]["code-python"] < 0.2
 
@@ -456,13 +460,104 @@ def test_a_head_that_could_not_be_written_is_refused_before_training(tmp_path):
 
 
 def test_a_head_s_own_embedding_is_not_trained(tmp_path):
-    from longgraft.yarn_drafters.training.drafter import resumed_head
-
     network = toy_network()
     network.config = dataclasses.replace(network.config, rope=Rope())
     save_head(network, tmp_path)
     resumed = resumed_head(tmp_path, toy_target(), DRAFTER)
     assert not resumed.embed_tokens.weight.requires_grad and resumed.fc.weight.requires_grad
+
+
+LONG = Rope(kind="yarn", factor=32.0, original=2048)
+CONTINUED = DrafterRecipe(
+    stages=(Stage(16),), total_tokens=256, tokens_per_step=128, ttt_steps=2, bf16=False, threads=1
+)
+
+
+def saved_head(folder: Path, rope: Rope = LONG, max_positions: int = 65536) -> Path:
+    network = toy_network()
+    network.config = dataclasses.replace(network.config, rope=rope, max_positions=max_positions)
+    save_head(network, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "named, rope, positions",
+    [
+        ({}, LONG, 65536),
+        ({"max_positions": 131072}, LONG, 131072),
+        ({"rope": Rope()}, Rope(), 65536),
+        ({"draft_vocab": 48, "heads": 4, "feature_layers": (1, 2, 3), "fc_norm": False}, LONG, 65536),
+    ],
+)
+def test_a_continued_head_keeps_the_rope_and_length_that_the_recipe_does_not_name(named, rope, positions, tmp_path):
+    target = toy_target()
+    start = saved_head(tmp_path / "head")
+    recipe = dataclasses.replace(CONTINUED, start=str(start), **named)
+    corpus = EncodedCorpus(np.arange(500) % VOCAB, np.array([0, 500]), ("text",), ("x",))
+    run = DrafterTrainer(recipe, target, DrafterTrainer.fresh(recipe, target, corpus), corpus, tmp_path / "out")
+    assert (run.network.config.rope, run.network.config.max_positions) == (rope, positions)
+    assert (run.recipe.rope, run.recipe.max_positions) == (rope, positions)
+    run.write(tmp_path / "written")
+    written = load_head(tmp_path / "written", TargetShape.of(target.model.config)).config
+    assert (written.rope, written.max_positions) == (rope, positions)
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"feature_layers": (0, 1, 2)},
+        {"intermediate": 64},
+        {"heads": 2},
+        {"kv_heads": 4},
+        {"head_dim": 16},
+        {"draft_vocab": 32},
+        {"fc_norm": True},
+        {"norm_output": True},
+        {"vocabulary": "own.jsonl"},
+        {"feature_pass": 0.06},
+        {"warm_start": True},
+    ],
+)
+def test_a_recipe_that_contradicts_the_head_that_it_continues_is_refused(named, tmp_path):
+    (name,) = named
+    recipe = dataclasses.replace(CONTINUED, start=str(saved_head(tmp_path)), **named)
+    with pytest.raises(ValueError, match=rf"The recipe sets {name}"):
+        resumed_head(tmp_path, toy_target(), recipe)
+
+
+def test_rows_longer_than_a_continued_head_reaches_are_refused(tmp_path):
+    target = toy_target()
+    start = saved_head(tmp_path, Rope(), 8)
+    corpus = EncodedCorpus(np.arange(500) % VOCAB, np.array([0, 500]), ("text",), ("x",))
+    recipe = dataclasses.replace(CONTINUED, start=str(start))
+    network = resumed_head(start, target, recipe)
+    with pytest.raises(ValueError, match="A stage has rows of 16 tokens and max_positions is 8"):
+        DrafterTrainer(recipe, target, network, corpus, tmp_path / "out")
+
+
+def test_the_usual_values_of_a_new_head_are_those_of_its_recipe():
+    network = toy_network()
+    recipe = CONTINUED.of_head(dataclasses.replace(network.config, rope=Rope(), max_positions=2048))
+    assert (recipe.draft_vocab, recipe.rope, recipe.max_positions, recipe.warm_start) == (32000, Rope(), 2048, True)
+    assert (recipe.fc_norm, recipe.norm_output, recipe.feature_pass) == (False, False, 0.06)
+
+
+@pytest.mark.parametrize("named", [{"start": "head"}, {"max_positions": 2048}, {"rope": {"base": 5e5}}])
+def test_an_extension_s_recipe_cannot_set_what_its_options_set(named, tmp_path):
+    (tmp_path / "recipe.json").write_text(json.dumps(named))
+    head = saved_head(tmp_path / "head", Rope(), 64)
+    shape = TargetShape.of(toy_target().model.config)
+    with pytest.raises(ValueError, match="sets start, rope or max_positions, which an extension takes from"):
+        extension_recipe(head, shape, 1024, recipe=tmp_path / "recipe.json")
+
+
+def test_an_extension_keeps_the_bounds_of_the_head_s_yarn(tmp_path):
+    saved_head(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_scaling"] |= {"beta_fast": 16.0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    recipe = extension_recipe(tmp_path, TargetShape.of(toy_target().model.config), 131072)
+    assert recipe.rope == dataclasses.replace(LONG, factor=64.0, beta_fast=16.0)
 
 
 def two_processes(rank: int, out: str, port: int) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import os
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args, get_origin, get_type_hints
@@ -29,6 +30,7 @@ from longgraft.yarn_drafters.training.target import train_target
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 INFINITE = float("inf")
+TURN = '{"messages": [{"role": "user", "content": "x"}]%s}'
 OF_A_TARGET = [({"kv_heads": 3}, "kv_heads 3"), ({"head_dim": 15}, "head_dim 15"), ({"tied": "yes"}, "tied is 'yes'")]
 OF_A_DRAFTER = [
     ({"layerz": 3}, "sets 'layerz', which"),
@@ -164,7 +166,7 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
         ('{"text": 5}', "has text .int."),
         ("{}", "has nothing"),
         ('{"text": "a\\ud800b"}', "is half a character"),
-        ('{"text": "x", "type": 5}', "type is 5; a string"),
+        ('{"text": "x", "type": 5}', "type is 5; it must be text"),
         ('{"text": "x", "type": true}', "type is True"),
         ('{"text": "x", "source": ["a"]}', "source is"),
         ('{"text": "x", "source": "\\udc00"}', "is half a character"),
@@ -176,6 +178,24 @@ def test_data_without_an_answer_is_refused_and_says_what_it_has(tmp_path):
         ('{"conversations": [{"from": "human"}]}', "turn 1 has no content"),
         ('{"conversations": [{"value": "x"}]}', "turn 1 has content, and no role that is text"),
         ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "is half a character"),
+        ('{"text": "x", "messages": [{"role": "user", "content": "x"}]}', "has text and messages, and one of them"),
+        ('{"text": "x", "ended": "no"}', "ended is 'no'; it must be true or false"),
+        (TURN % ', "tools": [{"parameters": {}}]', "tools has no function with a name"),
+        (TURN % ', "tools": ["find"]', "tools has no function with a name"),
+        (TURN % ', "tools": "find"', "tools is not JSON"),
+        (TURN % ', "images": ["a.png"]', "has images, which is not read"),
+        (TURN % ', "system": 5', "system is 5"),
+        (
+            '{"messages": [{"role": "system", "content": "a"}], "system": "b"}',
+            "has a system field and another system turn",
+        ),
+        ('{"messages": [{"role": "user", "content": "x", "weight": 1}]}', "turn 1 is to be learnt; only the"),
+        ('{"messages": [{"role": "assistant", "content": "x", "weight": 0.5}]}', "weight is 0.5; 0 or 1"),
+        ('{"messages": [{"role": "user", "content": "x", "train_detail": [1]}]}', "has train_detail, which is not"),
+        ('{"messages": [{"role": "assistant", "content": "x", "tool_calls": [{}]}]}', "a call has no function with"),
+        (TURN % ', "tools": [{"function": {"name": 5}}]', "tools has no function with a name"),
+        ('{"conversations": [{"from": "function_call", "value": "find"}]}', "function_call. is not JSON"),
+        ('{"conversations": [{"from": "function_call"}]}', "a call has no function with a name"),
     ],
 )
 def test_a_row_that_is_no_document_is_named_by_file_and_line(row, message, tmp_path):
@@ -363,6 +383,25 @@ def test_a_head_s_shape_must_be_consistent(change, message):
     config = SimpleNamespace(hidden_size=32, num_hidden_layers=4, intermediate_size=[48, 64])  # as Gemma 3n's is
     with pytest.raises(ValueError, match=message):
         head_shape(dataclasses.replace(DRAFTER, **change), SimpleNamespace(config=config, name="toy", vocab_size=96))
+
+
+def test_packages_say_what_they_leave_out(tmp_path, capsys):
+    source = "".join(f"def f{'x' * n}(a, b):\n    return a + b\n" for n in range(40))
+    for name, licence in (("free-1.whl", "MIT"), ("closed-1.whl", "Proprietary")):
+        with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+            wheel.writestr("m.dist-info/METADATA", f"License-Expression: {licence}\n")
+            wheel.writestr("m/good.py", source)
+            wheel.writestr("m/latin.py", f"# caf\xe9\n{source}b".encode("latin-1"))
+    collect_packages([*(str(path) for path in tmp_path.glob("*.whl")), "--out", str(tmp_path / "rows.jsonl.gz")])
+    with gzip.open(tmp_path / "rows.jsonl.gz", "rt") as rows:
+        assert [json.loads(row)["text"] for row in rows] == [source]
+    assert capsys.readouterr().err == "closed-1.whl: left out, no permissive licence was found\n"
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "x"}\n')
+    with pytest.raises(SystemExit):
+        collect_packages(
+            [str(tmp_path / "free-1.whl"), "--evaluation", str(tmp_path / "rows.jsonl"), "--out", str(tmp_path / "o")]
+        )
+    assert "line 1 has neither context nor input" in capsys.readouterr().err
 
 
 def test_packages_are_collected_into_a_new_file_only(tmp_path, capsys):

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from toys.tokenizers import sentencepiece
 from toys.training import TARGET
 
-from longgraft.yarn_drafters.training.corpus import encode_corpus, train_tokenizer
+from longgraft.yarn_drafters.training.corpus import encode_corpus, token_bytes, train_tokenizer
 from longgraft.yarn_drafters.training.documents import PROSE
 from longgraft.yarn_drafters.training.loop import skipped_positions
 from longgraft.yarn_drafters.training.recipe import Stage
@@ -63,6 +64,25 @@ def tokenizer(corpus_file):
 @pytest.fixture
 def corpus(corpus_file, tokenizer, tmp_path):
     return encode_corpus([corpus_file], tokenizer, tmp_path / "corpus.npz")
+
+
+def test_bytes_per_token_are_those_of_its_text(tokenizer):
+    """Also for tokenizers whose vocabulary does not spell bytes as characters."""
+    for words in (tokenizer, sentencepiece()):
+        widths = token_bytes(words)
+        names = words.convert_ids_to_tokens(list(range(len(words))))
+        spelt = {
+            name: len(name.replace("\u2581", " ").encode()) for name in names if name.isascii() or "\u2581" in name
+        }
+        spelt |= {name: 1 for name in names if name.startswith("<0x")} | {name: 0 for name in words.all_special_tokens}
+        assert {name: widths[names.index(name)] for name in spelt} == spelt
+
+
+def test_a_corpus_is_encoded_again_for_files_of_other_names(tmp_path, tokenizer):
+    """A name decides how a file is read."""
+    for name, kinds in (("a.txt", ("text",)), ("a.jsonl", ("code-python",))):
+        (tmp_path / name).write_text('{"text": "x = 1", "type": "code-python"}')
+        assert encode_corpus([tmp_path / name], tokenizer, tmp_path / "corpus.npz").types == kinds
 
 
 @pytest.mark.parametrize("text", AWKWARD)

@@ -16,11 +16,16 @@ from longgraft.yarn_drafters.network import HeadConfig
 FIX_CONFIG = "Correct config.json, or download the head again."
 
 
-def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], head: HeadConfig) -> None:
+def refuse_contradictions(
+    config: Mapping[str, Any], inner: Mapping[str, Any], head: HeadConfig, target_layers: int
+) -> None:
     """Raises ValueError if a size in the config differs from the tensors.
 
     Args:
+        config: The whole config.
         inner: The fields of the layers.
+        head: What was read.
+        target_layers: Number of layers of the target.
     """
     sizes = {
         "draft_vocab_size": (config, head.draft_vocab_size, "lm_head has rows"),
@@ -28,8 +33,10 @@ def refuse_contradictions(config: Mapping[str, Any], inner: Mapping[str, Any], h
         "intermediate_size": (inner, head.intermediate_size, "gate_proj has rows"),
         "num_key_value_heads": (inner, head.kv_heads, f"k_proj has heads of {head.head_dim}"),
     }
-    # EAGLE's own code makes one layer whatever the config says, and published configs repeat the target's number.
-    if head.layers > 1 or head.layout == "speculators":
+    # EAGLE, SpecForge, ModelOpt and AutoModel make one layer whatever the config says, and published configs repeat the
+    # target's number.  Speculators makes as many as it says.
+    own_number = head.layers > 1 and inner.get("num_hidden_layers") != target_layers
+    if own_number or config.get("speculators_model_type"):
         sizes["num_hidden_layers"] = (inner, head.layers, "the tensors make layers")
     for key, (where, size, words) in sizes.items():
         stated = checked(where.get(key), Count | None, key)

@@ -151,7 +151,7 @@ def head_config(config: Mapping[str, Any], shapes: Shapes, target: TargetShape, 
         window=_window(inner) if speculators else None,
         layout=layout,
     )
-    refuse_contradictions(config, inner, config_of_head)
+    refuse_contradictions(config, inner, config_of_head, target.layers)
     return _overridden(config_of_head, overrides)
 
 

@@ -82,6 +82,8 @@ def parts_of(where: str, row: Row, suite: Suite) -> Parts:
     if edit is not None:
         return _edit_parts(where, row, edit)
     if row.get("messages"):
+        if row.get("tools"):
+            raise ValueError(f"{where} has tools, which are not asked with. Leave the row out, or take them out of it.")
         return _turn_parts(where, _user_turns(where, row["messages"]))
     return _free_parts(where, row, suite)
 
@@ -161,10 +163,16 @@ def _user_turns(where: str, messages: Any) -> list[str]:
     """
     if not isinstance(messages, list):
         raise ValueError(f"{where}: messages must be a list of {{role, content}}.")
-    by_role: dict[str, list[str]] = {"system": [], "user": []}
+    by_role: dict[str, list[str]] = {"system": [], "user": [], "assistant": []}
     for number, message in enumerate(messages, 1):
         plain = chat_message(message, f"{where}: message {number}")
-        by_role.setdefault(plain["role"], []).append(plain["content"])
+        role = "system" if plain["role"] == "developer" else plain["role"]
+        if role not in by_role:
+            raise ValueError(
+                f"{where}: message {number} is of role {role!r}, and only the turns of system and user are asked. "
+                "Leave the row out, or write the message into a user's turn."
+            )
+        by_role[role].append(plain["content"])
     users = by_role["user"]
     if not users:
         raise ValueError(f"{where}: messages hold no user's turn.")

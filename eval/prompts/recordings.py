@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from longgraft.config.data_files import whole
-from longgraft.eval.prompts.sources import PlacedRow, Row, identity_of, read_rows, text_of
+from longgraft.eval.prompts.sources import PlacedRow, Row, identity_of, read_rows, stem_of, text_of
 
 Recordings = dict[str, dict[str, str]]  # row id -> source (`true` or a model) -> text
 
@@ -37,7 +37,7 @@ class Recorded:
         by_user: Recordings = {}
         for path in recorded:
             for placed in read_rows(Path(path)):
-                _add(by_user, placed, suite, Path(path).stem)
+                _add(by_user, placed, suite, stem_of(path))
         in_data: Recordings = {}
         if data is not None:
             for path in (Path(data) / "meta.jsonl", Path(data) / "recorded.jsonl"):

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longgraft.config.data_files import checked_object, parse_json
+from longgraft.config.data_files import GZIP_ERRORS, checked_object, opener, parse_json, read_text
 from longgraft.config.json_lines import read_json_lines
 from longgraft.eval.prompts.catalogue import SUITES, WHOLE_SUITES, Suite
 from longgraft.models.hub import hub_answers, offline
@@ -16,7 +16,7 @@ from longgraft.models.hub import hub_answers, offline
 Row = dict[str, Any]
 
 IDS = ("_id", "id", "question_id", "task_id", "prompt_id")
-SUFFIXES = (".jsonl", ".json", ".parquet")
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".parquet")
 INSTEAD = f"Give the path of a JSONL file, or one of the suites {WHOLE_SUITES}."
 
 
@@ -33,8 +33,13 @@ class PlacedRow(NamedTuple):
 
 
 def is_path(name: str) -> bool:
-    """Returns whether the name of a suite is the path of a file."""
-    return name.endswith(SUFFIXES)
+    """Returns whether the name of a suite is the path of a file, compressed or not."""
+    return name.removesuffix(".gz").endswith(SUFFIXES)
+
+
+def stem_of(path: str | Path) -> str:
+    """Returns a file's name without its endings; "answers" for answers.jsonl.gz."""
+    return Path(str(path).removesuffix(".gz")).stem
 
 
 def files_of(suite: str) -> list[str]:
@@ -93,7 +98,7 @@ def read_rows(path: Path) -> list[PlacedRow]:
     """
     if path.suffix == ".parquet":
         rows = _parquet_rows(path)
-    elif path.suffix == ".json" and _holds_list(path):
+    elif path.name.removesuffix(".gz").endswith(".json") and _holds_list(path):
         rows = _list_rows(path)
     else:
         rows = _line_rows(path)
@@ -105,9 +110,9 @@ def read_rows(path: Path) -> list[PlacedRow]:
 def _holds_list(path: Path) -> bool:
     """Returns whether a JSON file is one list; a file that cannot be read is left to the reader of lines to report."""
     try:
-        with path.open("rb") as file:
+        with opener(path)(path, "rb") as file:
             return file.read(64).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
-    except OSError:
+    except (OSError, *GZIP_ERRORS):
         return False
 
 
@@ -118,7 +123,7 @@ def _line_rows(path: Path) -> list[PlacedRow]:
 
 def _list_rows(path: Path) -> list[PlacedRow]:
     rows = []
-    for number, value in enumerate(parse_json(path.read_bytes(), str(path)), 1):
+    for number, value in enumerate(parse_json(read_text(path, INSTEAD), str(path)), 1):
         place = f"{path}, row {number}"
         rows.append(PlacedRow(place, checked_object(value, place)))
     return rows

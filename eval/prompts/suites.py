@@ -20,6 +20,7 @@ from longgraft.eval.prompts.sources import (
     is_path,
     local_files,
     read_rows,
+    stem_of,
     text_of,
 )
 
@@ -59,13 +60,13 @@ def read_prompts(path: Path, count: int) -> list[Example]:
     """Returns the first `count` rows of a JSONL file; any other file is one prompt."""
     if is_path(str(path)):
         return load_suite(str(path))[:count]
-    return [Example(path.stem, path.stem, read_text(path), "", "", chat=False)]
+    return [Example(stem_of(path), stem_of(path), read_text(path), "", "", chat=False)]
 
 
 def suite_name(suite: str) -> str:
     """Returns a suite's name, or the stem of its file."""
     if is_path(suite):
-        return Path(suite).stem
+        return stem_of(suite)
     return suite
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from longgraft.config.chat_messages import chat_message
-from longgraft.config.data_files import parse_json
+from longgraft.config.data_files import GZIP_ERRORS, opener, parse_json
+from longgraft.config.file_errors import reason
 from longgraft.config.json_lines import json_lines
 from longgraft.config.options import Checked, option
 
 STDIN = "-"
 SHOWN = 100  # characters of a file's name that messages show
 FORMS = ("prompt", "messages", "prompt_ids")  # keys of a row, exactly one of which is set
+UNREAD = ("tools", "functions", "system")  # keys that would change the prompt, and that are not read
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class PromptOptions(Checked):
     prompt_ids: str | None = option(None, "JSON list of token ids", metavar="FILE")
     messages: str | None = option(None, "JSON list of {role, content}, for the model's chat template", metavar="FILE")
     prompts: str | None = option(
-        None, "JSONL of {prompt | messages | prompt_ids[, id]}; an object for each on stdout", metavar="FILE"
+        None, "JSONL(.gz) of {prompt | messages | prompt_ids[, id]}; an object for each on stdout", metavar="FILE"
     )
     prediction: str | None = option(
         None,
@@ -102,7 +103,7 @@ class PromptOptions(Checked):
                 "--prompt-ids FILE, and --prompts FILE."
             )
         prompts = rows(self.prompts) if self.prompts else [GivenPrompt(self._single())]
-        if not prompts[0].prompt:
+        if not prompts[0].prompt:  # rows of --prompts are never empty
             raise ValueError("The prompt is empty. Give at least one token.")
         if self.chat:
             prompts = [prompt.as_chat() for prompt in prompts]
@@ -145,6 +146,12 @@ def rows(name: str) -> list[GivenPrompt]:
                 f"{where}: {' and '.join(forms) or 'no prompt'} was found; an object with one "
                 f"of {', '.join(FORMS)} is needed."
             )
+        unread = [key for key in UNREAD if row.get(key)]
+        if unread:
+            raise ValueError(
+                f"{where} has {unread[0]}, which is not read here. Give a system text as the first message, and tools "
+                "in a request to `longgraft serve`."
+            )
         (form,) = forms
         value = row[form]
         if form == "messages":
@@ -153,6 +160,8 @@ def rows(name: str) -> list[GivenPrompt]:
             value = token_ids(value, where)
         elif not isinstance(value, str):
             raise ValueError(f"{where}: the prompt is a {type(value).__name__}; text is needed.")
+        if not value:
+            raise ValueError(f"{where}: the prompt is empty. Give at least one token, or take the row out.")
         prompts.append(GivenPrompt(value, str(row.get("id", number))))
     if not prompts:
         raise ValueError(f"{source_name(name)} has no prompt. Give one JSON object per line.")
@@ -179,7 +188,7 @@ def source_name(name: str) -> str:
 
 
 def read_source(name: str, errors: str = "strict") -> str:
-    """Returns a file's text, or standard input for -; raises ValueError if it cannot be read.
+    """Returns a file's text (*.gz is decompressed), or standard input for -; raises ValueError if it cannot be read.
 
     Args:
         errors: strict, or replace for bytes that are not UTF-8.
@@ -187,11 +196,12 @@ def read_source(name: str, errors: str = "strict") -> str:
     if name == STDIN:
         return _decoded(sys.stdin.buffer.read(), source_name(name), errors)
     try:
-        return _decoded(Path(name).read_bytes(), f"File {name}", errors)
-    except OSError as error:
+        with opener(name)(name, "rb") as file:
+            return _decoded(file.read(), f"File {name}", errors)
+    except (OSError, *GZIP_ERRORS) as error:
         # The user may have given a text, which may be long, instead of a file's name.
         shown = f"{name[:SHOWN]}..." if len(name) > SHOWN else name
-        raise ValueError(f"File {' '.join(shown.split())} cannot be read: {error.strerror}.") from error
+        raise ValueError(f"File {' '.join(shown.split())} cannot be read: {reason(error)}.") from error
 
 
 def read_json(name: str) -> Any:
@@ -204,4 +214,4 @@ def _decoded(data: bytes, what: str, errors: str) -> str:
     try:
         return data.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{what} is not UTF-8 text ({error}).") from error
+        raise ValueError(f"{what} is not UTF-8 text ({reason(error)}).") from error

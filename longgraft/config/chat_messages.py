@@ -14,7 +14,8 @@ def chat_message(source: Any, where: str) -> dict[str, Any]:
     """Returns a message for a chat template: its content is text, and its calls have parsed arguments.
 
     Text parts are joined as lines.  Content that is null beside tool calls becomes "", because templates
-    that do not expect null would write "None".  Other keys stay as they are, unless they are null.
+    that do not expect null would write "None".  OpenAI's older names, the role "function" and "function_call", become
+    "tool" and "tool_calls".  Other keys stay as they are, unless they are null.
 
     Args:
         source: A message such as {"role": "user", "content": "Hello"}.
@@ -30,6 +31,10 @@ def chat_message(source: Any, where: str) -> dict[str, Any]:
     if not isinstance(source.get("role"), str):
         raise ValueError(f"{where} has {_listed(source)}, and no role that is text. Add the role.")
     message = {name: value for name, value in source.items() if value is not None}
+    if message["role"] == "function":
+        message["role"] = "tool"
+    if "function_call" in message and "tool_calls" not in message:
+        message["tool_calls"] = [{"type": "function", "function": message.pop("function_call")}]
     calls = message.get("tool_calls")
     message["content"] = _text(source.get("content"), bool(calls), where)
     if isinstance(calls, list):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,14 @@ MOST_PARTS = 2**18
 STRING = re.compile(rb'"[^"]*"?')
 OTHERS = bytes(set(range(256)) - set(b"[]{}:"))
 STEPS: Mapping[int, int] = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1, ord(":"): 0}
+
+# Errors of files that are no gzip, are cut, or are damaged.
+GZIP_ERRORS = (gzip.BadGzipFile, EOFError, zlib.error)
+
+
+def opener(path: str | os.PathLike[str]) -> Callable[..., Any]:
+    """Returns `open`, or for *.gz what opens a compressed file in its place."""
+    return gzip.open if Path(path).suffix == ".gz" else open
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
@@ -107,15 +117,16 @@ def checked_object(value: Any, where: str) -> dict[str, Any]:
 
 
 def read_text(path: str | os.PathLike[str], instead: str = "") -> str:
-    """Returns the text of a UTF-8 file, with or without a byte order mark.
+    """Returns the text of a UTF-8 file, with or without a byte order mark; *.gz is decompressed.
 
     Args:
         path: The file.
         instead: What to do if it cannot be read, for the ValueError.
     """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        with opener(path)(path, "rt", encoding="utf-8-sig") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError, *GZIP_ERRORS) as error:
         raise ValueError(f"File {path} cannot be read: {reason(error)}. {instead}".rstrip()) from error
 
 

@@ -12,6 +12,7 @@ MEANINGS = (
     ("Unrecognized model in", "it has no config.json with a known model_type"),
     ("Repo id must", "there is no such folder, and a hub id is a name, or owner/name"),
 )
+GZIP = b"\x1f\x8b"  # first bytes of a gzip file
 LONGEST = 150  # characters of a library's own message that are shown
 
 
@@ -28,6 +29,8 @@ def reason(error: BaseException) -> str:
         return "it is a folder"
     if isinstance(error, json.JSONDecodeError):
         return f"it is no JSON from line {error.lineno}, column {error.colno} on"
+    if isinstance(error, UnicodeDecodeError) and error.object[:2] == GZIP:
+        return "it is compressed by gzip; let its name end in .gz"
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 at byte {error.start:,}"
     if isinstance(error, KeyError):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longgraft.config.data_files import parse_json
+from longgraft.config.data_files import GZIP_ERRORS, opener, parse_json
 from longgraft.config.file_errors import reason
 
 
@@ -60,13 +58,12 @@ def _values(lines: Iterable[str], name: str) -> Iterator[JsonLine]:
 
 def _lines(path: Path, instead: str) -> Iterator[str]:
     number = 0
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
         # Without newline="\n", lines would also end at a lone carriage return.
-        with opened(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
+        with opener(path)(path, "rt", encoding="utf-8-sig", newline="\n") as lines:
             for number, line in enumerate(lines, 1):  # noqa: B007 - the error names the last line that was read
                 yield line
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except (UnicodeDecodeError, *GZIP_ERRORS) as error:
         raise ValueError(
             f"File {path} cannot be read beyond line {number}: {reason(error)}. {instead}".rstrip()
         ) from error

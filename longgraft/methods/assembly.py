@@ -11,6 +11,7 @@ from longgraft.budget.cost_model import LiveCosts
 from longgraft.budget.sample_text import sample_tokens
 from longgraft.config.settings import Budget, Settings
 from longgraft.engine.earlier_answers import EarlierAnswers
+from longgraft.engine.end_tokens import end_note
 from longgraft.engine.engine import Engine
 from longgraft.engine.lane import Lane
 from longgraft.engine.session import Session
@@ -174,6 +175,9 @@ def with_method(found: LoadedTarget, drafter: str | Path | None, method: Method,
     network = given.get(HEAD.name)
     if network is not None and network.notice:
         notes = (*notes, network.notice)
+    ends = end_note(target.model, found.tokenizer, target.vocab_size)
+    if ends:
+        notes = (*notes, ends)
     regions, why_eager = _regions(settings, target)
     if why_eager:
         notes = (*notes, f"no CUDA graphs: {why_eager}; each kernel is launched by itself")

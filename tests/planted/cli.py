@@ -61,7 +61,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an end token of text is taken apart",
-        "end_tokens",
+        "end_tokens:_ids",
         "isinstance(token, int) and not isinstance(token, bool)",
         "token is not None",
         "test_cli.py::test_an_end_token_that_is_text_is_one_message",

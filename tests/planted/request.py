@@ -89,10 +89,10 @@ MUTATIONS = (
     ),
     Mutation(
         "end tokens are the config's first",
-        "end_tokens",
+        "end_tokens:_configured",
         "in places.items()",
         "in reversed(places.items())",
-        "test_request.py::test_end_tokens_are_the_generation_config_s_before_the_model_s_before_the_tokenizer_s",
+        "test_request.py::test_end_tokens_are_the_configuration_s_and_the_tokenizer_s",
     ),
     Mutation(
         "a request that fills the positions is refused",

@@ -5,21 +5,21 @@ from planted.mutation import Mutation
 MUTATIONS = (
     Mutation(
         "an answer that joins the prompt's blank is lost",
-        "ChatEncoder._as_decoded",
-        "return prompt_ids, continuation(self.tokenizer, shown[len(prompt) :])",
+        "chats:_answer",
+        "return prompt_ids, continuation(template.tokenizer, shown[len(prompt) :])",
         "raise TypeError",
         "test_training_chats.py::test_an_answer_is_learnt_behind_the_prompt_as_it_is_decoded",
     ),
     Mutation(
         "a thought that a template drops is not learnt",
-        "ChatEncoder._as_decoded",
+        "chats:_as_decoded",
         "closing not in content",
         "closing",
         "test_training_chats.py::test_an_answer_is_learnt_behind_the_prompt_as_it_is_decoded",
     ),
     Mutation(
         "an answer without a thought is put into one",
-        "ChatEncoder._as_decoded",
+        "chats:_as_decoded",
         "if whole and closing and",
         "if False and",
         "test_training_chats.py::test_an_answer_without_the_thought_that_the_prompt_opens_is_learnt_as_the_template_shows_it",
@@ -40,16 +40,16 @@ MUTATIONS = (
     ),
     Mutation(
         "an answer that was cut off has an end",
-        "ChatEncoder._as_decoded",
-        "        if whole:\n            answer += after\n",
-        "        answer += after\n",
+        "chats:_as_decoded",
+        "    if whole:\n        answer += after\n",
+        "    answer += after\n",
         "test_training_chats.py::test_a_thought_that_was_cut_off_is_learnt_behind_its_opening_and_without_an_end",
     ),
     Mutation(
         "the template's reason is not told",
         "ChatEncoder.documents",
-        'self.reason or " ".join',
-        '"" and " ".join',
+        "self.reason or reason",
+        '"" and reason',
         "test_training_chats.py::test_the_error_about_chats_that_cannot_be_learnt_says_why",
     ),
     Mutation(

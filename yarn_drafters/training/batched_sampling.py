@@ -19,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from longgraft.target_model.module_forms import cache_name
+from longgraft.target_model.stateful_modules import StatefulModules
 from longgraft.yarn_drafters.training.turns import AnyTurn, NextTurns, SampledTurn
 
 ATTENTION = "longgraft_batched"
@@ -90,7 +91,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """Attention of one query per row by grouped products, which copy no keys per query head; else torch's attention."""
     batch, heads, rows, size = query.shape
-    if rows > 1 or more.get("softcap"):
+    if rows > 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **more)
     grouped = query.view(batch, key.shape[1], heads // key.shape[1], size)
     scores = (grouped @ key.mT).float() * (size**-0.5 if scaling is None else scaling)
@@ -219,6 +220,15 @@ class _Sampler(Generic[AnyTurn]):
                 row.ended = token in self.ends
                 if not row.ended:
                     row.tokens.append(token)
+
+
+def computes(model: Any) -> bool:
+    """Returns True if a padded batch has this model's own logits: its attention has no soft cap, which torch's lacks
+    too, and no sinks, and its layers keep nothing but keys and values."""
+    config = model.config.get_text_config(decoder=True)
+    capped = getattr(config, "attn_logit_softcapping", None)
+    has_sinks = any(name.endswith(".sinks") for name, _ in model.named_parameters())
+    return not capped and not has_sinks and not StatefulModules(model)
 
 
 def sample(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from longgraft.engine.token_bytes import TokenBytes
 from longgraft.yarn_drafters.training.chats import ChatEncoder
 from longgraft.yarn_drafters.training.documents import Document, read_documents
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 END = "<|endoftext|>"
+READING = 2  # version of how rows become tokens; another one makes a cached corpus out of date
 
 # Order matters: the first alternative that matches at a position wins.  Newlines and indentation are separate
 # pieces, so that a prompt that ends with a newline is split like the training text.
@@ -68,10 +70,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 4096) -> PreTrainedT
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """Returns [V] int64, the bytes of text per token; 0 for the special token."""
-    names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    # A byte-level vocabulary spells each byte as one character.
-    return np.array([0 if name == END else len(name) for name in names], dtype=np.int64)
+    """Returns [V] int64, the bytes of text per token; 0 for the special tokens."""
+    spelt = TokenBytes(tokenizer)
+    special = set(tokenizer.all_special_ids)
+    return np.array([0 if token in special else len(spelt(token)) for token in range(len(tokenizer))], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,9 @@ def encode_corpus(paths: Iterable[Path], tokenizer: PreTrainedTokenizerFast, cac
     """Returns the files' documents as ids; reads them from `cache` (.npz) if files and tokenizer are the same."""
     paths = [Path(path) for path in paths]
     rules = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else sorted(tokenizer.get_vocab().items())
-    digest = hashlib.sha256(repr([rules, tokenizer.chat_template]).encode())
+    digest = hashlib.sha256(repr([READING, rules, tokenizer.chat_template]).encode())
     for file in sorted(f for path in paths for f in ([path] if path.is_file() else path.rglob("*")) if f.is_file()):
-        digest.update(file.read_bytes())
+        digest.update(file.name.encode() + file.read_bytes())
     cached = _cached(cache, digest.hexdigest())
     if cached is not None:
         return cached

@@ -7,19 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longgraft.config.chat_messages import chat_message
 from longgraft.config.data_files import parse_json, read_text
 from longgraft.config.json_lines import read_json_lines
 from longgraft.config.options import Count, checked
+from longgraft.yarn_drafters.training.chat_rows import ChatRow
 
-ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-}
 CONTINUED = "continued"  # source of the rows of `train regenerate` in which a model continues an excerpt
 PROSE = frozenset({"meeting", "book", "report"})
 
@@ -34,6 +26,9 @@ class Document:
         ended: True if the text or last answer is whole, so that an end token follows it.
         own: Number of tokens at the end of the text that a model wrote (`train regenerate`), None: no text of
             a model.
+        tools: The tools of a chat, in OpenAI's form.
+        unlearnt: Indices of the assistant's turns that are only context.
+        place: Its file and line, for messages.
     """
 
     text: str
@@ -42,6 +37,9 @@ class Document:
     turns: Sequence[Mapping[str, Any]] = ()
     ended: bool = True
     own: int | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    unlearnt: frozenset[int] = frozenset()
+    place: str = ""
 
     @property
     def group(self) -> str:
@@ -50,29 +48,30 @@ class Document:
 
 
 def read_documents(paths: Iterable[Path]) -> Iterator[Document]:
-    """Yields the documents of JSONL(.gz) files, JSON arrays, other text files (one document each), and
-    folders of these.
+    """Yields the documents of JSONL files (*.jsonl, *.ndjson), JSON arrays, other text files (one document each), and
+    folders of these.  *.gz is decompressed.
 
     A JSON row has `text`, or a chat as `messages` (in OpenAI's form) or `conversations` ({from, value}), and
-    optionally `type`, `source` and `ended` (false: it was cut off).  Any other row raises ValueError with
-    its file and line.
+    optionally `type`, `source` and `ended` (false: it was cut off).  A chat may have `tools` or `functions`, and
+    `system`, which is its first turn.  `weight`, `train` or `loss` of an answer says if it is learnt.  Any other row
+    raises ValueError with its file and line.
     """
     for path in map(Path, paths):
         if path.is_dir():
             yield from read_documents(sorted(p for p in path.rglob("*") if p.is_file() and p.name[0] != "."))
         elif not path.is_file():
             raise ValueError(f"{path} is neither a file nor a folder. Give JSONL or text files, or folders of them.")
-        elif path.name.endswith((".jsonl", ".jsonl.gz")):
+        elif path.name.removesuffix(".gz").endswith((".jsonl", ".ndjson")):
             for _, place, row in read_json_lines(path, "Fetch it again, or leave it out."):
                 yield _document(row, place)
-        elif path.suffix == ".json":
+        elif path.name.removesuffix(".gz").endswith(".json"):
             rows = parse_json(read_text(path, "Leave it out."), str(path))
             if not isinstance(rows, list):
                 raise ValueError(f"{path} holds a {type(rows).__name__}; a list of rows is needed. Wrap it in [ ].")
             for number, row in enumerate(rows, 1):
                 yield _document(row, f"{path}, item {number}")
         else:
-            yield Document(read_text(path, "Leave it out."), source=str(path))
+            yield Document(read_text(path, "Leave it out."), source=str(path), place=str(path))
 
 
 def _document(row: Any, place: str) -> Document:
@@ -80,39 +79,20 @@ def _document(row: Any, place: str) -> Document:
         raise ValueError(
             f"{place} is a {type(row).__name__}; an object with text, messages or conversations is needed."
         )
-    kind, source = (_string(row.get(name) or "", f"{place}: {name}") for name in ("type", "source"))
-    ended = row.get("ended") is not False
-    if isinstance(row.get("text"), str):
+    kind, source = (checked(row.get(name), str | None, f"{place}: {name}") or "" for name in ("type", "source"))
+    ended = checked(row.get("ended"), bool | None, f"{place}: ended") is not False
+    forms = [name for name in ("text", "messages", "conversations") if row.get(name)]
+    if len(forms) > 1:
+        raise ValueError(f"{place} has {' and '.join(forms)}, and one of them is needed. Leave the others out.")
+    form = forms[0] if forms else "text"
+    found = row.get(form)
+    if form == "text" and isinstance(found, str):
         own_tokens = None
-        if row.get("source") == CONTINUED:
-            own_tokens = row.get("tokens")
-        return Document(
-            _string(row["text"], f"{place}: text"),
-            kind or "text",
-            source,
-            ended=ended,
-            own=checked(own_tokens, Count | None, f"{place}: tokens"),
-        )
-    turns = row.get("messages") or row.get("conversations")
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        if source == CONTINUED:
+            own_tokens = checked(row.get("tokens"), Count | None, f"{place}: tokens")
+        return Document(found, kind or "text", source, ended=ended, own=own_tokens, place=place)
+    if form == "text" or not isinstance(found, list) or not all(isinstance(turn, dict) for turn in found):
         fields_found = ", ".join(f"{name} ({type(value).__name__})" for name, value in row.items()) or "nothing"
         raise ValueError(f"{place} has {fields_found}; text, or turns as messages or conversations, is needed.")
-    plain = tuple(_turn(turn, f"{place}: turn {number}") for number, turn in enumerate(turns, 1))
-    return Document("", "chat", source, plain, ended)
-
-
-def _turn(entry: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """Returns a turn as a message; "from" and "value" stand for role and content."""
-    turn = dict(entry)
-    for name, meaning in (("from", "role"), ("value", "content")):
-        if name in turn and meaning not in turn:
-            turn[meaning] = turn.pop(name)
-    message = chat_message(turn, place)
-    return message | {"role": ROLES.get(message["role"], message["role"])}
-
-
-def _string(value: Any, what: str) -> str:
-    """Returns the value if it is a string; else raises ValueError."""
-    if not isinstance(value, str):
-        raise ValueError(f"{what} is {value!r}; a string is needed.")
-    return value
+    chat = ChatRow.read(row, form, place)
+    return Document("", "chat", source, chat.turns, ended, tools=chat.tools, unlearnt=chat.unlearnt, place=place)

@@ -16,12 +16,13 @@ from longgraft.drafters.pruning import Dense
 from longgraft.engine.end_tokens import end_tokens
 from longgraft.kernels.block_weight import block_weights
 from longgraft.memories.eagle3_cache import Eagle3Cache
+from longgraft.models.places import place_of
 from longgraft.protocol.proposer import Proposer
 from longgraft.target_model.model import Target
+from longgraft.target_model.weights import read_tokenizer
 from longgraft.yarn_drafters.checkpoint import load_head, official_config, save_head
 from longgraft.yarn_drafters.layouts import TargetShape
-from longgraft.yarn_drafters.network import Eagle3Network
-from longgraft.yarn_drafters.rope import Rope
+from longgraft.yarn_drafters.network import Eagle3Network, HeadConfig
 from longgraft.yarn_drafters.training.corpus import EncodedCorpus
 from longgraft.yarn_drafters.training.features import FeatureStore
 from longgraft.yarn_drafters.training.fresh import build_network
@@ -30,6 +31,19 @@ from longgraft.yarn_drafters.training.loop import Figures
 from longgraft.yarn_drafters.training.objective import TargetOutputs, logit_slots, training_time_test
 from longgraft.yarn_drafters.training.recipe import DrafterRecipe, Stage
 from longgraft.yarn_drafters.training.vocabulary import covered
+
+# Settings that must be the head's if one is continued, with their names in its configuration.
+SHAPE = {
+    "feature_layers": "feature_layers",
+    "intermediate": "intermediate_size",
+    "heads": "heads",
+    "kv_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "draft_vocab": "draft_vocab_size",
+    "fc_norm": "fc_norm",
+    "norm_output": "norm_output",
+}
+OF_NEW_HEADS = ("vocabulary", "feature_pass", "warm_start")
 
 
 class DrafterTrainer(DistillingTrainer):
@@ -42,7 +56,7 @@ class DrafterTrainer(DistillingTrainer):
     def __init__(self, recipe: DrafterRecipe, target: Target, network: Eagle3Network, *more: Any) -> None:
         official_config(network)  # raises before training if the result cannot be written
         network.share_embedding(target.model.get_input_embeddings())
-        super().__init__(recipe, target, network, *more)
+        super().__init__(recipe.of_head(network.config), target, network, *more)
         self.store = None
         if recipe.features:
             self.store = FeatureStore(Path(recipe.features), target, network.config.feature_layers)
@@ -52,7 +66,9 @@ class DrafterTrainer(DistillingTrainer):
     def fresh(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus) -> Eagle3Network:
         if recipe.start is not None:
             return resumed_head(Path(recipe.start), target, recipe)
-        return build_network(recipe, target, corpus, list(end_tokens(target.model, None)))
+        tokenizer = read_tokenizer(place_of(target.name).path, target.name)
+        ends = end_tokens(target.model, tokenizer, target.name)
+        return build_network(recipe, target, corpus, [token for token in ends if token < target.vocab_size])
 
     def proposer(self, network: Eagle3Network) -> tuple[Proposer, int]:
         return Eagle3Drafter(Eagle3Cache(network), Dense()), 60
@@ -114,12 +130,41 @@ class DrafterTrainer(DistillingTrainer):
 
 
 def resumed_head(folder: Path, target: Target, recipe: DrafterRecipe) -> Eagle3Network:
-    """Loads a trained head in float32, with the recipe's rotary embedding and length."""
+    """Loads a trained head in float32, with the rotary embedding and length that the recipe names, else with its own.
+
+    Raises:
+        ValueError: the recipe names another shape than the head's, or a setting of new heads.
+    """
     network = load_head(folder, TargetShape.of(target.model.config)).float().requires_grad_(True)
+    _refuse_other_shape(recipe, network.config)
     if network.embed_tokens is not None:
         network.embed_tokens.requires_grad_(False)
-    network.config = replace(network.config, rope=recipe.rope, max_positions=recipe.max_positions)
+    changed = {}
+    for name in ("rope", "max_positions"):
+        if getattr(recipe, name) is not None:
+            changed[name] = getattr(recipe, name)
+    network.config = replace(network.config, **changed)
     return network
+
+
+def _refuse_other_shape(recipe: DrafterRecipe, head: HeadConfig) -> None:
+    """Raises ValueError if a recipe names another shape than that of its head, or a setting of new heads."""
+    for name in OF_NEW_HEADS:
+        if getattr(recipe, name) is not None:
+            raise ValueError(
+                f"The recipe sets {name}, which is for a new head, and continues {recipe.start}. Leave {name} or "
+                "start out."
+            )
+    for name, attribute in SHAPE.items():
+        named = getattr(recipe, name)
+        has = getattr(head, attribute)
+        if name == "draft_vocab" and named is not None:
+            named = min(named, head.vocab_size)
+        if named not in (None, has):
+            raise ValueError(
+                f"The recipe sets {name} to {named}, and the head {recipe.start} has {has}. A head that is continued "
+                f"keeps its shape: leave {name} out, or leave start out for a new head."
+            )
 
 
 def extension_recipe(
@@ -143,7 +188,7 @@ def extension_recipe(
 
     Raises:
         ValueError: the head already reaches `to`, has another kind of rotary embedding, or `to` exceeds the
-            target.
+            target, or the recipe names what the extension sets.
     """
     head = load_head(start, target).config
     original = original or (head.rope.original if head.rope.kind == "yarn" else head.max_positions)
@@ -169,11 +214,11 @@ def extension_recipe(
         max_positions=to,
         valid_length=min(8192, rows),
     )
-    return DrafterRecipe.load(
-        recipe,
-        usual,
-        **changes,
-        rope=Rope(head.rope.base, "yarn", to / original, original),
-        max_positions=to,
-        start=str(start),
-    )
+    loaded = DrafterRecipe.load(recipe, usual, **changes)
+    if loaded.start is not None or loaded.rope is not None or loaded.max_positions != to:
+        raise ValueError(
+            f"The recipe {recipe} sets start, rope or max_positions, which an extension takes from --drafter and --to. "
+            "Leave them out of the recipe."
+        )
+    rope = replace(head.rope, kind="yarn", factor=to / original, original=original)
+    return replace(loaded, rope=rope, start=str(start))

@@ -46,13 +46,13 @@ def head_shape(recipe: DrafterRecipe, target: Target) -> HeadConfig:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=target.vocab_size,
-        draft_vocab_size=min(recipe.draft_vocab, target.vocab_size),
+        draft_vocab_size=min(recipe.usual("draft_vocab"), target.vocab_size),
         feature_layers=layers,
-        max_positions=recipe.max_positions,
-        rope=recipe.rope,
+        max_positions=recipe.usual("max_positions"),
+        rope=recipe.usual("rope"),
         rms_eps=getattr(c, "rms_norm_eps", 1e-5),
-        fc_norm=recipe.fc_norm,
-        norm_output=recipe.norm_output,
+        fc_norm=recipe.usual("fc_norm"),
+        norm_output=recipe.usual("norm_output"),
     )
 
 
@@ -77,14 +77,14 @@ def build_network(recipe: DrafterRecipe, target: Target, corpus: EncodedCorpus, 
         # the start, scaled down: a target's features are large (here 10 to 20), and would drown what the
         # layer adds to them. A norm before fc has scaled them already.
         network.fc.weight.mul_(0.2)
-        feature_pass = recipe.feature_pass
+        feature_pass = recipe.usual("feature_pass")
         if config.fc_norm:
             feature_pass = 1.0
         network.fc.weight[:, -hidden:] += feature_pass * torch.eye(hidden)
         network.lm_head.weight.copy_(target.head.weight[t2d.to(target.device)])
         take_norm(network.norm, getattr(target.model.get_decoder(), "norm", None))
-        if recipe.warm_start:
-            _copy_target_layer(network, target.layers[config.feature_layers[-1]], recipe.feature_pass)
+        if recipe.usual("warm_start"):
+            _copy_target_layer(network, target.layers[config.feature_layers[-1]], recipe.usual("feature_pass"))
     return network
 
 

@@ -9,6 +9,7 @@ import json
 import lzma
 import random
 import re
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -47,8 +48,12 @@ def licence_of(metadata: str) -> str | None:
 
 
 def is_handwritten(text: str) -> bool:
-    """Returns True if this looks like handwritten source: not a data table, not generated, not minified."""
-    if not SHORTEST <= len(text) <= LONGEST or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000]):
+    """Returns True if this looks like handwritten source: UTF-8, not a data table, not generated, not minified."""
+    if (
+        not SHORTEST <= len(text) <= LONGEST
+        or "\ufffd" in text
+        or re.search(r"DO NOT EDIT|[Aa]uto-?generated|@generated", text[:2000])
+    ):
         return False
     digits = sum(c.isdigit() for c in text)
     return digits < 0.12 * len(text) and max(map(len, text.splitlines())) < 400
@@ -96,6 +101,7 @@ def package_rows(path: Path, most: int, seed: int = 0) -> Iterator[dict[str, str
     """Yields {text, type, source, license} of an archive's own files in random order, up to about `most` characters."""
     licence, sources = read_archive(path)
     if licence is None:
+        print(f"{path.name}: left out, no permissive licence was found", file=sys.stderr)
         return
     package = re.split(r"[-_]\d", path.name)[0]
     names = sorted(sources)
@@ -123,6 +129,8 @@ def collect(archives: Iterable[Path], evaluation: Iterable[Path], most: int) -> 
     for path in evaluation:
         for _, place, row in read_json_lines(path):
             texts = checked_object(row, place)
+            if not (texts.get("context") or texts.get("input")):
+                raise ValueError(f"{place} has neither context nor input, so nothing of it would be recognised.")
             shown |= shingles(f"{texts.get('context', '')} {texts.get('input', '')}")
     digests: set[str] = set()
     for archive in sorted(archives):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from longgraft.yarn_drafters.layouts import Layers
 from longgraft.yarn_drafters.rope import Rope
 from longgraft.yarn_drafters.training.schedule import cosine, warmup_stable_decay
 from longgraft.yarn_drafters.training.streams import TokenStream
+
+if TYPE_CHECKING:
+    from longgraft.yarn_drafters.network import HeadConfig
 
 SHIPPED = Path(__file__).parents[1] / "recipes"  # recipes that can be given by name
 # Features of processors on which torch's products in bfloat16 are 3 to 4 times as fast as those in float32.
@@ -119,10 +123,10 @@ class Recipe(Checked):
                 f"Stages of {', '.join(str(s.length) for s in self.stages) or 'no'} tokens were "
                 f"given; each length must divide {TokenStream.window:,}: use powers of two."
             )
-        if self.longest > self.max_positions:
+        if self.longest > self.reach:
             raise ValueError(
                 f"A stage has rows of {self.longest:,} tokens and max_positions is "
-                f"{self.max_positions:,}. Raise the latter or shorten the stage."
+                f"{self.reach:,}. Raise the latter or shorten the stage."
             )
         if self.total_tokens < 2 * max(self.tokens_per_step, self.longest):
             raise ValueError(
@@ -139,6 +143,11 @@ class Recipe(Checked):
     def longest(self) -> int:
         """Number of tokens of the longest rows."""
         return max(stage.length for stage in self.stages)
+
+    @property
+    def reach(self) -> int:
+        """Number of positions that rows may take."""
+        return self.max_positions
 
     @property
     def repeat_rows(self) -> bool:
@@ -192,37 +201,55 @@ class DistilledRecipe(Recipe):
 
 @dataclass(frozen=True)
 class DrafterRecipe(DistilledRecipe):
-    """Settings of an EAGLE-3 head's training.  None: the target's own shape; feature layers 2, N // 2, N - 3.
+    """Settings of an EAGLE-3 head's training.
+
+    None stands for the head's own value where `start` names one.  For a new head it stands for the target's own
+    shape, for feature layers 2, N // 2, N - 3, and for the values of USUAL.
 
     Attributes:
+        start: Folder of a head to continue from.  Its rope and max_positions may be changed, its shape may not.
+        feature_layers: Indices into transformers' hidden_states: layer inputs.
         vocabulary: File that a new head's draft vocabulary is counted over, best of the target's own text;
             None: the data.
         fc_norm, norm_output: A new head norms each feature, and feeds its normed state to the next level
             (both: EAGLE-3.1).
+        features: Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat
+            the same rows.
+        feature_pass: Factor by which a new head's fc passes the last feature on.
+        warm_start: A new head's first layer starts as the target's at the last feature.
     """
 
-    start: str | None = None  # folder of a head to continue from
-    feature_layers: Layers | None = None  # indices into transformers' hidden_states: layer inputs
+    # Base 10000 is what every reader of this layout uses.
+    USUAL: ClassVar[Mapping[str, Any]] = {
+        "draft_vocab": 32000,
+        "fc_norm": False,
+        "norm_output": False,
+        "rope": Rope(),
+        "max_positions": 2048,
+        "feature_pass": 0.06,
+        "warm_start": True,
+    }
+
+    start: str | None = None
+    feature_layers: Layers | None = None
     intermediate: Size | None = None
     heads: Size | None = None
     kv_heads: Size | None = None
     head_dim: Size | None = None
-    draft_vocab: Count = 32000
+    draft_vocab: Count | None = None
     vocabulary: str | None = None
-    fc_norm: bool = False
-    norm_output: bool = False
-    rope: Rope = Rope()  # base 10000, which every reader of this layout uses
+    fc_norm: bool | None = None
+    norm_output: bool | None = None
+    rope: Rope | None = None
     ttt_steps: Annotated[int, Option(low=1, high=64)] = 7
     loss: Literal["kl", "lk"] = "kl"
-    # Folder that keeps the target's features of each row, for later epochs and runs; epochs then repeat the same rows.
     features: str | None = None
 
-    max_positions: Count = 2048
+    # Wider than in Recipe: the trainer puts the head's into None before anything reads it (`of_head`).
+    max_positions: Count | None = None  # type: ignore[assignment]
     warmup: Share = 0.015  # SpecForge's
-    # Factor by which a new head's fc passes the last feature on.
-    feature_pass: Annotated[float, Option(low=-10, high=10)] = 0.06
-    # The first layer starts as the target's at the last feature.
-    warm_start: bool = True
+    feature_pass: Annotated[float, Option(low=-10, high=10)] | None = None
+    warm_start: bool | None = None
     muon_lr: Rate = 1e-3  # speculators' ten times AdamW's
     adam_lr: Rate = 1e-4
     grad_clip: Positive = 0.5  # EAGLE's
@@ -232,6 +259,28 @@ class DrafterRecipe(DistilledRecipe):
         if self.feature_layers == ():
             raise ValueError("feature_layers is empty. Name a layer, or leave it out for EAGLE's.")
         self.need_longer("ttt_steps", self.ttt_steps)
+
+    def usual(self, name: str) -> Any:
+        """Returns a setting of a new head: the named value, else the usual one."""
+        named = getattr(self, name)
+        return self.USUAL[name] if named is None else named
+
+    @property
+    def reach(self) -> int:
+        if self.start is not None and self.max_positions is None:
+            return self.longest  # `of_head` checks the rows again
+        return self.usual("max_positions")
+
+    def of_head(self, head: HeadConfig) -> Self:
+        """Returns the recipe with the rope and length of its head, and the other values of a new one.
+
+        Raises:
+            ValueError: the head has fewer positions than the rows have tokens.
+        """
+        settled = {}
+        if self.start is None:
+            settled = {name: self.usual(name) for name in self.USUAL}
+        return replace(self, **settled | {"rope": head.rope, "max_positions": head.max_positions})
 
     @property
     def repeat_rows(self) -> bool:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,15 +24,17 @@ from longgraft.config.json_lines import read_json_lines
 from longgraft.engine.repetition import loops
 from longgraft.engine.session import Session
 from longgraft.yarn_drafters.training import batched_sampling, scheduled_sampling
+from longgraft.yarn_drafters.training.chat_template import REFUSALS, ChatTemplate, Turn, words_of
 from longgraft.yarn_drafters.training.documents import read_documents
 from longgraft.yarn_drafters.training.loop import differences
 from longgraft.yarn_drafters.training.packages import shingles
-from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, PromptSources, requests_of
+from longgraft.yarn_drafters.training.sampled_chats import Chat, ChatSampling, Own, PromptSources, requests_of
 from longgraft.yarn_drafters.training.turns import NextTurns, PromptTurn, SampledTurn
 
 MARK = "\u2063request\u2063"  # stands for a user's turn in the template
 LONGEST_REQUEST = 160  # tokens of an invented request: longer ones seldom end
 SHARED_WORDS = 8  # consecutive words that a request must not share with excluded rows
+REFUSED = "not taken by the chat template"  # reason why a chat is dropped
 INVENTED_TEMPERATURE = 0.8  # temperature of invented requests: at 1, those of small models make no sense
 
 
@@ -103,7 +105,7 @@ class Regenerator:
         """Yields turns and what was sampled for them."""
         target = self.session.target
         batch = self.sampling.batch
-        if target.device.type == "cuda":
+        if target.device.type == "cuda" and batched_sampling.computes(target.model):
             # On a GPU the scheduler launches attention once per request and layer; a padded batch launches it once.
             return batched_sampling.sample(target.model, more, self.session.eos, batch)
         return scheduled_sampling.sample(self.session, more, batch)
@@ -114,13 +116,33 @@ class Regenerator:
             chat = self.begun.pop(0) if self.begun else next(chats, None)
             if chat is None:
                 return
-            turn = self._next(chat)
-            if turn.most > 0:
+            turn = self._taken_by_template(chat)
+            if turn is not None and turn.most > 0:
                 number -= 1
                 yield turn
-            else:
-                _end_before(chat)
-                self._finish(chat, file)
+                continue
+            if turn is not None:
+                chat.drop_unanswered()
+                chat.dropped = "" if chat.messages else "too long"
+            self._finish(chat, file)
+
+    def _taken_by_template(self, chat: Chat) -> ChatTurn | None:
+        """Returns the chat's next turn; drops the chat if the template does not show it whole."""
+        reason = ""
+        if chat.source == "given" and not chat.messages:
+            placeholder = {"role": "assistant", "content": "Yes."}
+            turns = [placeholder if isinstance(turn, Own) else turn for turn in chat.plan]
+            reason = ChatTemplate(self.tokenizer, chat.tools).refusal(turns)
+        if not reason:
+            try:
+                return self._next(chat)
+            except REFUSALS as error:
+                reason = words_of(error)
+        chat.dropped = REFUSED
+        if not self.counts[REFUSED]:
+            first = chat.place or f"chat {chat.index}"
+            print(f"longgraft: {first} is left out: the chat template does not take it ({reason})", file=sys.stderr)
+        return None
 
     def _finish(self, chat: Chat, file: IO[bytes]) -> None:
         """Writes a chat that has ended, unless it is dropped, and the state of the run."""
@@ -140,12 +162,8 @@ class Regenerator:
 
     def _next(self, chat: Chat) -> ChatTurn:
         """Returns the chat's next turn; its `most` is not positive if the model has no positions for it."""
-        answer = chat.begun is not None or (bool(chat.messages) and chat.messages[-1]["role"] == "user")
-        if not answer:
-            request = chat.requests[len(chat.messages) // 2]
-            if request is not None:
-                chat.messages.append({"role": "user", "content": request})
-                answer = True
+        chat.take_given()
+        answer = chat.plan[len(chat.messages)] is Own.ANSWER
         sampling = self.sampling
         prompt = self._prompt(chat, answer)
         most = sampling.most
@@ -175,8 +193,7 @@ class Regenerator:
             chat.dropped = "" if chat.messages else "unfinished request"
             return False
         chat.messages.append({"role": "assistant" if turn.answer else "user", "content": text})
-        more_wanted = not turn.answer or len(chat.messages) < 2 * len(chat.requests)
-        return not chat.dropped and chat.ended and more_wanted
+        return not chat.dropped and chat.ended and chat.goes_on
 
     def _text(self, turn: ChatTurn, sampled: SampledTurn) -> str:
         """Returns what was sampled as text, without the tokens that end it.
@@ -199,12 +216,11 @@ class Regenerator:
         turn; or the text to continue."""
         if chat.begun is not None:
             return list(self.tokenizer(chat.begun.text)["input_ids"])
+        template = ChatTemplate(self.tokenizer, chat.tools)
         if answer:
-            text = self.tokenizer.apply_chat_template(chat.messages, tokenize=False, add_generation_prompt=True)
-        else:
-            messages = [*chat.messages, {"role": "user", "content": MARK}]
-            text = self.tokenizer.apply_chat_template(messages, tokenize=False).split(MARK)[0]
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+            return template.ids(template.text(chat.messages, True))
+        opened = template.text([*chat.messages, {"role": "user", "content": MARK}], False)
+        return template.ids(opened.split(MARK)[0])
 
     def _judge(self, chat: Chat) -> None:
         """Drops a chat that repeats another one or a request of excluded rows, and counts it.
@@ -212,10 +228,10 @@ class Regenerator:
         Excerpts of documents and of texts to continue are not compared with excluded rows.
         """
         if not chat.dropped and chat.begun is None:
-            requests = [message["content"] for message in chat.messages if message["role"] == "user"]
-            digest = _digest(requests[0])
+            digest = _digest(chat.source, chat.messages, chat.tools)
+            texts = (turn["content"] for turn in chat.messages if turn["role"] == "user")
             if chat.source != "documents" and any(
-                self.excluded & shingles(_words(text), SHARED_WORDS) for text in requests
+                self.excluded & shingles(_words(text), SHARED_WORDS) for text in texts
             ):
                 chat.dropped = "excluded"
             elif digest in self.seen:
@@ -234,7 +250,7 @@ class Regenerator:
             size = int(state["bytes"])
             self.counts = Counter(state["counts"])
             self.done = {index for first, last in state["done"] for index in range(first, last + 1)}
-            changed = list(differences(state.get("made_with", self.made_with), self.made_with))
+            changed = list(differences(state["made_with"], self.made_with))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{out} exists, and {_progress(out)} does not say how far it is. Give another "
@@ -249,7 +265,7 @@ class Regenerator:
             file.truncate(size)
         for document in read_documents([out]):
             if document.turns:
-                self.seen.add(_digest(document.turns[0]["content"]))
+                self.seen.add(_digest(document.source, document.turns, document.tools))
 
 
 def regenerate(
@@ -276,13 +292,6 @@ def regenerate(
             "(--continue), or give an instruct model."
         )
     return Regenerator(session, sampling, texts_of(excluded)).run(requests_of(sources, sampling), out)
-
-
-def _end_before(chat: Chat) -> None:
-    """Ends a chat before a turn for which the model has no positions; without an answer it is dropped."""
-    if chat.messages and chat.messages[-1]["role"] == "user":
-        chat.messages.pop()
-    chat.dropped = "" if chat.messages else "too long"
 
 
 def _progress(out: Path) -> Path:
@@ -321,5 +330,10 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(_words(text).encode()).hexdigest()
+def _digest(source: str, messages: Sequence[Turn], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Returns a digest of what a chat asks; of requests that the model invents the first one counts alone."""
+    asked = [turn for turn in messages if turn["role"] != "assistant"]
+    if source != "given":
+        asked = asked[:1]
+    turns = [(turn["role"], _words(turn["content"])) for turn in asked]
+    return hashlib.sha256(json.dumps([turns, list(tools)], sort_keys=True).encode()).hexdigest()

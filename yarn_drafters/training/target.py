@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -190,6 +191,11 @@ class TargetTrainer(Trainer):
         else:
             self.unseen = held_out_rows(unseen, recipe.valid_rows, recipe.valid_length)
 
+    @cached_property
+    def _widths(self) -> Tensor:
+        """Bytes of text per token."""
+        return torch.from_numpy(token_bytes(self.tokenizer))
+
     def objective(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Figures]:
         learnt = rows[:, 1:].flatten() >= 0
         with self.recipe.autocast(self.device):
@@ -212,7 +218,6 @@ class TargetTrainer(Trainer):
         which is the probability that a sampled draft is accepted.
         """
         figures: dict[str, float] = {}
-        widths = torch.from_numpy(token_bytes(self.tokenizer))
         for kind, coded in self.unseen.items():
             rows = torch.from_numpy(split_coded(coded)[0])
             positions = torch.arange(rows.shape[1] - 1, device=self.device).expand(1, -1)
@@ -223,7 +228,7 @@ class TargetTrainer(Trainer):
                     figures |= {f"{kind}_{name}": value for name, value in agreement.items()}
             figures[f"{kind}_nats"] = nats.mean().item()
             bits = nats.sum().item() / math.log(2)
-            figures[f"{kind}_bits_per_byte"] = bits / widths[rows[:, 1:]].sum().item()
+            figures[f"{kind}_bits_per_byte"] = bits / self._widths[rows[:, 1:]].sum().item()
         return figures
 
     def _agreement(self, rows: Tensor, positions: Tensor) -> dict[str, float]:
